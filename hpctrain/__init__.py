@@ -1,0 +1,47 @@
+"""Train one PyTorch or Keras script on one process or on a thousand.
+
+The five lines that change in a training script::
+
+    import hpctrain as ht
+
+    comm = ht.init()
+    model, optimizer = ht.distribute(model, optimizer)
+    loader = ht.shard(loader)
+
+Importing this package imports neither a framework nor MPI: every name below is loaded at its first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.adapters import distribute as distribute
+    from hpctrain.adapters import keras as keras
+    from hpctrain.adapters import no_sync as no_sync
+    from hpctrain.adapters import shard as shard
+    from hpctrain.comm import init as init
+    from hpctrain.comm import shutdown as shutdown
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "distribute": "hpctrain.adapters",
+    "init": "hpctrain.comm",
+    "no_sync": "hpctrain.adapters",
+    "shard": "hpctrain.adapters",
+    "shutdown": "hpctrain.comm",
+}
+
+__all__ = ["HpctrainError", "__version__", "distribute", "init", "keras", "no_sync", "shard", "shutdown"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "keras":
+        return importlib.import_module("hpctrain.adapters.keras")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'hpctrain' has no attribute {name!r}")

@@ -1,0 +1,93 @@
+"""Communicators: who takes part in a run, and how gradients and small facts travel between the ranks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from hpctrain.comm.base import Communicator
+from hpctrain.comm.launcher import Launcher, detect
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.errors import HpctrainError, nearest
+
+__all__ = ["BACKENDS", "Communicator", "current", "init", "shutdown"]
+
+BACKENDS = ("auto", "horovod", "single")
+
+_current: Communicator | None = None
+
+
+def init(backend: str | None = None) -> Communicator:
+    """Join the run that the launcher started, and say once on rank 0 what was chosen and why.
+
+    Args:
+        backend: ``auto``, ``horovod`` or ``single``. By default what ``hpctrain run --backend`` said, through
+            the variable ``HPCTRAIN_BACKEND``, else ``auto``: Horovod where a launcher started several ranks.
+
+    Returns:
+        The communicator; a second call returns the same one.
+
+    Raises:
+        HpctrainError: an unknown backend, Horovod not built, or a launcher and an MPI that do not match.
+    """
+    global _current
+    if _current is None:
+        wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
+        if wanted not in BACKENDS:
+            raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
+        _current = _connect(wanted, detect())
+        atexit.register(shutdown)
+        if _current.rank == 0:
+            ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
+            print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
+    return _current
+
+
+def current() -> Communicator:
+    """The communicator of this process; joins the run if nobody did yet."""
+    return _current or init()
+
+
+def shutdown() -> None:
+    """Leave the run. Runs by itself at interpreter exit; idempotent."""
+    global _current
+    if _current is not None:
+        _current.shutdown()
+        _current = None
+
+
+def _connect(wanted: str, launcher: Launcher | None) -> Communicator:
+    ranks = launcher.size if launcher else 1
+    if wanted == "single" or (wanted == "auto" and ranks == 1):
+        if launcher and ranks > 1:
+            raise HpctrainError(
+                f"backend 'single' is for one process, but {launcher.name} started {ranks} "
+                f"({launcher.variable}={ranks})",
+                "choose --backend horovod, or start one process",
+            )
+        return SingleCommunicator("asked for" if wanted == "single" else "no launcher started further ranks")
+    return _connect_horovod(wanted, launcher)
+
+
+def _connect_horovod(wanted: str, launcher: Launcher | None) -> Communicator:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise HpctrainError(
+            f"MPI cannot be loaded: {error}",
+            "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",
+        ) from error
+    world = MPI.COMM_WORLD
+    if launcher and world.Get_size() != launcher.size:
+        vendor, version = MPI.get_vendor()
+        raise HpctrainError(
+            f"{launcher.name} started {launcher.size} ranks ({launcher.variable}={launcher.size}), but the MPI in "
+            f"this process, {vendor} {'.'.join(map(str, version))}, sees {world.Get_size()}: the launcher and the "
+            "MPI library do not match, so every rank would train alone",
+            "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
+        )
+    from hpctrain.comm.horovod import HorovodCommunicator
+
+    reason = "asked for" if wanted == "horovod" else f"{launcher.name} started it" if launcher else "default"
+    return HorovodCommunicator(world, reason)

@@ -1,0 +1,39 @@
+"""What the launcher says about this process, read from the environment that it set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """The claim of one launcher: that it started ``size`` ranks, this one being ``rank``."""
+
+    name: str
+    variable: str
+    rank: int
+    size: int
+
+
+# In this order, because an mpirun inside a Slurm job sets its own variables beside Slurm's.
+_KNOWN = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("Hydra (MPICH, Intel MPI) or srun --mpi=pmi2", "PMI_SIZE", "PMI_RANK"),
+    ("srun", "SLURM_NTASKS", "SLURM_PROCID"),
+)
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launcher | None:
+    """The launcher that started this process, or None for a process started by hand."""
+    for name, size, rank in _KNOWN:
+        if environment.get(size, "").isdigit():
+            rank_text = environment.get(rank, "0")
+            return Launcher(
+                name=name,
+                variable=size,
+                rank=int(rank_text) if rank_text.isdigit() else 0,
+                size=int(environment[size]),
+            )
+    return None

@@ -1,0 +1,85 @@
+"""The communicator of one process: every collective returns what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from hpctrain.comm.base import AnyArray, Communicator, Reduction, Work
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import torch
+
+T = TypeVar("T")
+
+
+class SingleCommunicator(Communicator):
+    """One rank, no messages."""
+
+    backend = "single"
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def barrier(self) -> None: ...
+
+    def broadcast_object(self, value: T) -> T:
+        return value
+
+    def allgather_object(self, value: T) -> list[T]:
+        return [value]
+
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        return array.copy()
+
+    def torch(self) -> SingleTorchEngine:
+        return SingleTorchEngine()
+
+    def tensorflow(self) -> SingleTensorFlowEngine:
+        return SingleTensorFlowEngine()
+
+    def abort(self, exit_code: int) -> None:
+        """Nothing to end: the caller's own exit is the end of the run."""
+
+    def shutdown(self) -> None: ...
+
+
+class _Done:
+    def wait(self) -> None: ...
+
+
+class SingleTorchEngine:
+    """The mean over one rank is the rank's own gradient."""
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
+        return _Done()
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, name: str) -> None: ...
+
+
+class SingleTensorFlowEngine:
+    """The mean over one rank is the rank's own gradient."""
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None: ...

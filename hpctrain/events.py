@@ -1,0 +1,101 @@
+"""Events: what happened in a run, one JSON object a line in ``events.jsonl``. Its only record.
+
+Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the other keys are the kind's:
+
+========== ==========================================================================================
+kind       keys
+========== ==========================================================================================
+run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
+step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
+epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
+overlap    iteration, timeline: of one step, [seconds since its start, what, bucket] a row
+guard      iteration, parameters, seconds
+fault      rank, host, message
+end        status (done, failed), seconds
+========== ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hpctrain.errors import HpctrainError
+
+Event = dict[str, Any]
+
+
+class EventWriter:
+    """Appends events to a file; each line is whole on disk before ``emit`` returns.
+
+    Args:
+        path: the file, or None to drop every event (ranks other than 0 write none).
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
+        self._file = path.open("ab", buffering=0) if path else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file:
+            self._file.close()
+
+    def emit(self, event: str, **values: Any) -> None:
+        """Append one event.
+
+        Raises:
+            HpctrainError: the disk is full; says how to go on.
+        """
+        if self._file is None:
+            return
+        line = json.dumps({"time": time.time(), "event": event, **values}, allow_nan=True)
+        try:
+            self._file.write(line.encode() + b"\n")
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+
+def disk_error(error: OSError, path: Path | None) -> HpctrainError:
+    """What to tell a user whose run directory cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space there, or choose another place with --run-dir"
+        return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
+    return HpctrainError(f"cannot write {path}: {error.strerror}", "choose another place with --run-dir", exit_code=1)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a file, in order. A last line cut short by a crash is left out.
+
+    Raises:
+        HpctrainError: there is no such file, or a line within it is not an event.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            return
+        yield parse_event(line, f"{path}:{number}")
+
+
+def parse_event(line: bytes, where: str) -> Event:
+    """One line of an events file."""
+    try:
+        event = json.loads(line)
+    except ValueError as error:
+        raise HpctrainError(f"{where}: not an event: {error}") from error
+    if not isinstance(event, dict) or "event" not in event or "time" not in event:
+        raise HpctrainError(f"{where}: not an event: it lacks 'event' or 'time'")
+    return event

