@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, values do not change after they were checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(Section):
