@@ -38,11 +38,8 @@ class TorchEngine(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor where this engine likes its input to lie."""
 
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which gradients of ``dtype`` can be reduced; ``dtype`` itself if it can."""
-
     def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
-        """Start replacing ``buffer`` by its mean over all ranks, in place."""
+        """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place."""
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
@@ -76,6 +73,9 @@ class Communicator(ABC):
         host: the name of this host.
         backend: what reduces the gradients: ``single`` or ``horovod``.
         reason: one sentence on why this backend was chosen.
+        batch_weight: what the mean loss over this rank's samples of the current batch is to be multiplied by, so that
+            the mean over the ranks is the mean over the global batch (see hpctrain.data.sampling.Share). The sharded
+            loader sets it, the adapter applies it to the gradients.
     """
 
     backend: str
@@ -86,6 +86,7 @@ class Communicator(ABC):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+        self.batch_weight = 1.0
         self.host = socket.gethostname()
 
     def __repr__(self) -> str:

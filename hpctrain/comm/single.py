@@ -58,9 +58,6 @@ class SingleTorchEngine:
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
         return _Done()
 

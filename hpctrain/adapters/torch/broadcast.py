@@ -1,0 +1,92 @@
+"""Start every rank from rank 0's weights, buffers and optimizer state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hpctrain.comm.base import Communicator, TorchEngine
+from hpctrain.errors import HpctrainError
+
+_CHUNK_BYTES = 64_000_000
+_numbers = itertools.count()
+
+
+def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
+    """Refuse ranks that built different models, which would otherwise wait for each other's tensors.
+
+    Raises:
+        HpctrainError: names the first tensor that differs from rank 0's, and the rank.
+    """
+    own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in _named_tensors(model)]
+    everyone = comm.allgather_object(own)
+    for rank, theirs in enumerate(everyone):
+        for first, other in itertools.zip_longest(everyone[0], theirs):
+            if first != other:
+                raise HpctrainError(
+                    f"rank {rank} built another model than rank 0: {other} where rank 0 has {first} "
+                    "(name, shape, dtype, requires_grad)",
+                    "build the same model on every rank",
+                )
+
+
+def broadcast_model(comm: Communicator, model: torch.nn.Module) -> None:
+    """Overwrite parameters and buffers by rank 0's."""
+    _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)])
+
+
+def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer) -> None:
+    """Overwrite the optimizer's settings and state by rank 0's: a checkpoint may be loaded on rank 0 alone."""
+    leaves, structure = pytree.tree_flatten(optimizer.state_dict())
+    described = [_Shape.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    described, structure = comm.broadcast_object((described, structure))
+    if comm.rank != 0:
+        leaves = [leaf.empty() if isinstance(leaf, _Shape) else leaf for leaf in described]
+    _broadcast(comm, [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    if comm.rank != 0:
+        optimizer.load_state_dict(pytree.tree_unflatten(leaves, structure))
+
+
+class _Shape:
+    """Stands for a tensor whose values travel by themselves."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = tuple(shape), dtype, device.type
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _broadcast(comm: Communicator, tensors: Iterable[torch.Tensor]) -> None:
+    """Many tensors in few messages: their bytes joined, whatever their types."""
+    engine = comm.torch()
+    chunk: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if chunk and (size + tensor.nbytes > _CHUNK_BYTES or tensor.device != chunk[0].device):
+            _broadcast_chunk(engine, chunk)
+            chunk, size = [], 0
+        chunk.append(tensor)
+        size += tensor.nbytes
+    if chunk:
+        _broadcast_chunk(engine, chunk)
+
+
+def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor]) -> None:
+    joined = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    engine.broadcast(joined, f"broadcast.{next(_numbers)}")
+    for tensor, part in zip(tensors, joined.split([tensor.nbytes for tensor in tensors]), strict=True):
+        # a part starts at any byte, but a view as a wider type must be aligned: clone
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

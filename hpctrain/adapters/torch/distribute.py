@@ -1,0 +1,91 @@
+"""Make a PyTorch model and its optimizer use a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+
+from hpctrain.adapters.guard import Checksums, Guard
+from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.adapters.torch.reducer import GradientReducer, reducer_of
+from hpctrain.adapters.torch.sparse import sparse_parameters
+from hpctrain.comm import Communicator, current
+from hpctrain.errors import HpctrainError, nearest
+
+Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
+ModelT = TypeVar("ModelT", bound=torch.nn.Module)
+Compression = Literal["none", "fp16", "bf16"]
+
+_WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def distribute(
+    model: ModelT,
+    optimizer: Optimizers,
+    *,
+    comm: Communicator | None = None,
+    bucket_mb: float = 25.0,
+    compression: Compression = "none",
+    guard_every: int = 100,
+) -> tuple[ModelT, Optimizers]:
+    """Let ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
+
+    Model and optimizer are the ones that were given, their classes and arguments untouched; every rank starts from
+    rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment.
+
+    Args:
+        model: the same on every rank.
+        optimizer: one, or a list of several.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes).
+        compression: the gradients' type on the wire. fp16 overflows above 65504 times the number of ranks.
+        guard_every: steps between two proofs that all ranks hold equal parameters.
+
+    Raises:
+        HpctrainError: ranks with different models, or an unknown compression.
+    """
+    if compression not in _WIRE:
+        raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, _WIRE))
+    if guard_every < 1 or not bucket_mb > 0:
+        raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb:g} must be above 0")
+    comm = comm or current()
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_same_model(comm, model)
+    broadcast_model(comm, model)
+    for each in optimizers:
+        broadcast_optimizer(comm, each)
+    fresh = [(name, p) for name, p in model.named_parameters() if p.requires_grad and reducer_of(p) is None]
+    if fresh:
+        wire = _WIRE[compression]
+        sparse = sparse_parameters(model)
+        GradientReducer(comm, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire)
+        guard = _guard(comm, fresh, every=guard_every)
+        optimizers[0].register_step_post_hook(lambda *_: guard.step_done())
+    return model, optimizer
+
+
+def statistics(model: torch.nn.Module) -> GradientReducer:
+    """The reducer of a model, for its ``timeline`` and ``communication_seconds``."""
+    for parameter in model.parameters():
+        reducer = reducer_of(parameter)
+        if reducer:
+            return reducer
+    raise HpctrainError("this model was not given to ht.distribute")
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:
+    """One integer a tensor: the wrap-around sum of its bits read as 32-bit words. One flipped bit changes it."""
+    return np.array([int(_bits(tensor.detach()).sum(dtype=torch.int64)) for tensor in tensors], dtype=np.int64)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
+
+
+def _guard(comm: Communicator, parameters: Sequence[tuple[str, torch.nn.Parameter]], *, every: int) -> Guard:
+    tensors = [parameter for _, parameter in parameters]
+    return Guard(comm, [name for name, _ in parameters], lambda: checksums(tensors), every=every)

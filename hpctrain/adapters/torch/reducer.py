@@ -1,0 +1,159 @@
+"""Reduces gradients while the backward pass still runs, so that ``backward()`` returns with the mean over the ranks.
+
+The method is that of PyTorch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704): gradients fill flat buckets
+in about the order in which the backward pass makes them, a full bucket's reduction starts at once, and a callback at
+the end of the backward pass waits for all of them. Clipping, GradScaler and schedulers then see reduced gradients and
+need no special calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from hpctrain.adapters.torch.buckets import Slot, make_buckets
+from hpctrain.adapters.torch.sparse import reduce_sparse
+from hpctrain.comm.base import Communicator
+from hpctrain.errors import HpctrainError
+
+Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+_numbers = itertools.count()
+_paused = False
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Within it, ``backward()`` adds to this rank's own gradients and reduces nothing (gradient accumulation).
+
+    The first ``backward()`` after it reduces the whole sum.
+    """
+    global _paused
+    before, _paused = _paused, True
+    try:
+        yield
+    finally:
+        _paused = before
+
+
+def reducer_of(parameter: torch.nn.Parameter) -> GradientReducer | None:
+    """The reducer that takes care of a parameter's gradient, or None."""
+    return next((reducer for reducer in _reducers if id(parameter) in reducer.managed), None)
+
+
+class GradientReducer:
+    """The gradients of some parameters, reduced during each backward pass.
+
+    Args:
+        comm: the ranks.
+        parameters: names and parameters that require a gradient, in the same order on every rank.
+        sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
+        bucket_bytes: a bucket is closed when it holds this much.
+        wire: the type of the gradients on the wire, None for their own.
+
+    Attributes:
+        timeline: of the last backward pass: seconds since its first gradient, what happened, in which bucket.
+        communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        sparse: frozenset[str],
+        bucket_bytes: float,
+        wire: torch.dtype | None,
+    ) -> None:
+        self._comm = comm
+        self._engine = comm.torch()
+        self._name = f"gradients.{next(_numbers)}"
+        self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
+        dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
+        self._buckets = make_buckets(dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire)
+        self._launched = 0
+        self._running = False
+        self._start = 0.0
+        self.managed = {id(parameter) for _, parameter in parameters}
+        self.timeline: list[Moment] = []
+        self.communication_seconds = 0.0
+        self._register()
+        _reducers.add(self)
+
+    def _register(self) -> None:
+        slots = {id(slot.parameter): slot for bucket in self._buckets for slot in bucket.slots}
+        for slot in slots.values():
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._arrived(slot))
+            slot.parameter.register_hook(self._weigh)
+        for _, parameter in self._sparse:
+            parameter.register_post_accumulate_grad_hook(lambda _: self._begin())
+            parameter.register_hook(self._weigh)
+
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Apply the share that this rank's samples have in the global batch, before they are added to others."""
+        weight = self._comm.batch_weight
+        if weight == 1.0:
+            return None
+        # Not 0 x gradient: a rank without samples must not pass on a NaN.
+        return gradient * weight if weight else torch.zeros_like(gradient)
+
+    def _begin(self) -> None:
+        """At the first gradient of a backward pass, ask autograd to call back at its end."""
+        if self._running or _paused:
+            return
+        self._running = True
+        self._start = time.perf_counter()
+        self.timeline = []
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _arrived(self, slot: Slot) -> None:
+        if _paused:
+            return
+        self._begin()
+        if slot.ready:
+            if slot.bucket.index >= self._launched:
+                return
+            raise HpctrainError(
+                f"parameter {slot.name!r} got a second gradient in one backward pass, after its first was sent",
+                "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
+            )
+        slot.fill()
+        slot.bucket.missing -= 1
+        self._note("gradient", slot.bucket.index)
+        # Strictly in order, because ranks may fill their buckets in different orders.
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+            self._launch([])
+
+    def _launch(self, unused: Sequence[int]) -> None:
+        bucket = self._buckets[self._launched]
+        self._launched += 1
+        bucket.launch(unused)
+        self._note("launched", bucket.index)
+
+    def _finish(self) -> None:
+        """At the end of the backward pass: send what is left, wait for all."""
+        begin = time.perf_counter()
+        unused: dict[int, list[int]] = {}
+        while self._launched < len(self._buckets):
+            index = self._launched
+            unused[index] = self._buckets[index].fill_rest()
+            self._launch(unused[index])
+        for index, bucket in enumerate(self._buckets):
+            bucket.finish(unused.get(index, ()))
+            bucket.reset()
+            self._note("finished", index)
+        for name, parameter in self._sparse:
+            reduce_sparse(self._comm, self._engine, parameter, f"{self._name}.{name}")
+        self._launched = 0
+        self._running = False
+        self.communication_seconds = time.perf_counter() - begin
+
+    def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:
+        self.timeline.append((time.perf_counter() - self._start, what, bucket))

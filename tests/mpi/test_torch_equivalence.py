@@ -1,0 +1,53 @@
+"""PyTorch on 1 to 4 ranks gives the parameters of one plain process on the full batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "torch_equivalence.py"
+# The sum of a batch in another order: rounding, and what 20 steps make of it.
+TOLERANCE = {"float32": 1e-5, "scaler_overflow": 1e-5, "bfloat16": 0.05, "wire_fp16": 2e-3, "wire_bf16": 2e-2}
+
+
+def _program():
+    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PROGRAM.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+program = _program()
+EAGER = [name for name, case in program.CASES.items() if not case.compiled]
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, np.ndarray]:
+    return {name: program.reference(name) for name in EAGER}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, references, ranks):
+    mpirun(PROGRAM, ranks, str(tmp_path / "out"), *EAGER, HPCTRAIN_BACKEND="horovod")
+    results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
+    for name in EAGER:
+        assert np.isfinite(references[name]).all()
+        for result in results:
+            np.testing.assert_array_equal(result[name], results[0][name], err_msg=f"{name}: ranks differ")
+        error = np.abs(results[0][name] - references[name]).max()
+        assert error <= TOLERANCE.get(name, 1e-10), f"{name}: {error}"
+
+
+def test_compiled_model_equals_one_eager_process(mpirun, tmp_path):
+    mpirun(PROGRAM, 2, str(tmp_path / "out"), "compiled", HPCTRAIN_BACKEND="horovod", timeout=400)
+    eager = program.reference("momentum")
+    results = [np.load(tmp_path / f"out-{rank}.npz")["compiled"] for rank in range(2)]
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_allclose(results[0], eager, rtol=0, atol=1e-10)
