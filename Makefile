@@ -1,0 +1,39 @@
+# `make train` and `make test` set up everything that they need, on a fresh machine too.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# A cluster's own mpirun goes first; a machine without one gets Open MPI from a wheel.
+EXTRAS := torch,keras,horovod,dev
+ifeq ($(shell command -v mpirun 2>/dev/null),)
+EXTRAS := $(EXTRAS),mpi
+endif
+
+.PHONY: train test lint bench clean horovod
+
+train: horovod
+	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
+
+test: horovod
+	$(BIN)/python -m pytest
+
+bench: horovod
+	$(BIN)/hpctrain bench step
+
+lint: .venv/packages.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Asked each time: it answers at once while Horovod still fits the MPI and the frameworks of today.
+horovod: .venv/packages.stamp
+	$(BIN)/hpctrain horovod build
+
+.venv/packages.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
+	touch $@
+
+clean:
+	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
