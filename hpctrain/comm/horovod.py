@@ -35,6 +35,9 @@ class HorovodCommunicator(MpiControl):
         return HorovodTensorFlowEngine(self._load("tensorflow"))
 
     def shutdown(self) -> None:
+        # Horovod ends on all ranks as soon as one asks for it, so a rank must not ask while others still reduce.
+        if self._modules:
+            self.barrier()
         for module in self._modules.values():
             module.shutdown()
         self._modules.clear()

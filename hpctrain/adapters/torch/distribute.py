@@ -62,7 +62,7 @@ def distribute(
         wire = _WIRE[compression]
         sparse = sparse_parameters(model)
         GradientReducer(comm, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire)
-        guard = _guard(comm, fresh, every=guard_every)
+        guard = _guard(comm, model, every=guard_every)
         optimizers[0].register_step_post_hook(lambda *_: guard.step_done())
     return model, optimizer
 
@@ -86,6 +86,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
 
 
-def _guard(comm: Communicator, parameters: Sequence[tuple[str, torch.nn.Parameter]], *, every: int) -> Guard:
-    tensors = [parameter for _, parameter in parameters]
-    return Guard(comm, [name for name, _ in parameters], lambda: checksums(tensors), every=every)
+def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
+    """Over all parameters: one that is unfrozen later, and then not reduced, is caught by it."""
+    names, tensors = zip(*model.named_parameters(), strict=True)
+    return Guard(comm, names, lambda: checksums(tensors), every=every)

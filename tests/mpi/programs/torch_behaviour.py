@@ -1,0 +1,163 @@
+"""What the PyTorch adapter promises beside the numbers. Each check runs on every rank; writes OUT-rank.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hpctrain as ht
+from hpctrain.adapters.torch import statistics
+
+comm = ht.init("horovod")
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(200, 200), nn.Tanh())])
+
+
+def message(action) -> str:
+    """The error of ``action``, or an empty text."""
+    try:
+        action()
+    except ht.HpctrainError as error:
+        return str(error)
+    return ""
+
+
+@check
+def overlap():
+    model, _ = ht.distribute(deep(), torch.optim.SGD([torch.zeros(1)], lr=0.1), bucket_mb=0.2)
+    for _ in range(2):
+        model(torch.rand(64, 200)).sum().backward()
+    moments = statistics(model).timeline
+    seconds = [moment[0] for moment in moments]
+    return {
+        "first_launch": min(at for at, what, _ in moments if what == "launched"),
+        "last_gradient": max(at for at, what, _ in moments if what == "gradient"),
+        "gradients": sum(what == "gradient" for _, what, _ in moments),
+        "launched": [bucket for _, what, bucket in moments if what == "launched"],
+        "in_order_of_time": seconds == sorted(seconds),
+        "waited": statistics(model).communication_seconds,
+    }
+
+
+@check
+def start_from_rank_0():
+    torch.manual_seed(comm.rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (1 + comm.rank))
+    if comm.rank == 0:  # as if a checkpoint had been loaded on rank 0 alone
+        for _ in range(3):
+            model(torch.rand(8, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model, optimizer = ht.distribute(model, optimizer)
+    moments = optimizer.state[model[0].weight]
+    return {
+        "weights": model[0].weight.detach().flatten().tolist(),
+        "running_mean": model[1].running_mean.tolist(),
+        "batches": int(model[1].num_batches_tracked),
+        "step": int(moments["step"]),
+        "exp_avg": moments["exp_avg"].flatten().tolist(),
+        "rate": optimizer.param_groups[0]["lr"],
+    }
+
+
+@check
+def guard_names_the_parameter():
+    model, optimizer = ht.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD([torch.zeros(1)]))
+    model[1].bias.data.view(torch.int32)[1] ^= 1 if comm.rank == comm.size - 1 else 0  # one flipped bit
+    return message(optimizer.step)
+
+
+@check
+def unfrozen_later_is_caught():
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.weight.requires_grad_(True)
+    model(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
+    return message(optimizer.step)
+
+
+@check
+def different_models_are_refused():
+    model = nn.Linear(2, 2 + (comm.rank == 1))
+    return message(lambda: ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first if shared else nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = checkpoint(self.first, x, use_reentrant=True)
+        return self.head(checkpoint(self.second, x, use_reentrant=True))
+
+
+@check
+def reentrant_checkpoint_works():
+    torch.manual_seed(0)
+    model = Checkpointed(shared=False)
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_mb=1e-6)
+    model(torch.full((1, 4), 1.0 + comm.rank, requires_grad=True)).sum().backward()
+    torch.manual_seed(0)
+    alone = Checkpointed(shared=False)
+    (sum(alone(torch.full((1, 4), 1.0 + rank, requires_grad=True)).sum() for rank in range(2)) / 2).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+@check
+def layer_shared_between_reentrant_checkpoints_is_refused():
+    model = Checkpointed(shared=True)
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_mb=1e-6)
+    return message(lambda: model(torch.rand(2, 4, requires_grad=True)).sum().backward())
+
+
+@check
+def used_on_one_rank_only():
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(3)])
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.ones(1, 2)
+    loss = model[0](x) + (model[1](x) if comm.rank == 1 else 0)
+    loss.sum().backward()
+    return [None if layer.weight.grad is None else layer.weight.grad.tolist() for layer in model]
+
+
+@check
+def distributing_twice_reduces_once():
+    model = nn.Linear(1, 1, bias=False)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    ht.distribute(model, first)
+    ht.distribute(model, second)
+    model(torch.full((1, 1), float(comm.rank))).sum().backward()
+    return model.weight.grad.item()
+
+
+@check
+def settings_are_checked():
+    pair = nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    return [
+        message(lambda: ht.distribute(*pair, compression="fp8")),
+        message(lambda: ht.distribute(*pair, bucket_mb=0)),
+        message(lambda: ht.distribute("model", None)),
+    ]
+
+
+results = {name: function() for name, function in CHECKS.items()}
+Path(f"{sys.argv[1]}-{comm.rank}.json").write_text(json.dumps(results))
