@@ -1,0 +1,131 @@
+"""What a run shows while it goes on: a progress bar on a terminal, one plain line an epoch everywhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from hpctrain.events import Event
+from hpctrain.report.record import communication_share, samples_per_s
+
+# Steps over which the bar averages: enough to be calm, few enough to follow a change.
+_WINDOW = 50
+
+
+class Console:
+    """Shows events as they come. Progress goes to ``stderr``, what the ranks print to ``stdout``.
+
+    Args:
+        stdout, stderr: the streams; by default the process's own.
+    """
+
+    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._epochs = 0
+        self._steps: list[Event] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar off the terminal. Idempotent."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def show(self, event: Event) -> None:
+        """Show one event; kinds that are not for the eye are passed over."""
+        match event["event"]:
+            case "run":
+                self._run(event)
+            case "step":
+                self._step(event)
+            case "epoch":
+                self._epoch(event)
+            case "fault":
+                self._progress_line(f"rank {event['rank']} ({event['host']}): {event['message']}")
+            case "end":
+                self.close()
+                self._progress_line(f"{event['status']} after {event['seconds']:.1f} s")
+
+    def line(self, text: str) -> None:
+        """Pass on a line that a rank printed."""
+        if self._bar and self._stdout.isatty():
+            # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
+            self._bar.console.out(text, highlight=False)
+        else:
+            print(text, file=self._stdout, flush=True)
+
+    def _progress_line(self, text: str) -> None:
+        if self._bar:
+            self._bar.console.out(text, highlight=False)
+        else:
+            print(text, file=self._stderr, flush=True)
+
+    def _run(self, event: Event) -> None:
+        self.close()
+        self._epochs = event["epochs"]
+        self._steps = []
+        ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
+        self._progress_line(
+            f"{event['recipe']}: {event['framework']}, {event['backend']}, {ranks}, "
+            f"{event['parameters']:,} parameters, {self._epochs} epochs of {event['iterations_per_epoch']} steps"
+        )
+        if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = _bar(self._stderr)
+            self._task = self._bar.add_task(
+                "", total=self._epochs * event["iterations_per_epoch"], epoch=0, epochs=self._epochs, detail=""
+            )
+            self._bar.start()
+
+    def _step(self, event: Event) -> None:
+        self._steps.append(event)
+        if self._bar:
+            detail = f"loss {event['loss']:.4f}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
+            self._bar.update(self._task, advance=1, detail=detail)
+
+    def _epoch(self, event: Event) -> None:
+        number = event["epoch"]
+        self._progress_line(
+            f"epoch {number}/{self._epochs}  train loss {event['train_loss']:.4f}  test loss {event['test_loss']:.4f}  "
+            f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}"
+        )
+        self._steps = []
+        if self._bar:
+            self._bar.update(self._task, epoch=number)
+
+
+def _bar(stream: TextIO) -> Progress:
+    return Progress(
+        TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[detail]}"),
+        TimeRemainingColumn(compact=True),
+        console=RichConsole(file=stream),
+        transient=True,
+        expand=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _speed(steps: list[Event]) -> str:
+    """Throughput and share of communication of the steps, as far as they were measured."""
+    speed, share = samples_per_s(steps), communication_share(steps)
+    parts = [] if speed is None else [f"{speed:,.0f} samples/s"]
+    if share is not None:
+        parts.append(f"{share:.0%} communication")
+    return "  ".join(parts)

@@ -1,0 +1,190 @@
+"""The pictures of a report: matplotlib figures as inline SVG that takes its colours from the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from hpctrain.events import Event
+from hpctrain.recipes.schema import Reported
+from hpctrain.report.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FloatArray = NDArray[np.float64]
+
+# matplotlib writes literal colours; these stand for the page's own, which differ between light and dark.
+_INK, _LINE, _FIRST, _SECOND, _FAINT = "#010101", "#010102", "#010103", "#010104", "#010105"
+_COLOURS = {
+    _INK: "currentColor",
+    _LINE: "var(--line)",
+    _FIRST: "var(--first)",
+    _SECOND: "var(--second)",
+    _FAINT: "var(--faint)",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+}
+# More points than this a curve cannot show: it is averaged down to them.
+_POINTS = 600
+
+
+def curves(record: Record, reported: Reported | None) -> dict[str, str]:
+    """The curves that the run's events allow, each as the text of an SVG element by its caption.
+
+    Args:
+        record: the run's events.
+        reported: the result that the recipe's source states, drawn beside the same metric's curve.
+    """
+    pictures: dict[str, str] = {}
+    if record.steps:
+        pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record))
+    if any(epoch.get("test_accuracy") is not None for epoch in record.epochs):
+        pictures["Test accuracy"] = _picture("accuracy", lambda axes: _accuracy(axes, record, reported))
+    if record.steps:
+        pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, record))
+        pictures["Throughput, samples/s"] = _picture("throughput", lambda axes: _throughput(axes, record))
+    return pictures
+
+
+def overlap(timeline: Sequence[tuple[float, str, int]]) -> str:
+    """One step's communication over time as an SVG element: a row a bucket, gradients as ticks, reductions as bars."""
+    buckets = sorted({bucket for _, _, bucket in timeline})
+    height = 0.9 + 0.3 * min(len(buckets), 20)
+    return _picture("overlap", lambda axes: _overlap(axes, timeline), width=9.2, height=height)
+
+
+def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, height: float = 2.5) -> str:
+    with rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for literal, colour in _COLOURS.items():
+        svg = svg.replace(literal, colour)
+    # Nothing refers to the groups' names, and several pictures share one page, where a name must be unique.
+    return re.sub(r'<g id="[\w.]+_\d+">', "<g>", svg)
+
+
+def _loss(axes: Axes, record: Record) -> None:
+    x, y = _by_step(record, record.steps, lambda step: step["loss"])
+    axes.plot(x, y, color=_FAINT, linewidth=1, label="train, each step")
+    _by_epoch(axes, record, "train_loss", color=_FIRST, label="train")
+    _by_epoch(axes, record, "test_loss", color=_SECOND, label="test")
+    axes.legend()
+    _finish(axes)
+
+
+def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
+    _by_epoch(axes, record, "test_accuracy", color=_FIRST, label="this run")
+    if reported and reported.metric == "test_accuracy":
+        axes.axhline(
+            reported.value, color=_SECOND, linestyle="--", linewidth=1.2, label=f"reported: {reported.value:g}"
+        )
+        axes.legend()
+    _finish(axes)
+
+
+def _learning_rate(axes: Axes, record: Record) -> None:
+    x, y = _by_step(record, record.steps, lambda step: step["learning_rate"])
+    axes.plot(x, y, color=_FIRST)
+    axes.set_ylim(bottom=0)
+    _finish(axes)
+
+
+def _throughput(axes: Axes, record: Record) -> None:
+    x, y = _by_step(record, record.timed_steps, lambda step: step["samples"] / step["seconds"])
+    axes.plot(x, y, color=_FAINT, linewidth=1, label="each step")
+    _by_epoch(axes, record, "samples_per_s", color=_FIRST, label="epoch")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    axes.set_xlabel("epoch")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _by_epoch(axes: Axes, record: Record, name: str, *, color: str, label: str) -> None:
+    """Draw a value of each epoch at the epoch's end, where it was measured."""
+    points = [(epoch["epoch"], epoch[name]) for epoch in record.epochs if epoch.get(name) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
+
+
+def _by_step(record: Record, steps: Sequence[Event], value: Callable[[Event], float]) -> tuple[FloatArray, FloatArray]:
+    """A value of each step over the epoch in which it falls, averaged down to what a picture can show."""
+    x = np.array([step["iteration"] for step in steps]) / record.run["iterations_per_epoch"]
+    y = np.array([value(step) for step in steps], float)
+    parts = min(len(steps), _POINTS)
+    return _means(x, parts), _means(y, parts)
+
+
+def _means(values: FloatArray, parts: int) -> FloatArray:
+    return np.array([part.mean() for part in np.array_split(values, parts)])
+
+
+def _overlap(axes: Axes, timeline: Sequence[tuple[float, str, int]]) -> None:
+    times: dict[str, list[tuple[int, float]]] = {"gradient": [], "launched": [], "finished": []}
+    for seconds, what, bucket in timeline:
+        times[what].append((bucket, seconds * 1e3))
+    launched, finished = dict(times["launched"]), dict(times["finished"])
+    buckets = sorted(launched.keys() & finished.keys())
+    axes.barh(
+        buckets,
+        [finished[bucket] - launched[bucket] for bucket in buckets],
+        left=[launched[bucket] for bucket in buckets],
+        height=0.5,
+        color=_FIRST,
+        label="reduction in flight",
+    )
+    axes.plot(
+        [milliseconds for _, milliseconds in times["gradient"]],
+        # Above the bars, which begin where the bucket's last gradient is ready and would cover it.
+        [bucket - 0.38 for bucket, _ in times["gradient"]],
+        linestyle="",
+        marker="|",
+        markersize=6,
+        color=_SECOND,
+        label="gradient ready",
+    )
+    if times["gradient"]:
+        last = max(milliseconds for _, milliseconds in times["gradient"])
+        axes.axvline(last, color=_SECOND, linestyle="--", linewidth=1, label="last gradient of the step")
+    axes.set_yticks(sorted({bucket for _, _, bucket in timeline}))
+    axes.invert_yaxis()
+    axes.set_ylabel("bucket")
+    axes.set_xlabel("milliseconds since the step began")
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)

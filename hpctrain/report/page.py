@@ -1,0 +1,169 @@
+"""``report.html``: one run on one page that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hpctrain.events import disk_error
+from hpctrain.plan import Plan
+from hpctrain.recipes.schema import Reported
+from hpctrain.report.curves import curves, overlap
+from hpctrain.report.record import Record
+from hpctrain.report.summary import summarise_record
+from hpctrain.rundir import RunDirectory, read_json
+
+UNFINISHED = "unfinished"
+
+
+def write_report(directory: RunDirectory) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    Raises:
+        HpctrainError: the directory holds no run, or cannot be written.
+    """
+    page = render(directory)
+    try:
+        directory.report.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, directory.report) from error
+    return directory.report
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """The summary of a run: the one it left, or one of what it recorded so far.
+
+    Raises:
+        HpctrainError: the directory holds no run.
+    """
+    if directory.summary.exists():
+        summary: dict[str, Any] = read_json(directory.summary)
+        return summary
+    record = Record.read(directory)
+    return summarise_record(record, _read_plan(directory), record.end.get("status", UNFINISHED))
+
+
+def render(directory: RunDirectory) -> str:
+    """The page's text."""
+    plan, record, summary = _read_plan(directory), Record.read(directory), read_summary(directory)
+    reported = plan.recipe.reported if plan.recipe else None
+    environment = Environment(
+        loader=PackageLoader("hpctrain.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["text"] = _text
+    return environment.get_template(
+        "page.html.jinja"
+    ).render(
+        plan=plan,
+        summary=summary,
+        unfinished=summary["status"] == UNFINISHED,
+        last_time=_date(record.last_time) if record.last_time else "",
+        figures=_figures(summary, reported),
+        curves={caption: Markup(svg) for caption, svg in curves(record, reported).items()},  # noqa: S704 - our own SVG
+        overlaps=[(event["iteration"], Markup(overlap(event["timeline"]))) for event in record.overlaps[:1]],  # noqa: S704
+        hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
+        settings=_settings(plan),
+        faults=record.faults,
+        ranks=_ranks(directory),
+    )
+
+
+def _read_plan(directory: RunDirectory) -> Plan:
+    return Plan.model_validate_json(json.dumps(read_json(directory.plan)))
+
+
+def _figures(summary: Mapping[str, Any], reported: Reported | None) -> list[tuple[str, str, str]]:
+    """The headline: name, value and a remark of each."""
+    figures = []
+    metrics = summary["metrics"]
+    if reported:
+        value = metrics.get(reported.metric)
+        remark = f"reported: {reported.value:g}" + (f" ({reported.remark})" if reported.remark else "")
+        figures.append((reported.metric.replace("_", " "), "—" if value is None else f"{value:.4f}", remark))
+    if summary["samples_per_s"] is not None:
+        figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
+    if summary["communication_share"] is not None:
+        figures.append(("communication", f"{summary['communication_share']:.1%}", "of the steps' time"))
+    if summary.get("seconds") is not None:
+        figures.append(("time", _duration(summary["seconds"]), f"{summary['epochs']} epochs, {summary['steps']} steps"))
+    return figures
+
+
+def _hidden_share(timeline: list[tuple[float, str, int]]) -> float | None:
+    """The part of the time with a reduction in flight that lies before the step's last gradient, 0 to 1."""
+    gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
+    launched = [seconds for seconds, what, _ in timeline if what == "launched"]
+    finished = [seconds for seconds, what, _ in timeline if what == "finished"]
+    if not (gradients and launched and finished) or max(finished) <= min(launched):
+        return None
+    return max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
+
+
+def _settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
+    """The plan as tables: a title, and rows of a dotted key and its value."""
+    tables = {
+        "Launch": [
+            ("ranks", plan.ranks),
+            ("threads_per_rank", plan.threads_per_rank),
+            ("hosts", ", ".join(f"{host.host}:{host.slots}" for host in plan.hosts)),
+            ("backend", plan.backend),
+        ]
+    }
+    if plan.recipe:
+        recipe = plan.recipe.model_dump(mode="json", exclude={"name", "source", "reported"})
+        tables = {"Recipe": list(_flat(recipe)), **tables}
+    if plan.script:
+        tables = {"Script": [("path", plan.script.path), ("arguments", " ".join(plan.script.arguments))], **tables}
+    tables["Versions"] = list(plan.versions.items())
+    return tables
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value))
+    return rows
+
+
+def _ranks(directory: RunDirectory) -> list[dict[str, Any]]:
+    """What the ranks left about themselves, in the order of the ranks, every row with the same keys."""
+    files = {int(file.stem.removeprefix("rank-")): file for file in directory.ranks.glob("rank-*.json")}
+    ranks = [{"rank": rank, **read_json(files[rank])} for rank in sorted(files)]
+    columns = dict.fromkeys(key for facts in ranks for key in facts)
+    return [{key: facts.get(key) for key in columns} for facts in ranks]
+
+
+def _text(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "—"
+    return str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,57 @@
+"""The summary of a run: the few figures that programs read from ``summary.json``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hpctrain.events import Event
+from hpctrain.plan import Plan
+from hpctrain.report.record import Record, communication_share, samples_per_s
+from hpctrain.rundir import RunDirectory
+
+# What an epoch event holds beside the values that were measured on the model.
+_NOT_METRICS = {"time", "event", "epoch", "seconds", "samples_per_s"}
+
+
+def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
+    """The summary of a run from its plan and its events.
+
+    Args:
+        directory: the run's directory; a script may have left no events in it.
+        plan: the run's plan.
+        status: ``done``, ``failed`` or ``resumable``.
+
+    Returns:
+        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
+        communication are over all steps but the first, which also compiles and allocates.
+    """
+    return summarise_record(Record.read(directory), plan, status)
+
+
+def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
+    """:func:`summarise` for events that were read before."""
+    asked = None if plan.backend == "auto" else plan.backend
+    return {
+        "status": status,
+        "recipe": plan.recipe.name if plan.recipe else None,
+        "script": str(plan.script.path) if plan.script else None,
+        "framework": record.run.get("framework", plan.framework),
+        "backend": record.run.get("backend", asked),
+        "ranks": plan.ranks,
+        "epochs": len(record.epochs) if record.run else None,
+        "steps": len(record.steps) if record.run else None,
+        "samples_per_s": samples_per_s(record.timed_steps),
+        "communication_share": communication_share(record.timed_steps),
+        "seconds": record.end.get("seconds"),
+        "metrics": metrics(record.epochs[-1]) if record.epochs else {},
+    }
+
+
+def metrics(epoch: Event) -> dict[str, float | None]:
+    """What an epoch measured on the model; None for a value that is not finite, which JSON cannot hold."""
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in epoch.items()
+        if name not in _NOT_METRICS
+    }

@@ -1,0 +1,75 @@
+"""A run's curves as files for TensorBoard."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from hpctrain.events import Event, read_events
+from hpctrain.report.summary import metrics
+from hpctrain.rundir import RunDirectory
+
+# TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
+_FILE_NAME = "events.out.tfevents.0000000000.hpctrain"
+
+
+class TensorBoardWriter:
+    """Writes events as TensorBoard scalars: ``step/…`` and ``epoch/…``, both over the number of the step.
+
+    A ``RecordWriter`` over a plain file: TensorBoard's own ``EventFileWriter`` imports TensorFlow where it finds it.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        directory.tensorboard.mkdir(exist_ok=True)
+        self._records = RecordWriter((directory.tensorboard / _FILE_NAME).open("wb"))
+        self._iteration = 0
+        self._records.write(TensorBoardEvent(file_version="brain.Event:2").SerializeToString())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._records.close()
+
+    def show(self, event: Event) -> None:
+        """Write one event; kinds without a curve are passed over."""
+        match event["event"]:
+            case "step":
+                self._iteration = event["iteration"]
+                self._write(event, "step", _step_scalars(event))
+            case "epoch":
+                scalars = {**metrics(event), "samples_per_s": event["samples_per_s"]}
+                self._write(event, "epoch", scalars)
+                self._records.flush()
+
+    def _write(self, event: Event, group: str, scalars: dict[str, float | None]) -> None:
+        values = [
+            Summary.Value(tag=f"{group}/{name}", simple_value=value)
+            for name, value in scalars.items()
+            if value is not None
+        ]
+        entry = TensorBoardEvent(wall_time=event["time"], step=self._iteration, summary=Summary(value=values))
+        self._records.write(entry.SerializeToString())
+
+
+def write_tensorboard(directory: RunDirectory) -> None:
+    """Write ``tensorboard/`` of a run from its events."""
+    with TensorBoardWriter(directory) as writer:
+        for event in read_events(directory.events):
+            writer.show(event)
+
+
+def _step_scalars(step: Event) -> dict[str, float | None]:
+    communication = step["communication_seconds"]
+    return {
+        "loss": step["loss"],
+        "learning_rate": step["learning_rate"],
+        "samples_per_s": step["samples"] / step["seconds"],
+        "communication_share": None if communication is None else communication / step["seconds"],
+    }

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from written_runs import run_events
+
+from hpctrain.report.console import Console
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Console() as console:
+        for event in run_events():
+            console.show(event)
+        console.line("printed by [bold]rank 0[/bold]")
+    captured = capsys.readouterr()
+    assert captured.out == "printed by [bold]rank 0[/bold]\n"
+    assert captured.err.splitlines() == [
+        "digits: torch, horovod, 2 ranks, 12,345 parameters, 3 epochs of 4 steps",
+        "epoch 1/3  train loss 2.0000  test loss 2.1000  test accuracy 0.7000  39 samples/s  66% communication",
+        "epoch 2/3  train loss 1.0000  test loss 1.0500  test accuracy 0.8500  128 samples/s  20% communication",
+        "epoch 3/3  train loss 0.6667  test loss 0.7000  test accuracy 0.9000  128 samples/s  20% communication",
+        "done after 10.5 s",
+    ]
+
+
+def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    for event in [*run_events()[:7], {"time": 1.0, "event": "of a later version"}]:
+        console.show({**event, "communication_seconds": None})
+    console.show({"time": 1.0, "event": "fault", "rank": 1, "host": "node2", "message": "out of memory"})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith("39 samples/s")
+    assert lines[2:] == ["rank 1 (node2): out of memory"]
+
+
+def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    out, err = _Terminal(), _Terminal()
+    with Console(out, err) as console:
+        for event in run_events():
+            if event["event"] == "end":
+                console._bar.refresh()  # what its thread does ten times a second
+            console.show(event)
+            if event["event"] == "overlap":
+                console.line("from [rank] 0")
+    shown = err.getvalue()
+    assert "epoch 3/3" in shown
+    assert "12/12" in shown
+    assert "128 samples/s" in shown
+    # Both streams are one terminal, so the line goes above the bar, whole and without markup.
+    assert "from [rank] 0\n" in shown
+    assert out.getvalue() == ""
+    assert shown.endswith("done after 10.5 s\n")
+
+
+def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, err = io.StringIO(), _Terminal()
+    with Console(out, err) as console:
+        console.show(run_events()[0])
+        console.line("accuracy 0.98")
+    assert out.getvalue() == "accuracy 0.98\n"
+    assert "accuracy" not in err.getvalue()
+
+
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    err = _Terminal()
+    with Console(io.StringIO(), err) as console:
+        for event in run_events():
+            console.show(event)
+    assert "\x1b" not in err.getvalue()
+    assert len(err.getvalue().splitlines()) == 5

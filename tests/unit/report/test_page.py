@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
+
+from hpctrain.errors import HpctrainError
+from hpctrain.report.curves import curves, overlap
+from hpctrain.report.page import read_summary, write_report
+from hpctrain.report.record import Record
+from hpctrain.rundir import RunDirectory, write_json
+
+_VOID = {"meta", "br", "hr", "img", "link"}
+
+
+class _Page(HTMLParser):
+    """The page as a browser sees it: its text outside <style>, its elements, its references, its identifiers."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.identifiers: list[str] = []
+        self._open: list[str] = []
+        self.source = write_report(directory).read_text()
+        self.feed(self.source)
+        self.text = " ".join(self.text.split())
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [
+            value or "" for name, value in attributes if name in {"src", "href", "xlink:href", "action"}
+        ]
+        self.identifiers += [value or "" for name, value in attributes if name == "id"]
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text += f" {data}"
+
+
+def test_finished_run(finished: RunDirectory) -> None:
+    page = _Page(finished)
+    assert "test accuracy 0.9000 reported: 0.975" in page.text
+    assert "throughput 128 samples/s" in page.text
+    assert "communication 20.0% of the steps' time" in page.text
+    assert "50% of the time with a reduction in flight lies before the last gradient" in page.text
+    for setting in ("batch.size 64", "optimizer.nesterov yes", "torch 2.13.0", "hosts node1:2", "torch · horovod · 2"):
+        assert setting in page.text
+    assert page.tags.count("svg") == 5
+    assert "has not ended" not in page.text
+
+
+def test_page_needs_nothing_beside_itself(finished: RunDirectory) -> None:
+    page = _Page(finished)
+    assert not {"script", "link", "img", "iframe", "image"} & set(page.tags)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert not re.search(r"@import|url\((?!#)", page.source)
+
+
+def test_identifiers_are_unique_and_every_reference_has_its_target(finished: RunDirectory) -> None:
+    page = _Page(finished)
+    assert len(set(page.identifiers)) == len(page.identifiers)
+    used = {reference.removeprefix("#") for reference in page.references}
+    used |= set(re.findall(r"url\(#([^)]+)\)", page.source))
+    assert used <= set(page.identifiers)
+
+
+def test_same_run_gives_the_same_bytes(finished: RunDirectory) -> None:
+    first = write_report(finished).read_bytes()
+    assert write_report(finished).read_bytes() == first
+
+
+def test_colours_are_the_page_s(finished: RunDirectory) -> None:
+    assert "#0101" not in _Page(finished).source
+
+
+def test_unfinished_run_says_so(tmp_path: Path) -> None:
+    events = run_events(epochs=1)
+    page = _Page(write_run(tmp_path / "run", recipe_plan(), events))
+    assert "has not ended" in page.text
+    assert "recorded until 2023-11-14 22:13:26 UTC" in page.text
+    assert page.tags.count("svg") == 5
+
+
+def test_failed_run_shows_the_fault_and_the_ranks(tmp_path: Path) -> None:
+    fault = {"time": 1.0, "event": "fault", "rank": 1, "host": "node2", "message": "loss is nan at <step 7>"}
+    directory = write_run(tmp_path / "run", recipe_plan(), [*run_events(epochs=1), fault])
+    write_json(directory.rank(0), {"host": "node1", "exit_code": 143})
+    write_json(directory.rank(10), {"host": "node3", "exit_code": 143})
+    write_json(directory.rank(1), {"host": "node2", "exit_code": 1, "error": "ValueError: <x>"})
+    write_json(directory.summary, {**read_summary(directory), "status": "failed"})
+    page = _Page(directory)
+    assert "has not ended" not in page.text
+    assert "Rank 1 on node2: loss is nan at <step 7>" in page.text
+    assert "rank host exit code error 0 node1 143 — 1 node2 1 ValueError: <x> 10 node3 143 —" in page.text
+
+
+@pytest.mark.parametrize("events", [None, []])
+def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] | None) -> None:
+    page = _Page(write_run(tmp_path / "run", script_plan(), events))
+    assert "A script records no steps" in page.text
+    assert "arguments --lr 0.1" in page.text
+    assert "svg" not in page.tags
+
+
+def test_run_of_no_step(tmp_path: Path) -> None:
+    page = _Page(write_run(tmp_path / "run", recipe_plan(), run_events(epochs=0)))
+    assert "recorded no step" in page.text
+    assert "test accuracy — reported: 0.975" in page.text
+    assert "svg" not in page.tags
+
+
+def test_run_cut_off_within_its_first_epoch(tmp_path: Path) -> None:
+    page = _Page(write_run(tmp_path / "run", recipe_plan(), run_events()[:2]))
+    assert page.tags.count("svg") == 3
+
+
+def test_diverged_run(tmp_path: Path) -> None:
+    nan = float("nan")
+    events = [{**event, "loss": nan, "test_loss": nan, "train_loss": float("inf")} for event in run_events()]
+    assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 5
+
+
+def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
+    attack = "<script>alert(1)</script>"
+    recipe = digits().model_copy(update={"name": attack, "source": attack})
+    recipe = recipe.model_copy(update={"reported": recipe.reported.model_copy(update={"remark": attack})})
+    plan = recipe_plan(recipe=recipe, versions={attack: attack})
+    fault = {"time": 1.0, "event": "fault", "rank": 1, "host": attack, "message": attack}
+    directory = write_run(tmp_path / "run", plan, [*run_events(), fault])
+    write_json(directory.rank(0), {attack: attack})
+    page = _Page(directory)
+    assert "script" not in page.tags
+    assert page.text.count(attack) == 10
+
+
+def test_not_a_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match="is this a run directory"):
+        write_report(RunDirectory(tmp_path))
+
+
+def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
+    assert read_summary(finished)["status"] == "done"
+    write_json(finished.summary, {"status": "resumable"})
+    assert read_summary(finished) == {"status": "resumable"}
+
+
+def test_curves_of_a_long_run_stay_small(tmp_path: Path) -> None:
+    run, step = run_events()[:2]
+    events = [run, *({**step, "iteration": i, "loss": float(np.sin(i))} for i in range(1, 20_001))]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    assert sum(map(len, curves(Record.read(directory), None).values())) < 300_000
+
+
+def test_overlap_bar_spans_its_reduction() -> None:
+    """Bars have the proportions of the times: 3, 4 and 4 ms, beginning at 2, 4 and 6 ms."""
+    svg = overlap([(seconds, what, bucket) for seconds, what, bucket in TIMELINE])
+    paths = re.findall(r'<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+)[^"]*z\n"[^>]*fill: var\(--first\)', svg)
+    bars = [(float(left), float(right)) for left, right in paths][:3]
+    scale = (bars[2][0] - bars[0][0]) / 4
+    starts = [(left - bars[0][0]) / scale + 2 for left, _ in bars]
+    widths = [(right - left) / scale for left, right in bars]
+    assert starts == pytest.approx([2, 4, 6], abs=0.01)
+    assert widths == pytest.approx([3, 4, 4], abs=0.01)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from written_runs import EPOCHS, STEPS, recipe_plan, run_events, script_plan, write_run
+
+from hpctrain.report.summary import metrics, summarise
+from hpctrain.rundir import RunDirectory
+
+
+def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
+    summary = summarise(finished, recipe_plan(), "done")
+    assert summary == {
+        "status": "done",
+        "recipe": "digits",
+        "script": None,
+        "framework": "torch",
+        "backend": "horovod",
+        "ranks": 2,
+        "epochs": EPOCHS,
+        "steps": EPOCHS * STEPS,
+        # The slow first step (5 s, 4 s of it in communication) is not in either.
+        "samples_per_s": pytest.approx(128),
+        "communication_share": pytest.approx(0.2),
+        "seconds": 10.5,
+        "metrics": {
+            "train_loss": pytest.approx(2 / 3),
+            "test_loss": pytest.approx(0.7),
+            "test_accuracy": pytest.approx(0.9),
+        },
+    }
+
+
+def test_one_step_is_all_there_is_to_measure(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events()[:2])
+    summary = summarise(directory, recipe_plan(), "failed")
+    assert summary["samples_per_s"] == pytest.approx(64 / 5)
+    assert summary["communication_share"] == pytest.approx(4 / 5)
+    assert (summary["steps"], summary["epochs"], summary["metrics"], summary["seconds"]) == (1, 0, {}, None)
+
+
+@pytest.mark.parametrize("events", [None, []])
+def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] | None) -> None:
+    plan = script_plan().model_copy(update={"backend": "auto"})
+    summary = summarise(write_run(tmp_path / "run", plan, events), plan, "done")
+    assert (summary["status"], summary["script"], summary["ranks"], summary["metrics"]) == ("done", "train.py", 2, {})
+    unknown = ("recipe", "framework", "backend", "epochs", "steps", "samples_per_s", "communication_share", "seconds")
+    assert [summary[key] for key in unknown] == [None] * len(unknown)
+
+
+def test_what_ran_goes_before_what_was_asked(tmp_path: Path) -> None:
+    plan = recipe_plan(backend="auto")
+    assert summarise(write_run(tmp_path / "run", plan, run_events()), plan, "done")["backend"] == "horovod"
+
+
+def test_communication_that_was_not_measured(tmp_path: Path) -> None:
+    events = [{**event, "communication_seconds": None} for event in run_events()]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    summary = summarise(directory, recipe_plan(), "done")
+    assert summary["communication_share"] is None
+    assert summary["samples_per_s"] == pytest.approx(128)
+
+
+def test_metrics_are_what_json_can_hold() -> None:
+    epoch = {"time": 1.0, "event": "epoch", "epoch": 1, "seconds": 1.0, "samples_per_s": 2.0}
+    values = metrics({**epoch, "test_loss": float("nan"), "train_loss": float("inf"), "test_top5": 0.5})
+    assert values == {"test_loss": None, "train_loss": None, "test_top5": 0.5}
+    json.dumps(values, allow_nan=False)

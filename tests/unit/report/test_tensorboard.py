@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.report.tensorboard import write_tensorboard
+from hpctrain.rundir import RunDirectory
+
+
+def _read(directory: RunDirectory) -> EventAccumulator:
+    accumulator = EventAccumulator(str(directory.tensorboard), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
+    write_tensorboard(finished)
+    accumulator = _read(finished)
+    steps = [event for event in run_events() if event["event"] == "step"]
+    epochs = [event for event in run_events() if event["event"] == "epoch"]
+
+    for name in ("loss", "learning_rate"):
+        scalars = accumulator.Scalars(f"step/{name}")
+        assert [scalar.step for scalar in scalars] == [step["iteration"] for step in steps]
+        assert [scalar.wall_time for scalar in scalars] == [step["time"] for step in steps]
+        assert [scalar.value for scalar in scalars] == pytest.approx([step[name] for step in steps])
+    speed = [scalar.value for scalar in accumulator.Scalars("step/samples_per_s")]
+    assert speed == pytest.approx([64 / 5, *[128.0] * 11])
+    share = [scalar.value for scalar in accumulator.Scalars("step/communication_share")]
+    assert share == pytest.approx([0.8, *[0.2] * 11])
+
+    for name in ("train_loss", "test_loss", "test_accuracy", "samples_per_s"):
+        scalars = accumulator.Scalars(f"epoch/{name}")
+        assert [scalar.step for scalar in scalars] == [4, 8, 12]
+        assert [scalar.value for scalar in scalars] == pytest.approx([epoch[name] for epoch in epochs])
+
+
+def test_writing_again_replaces(finished: RunDirectory) -> None:
+    write_tensorboard(finished)
+    before = {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()}
+    write_tensorboard(finished)
+    assert {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()} == before
+    assert len(_read(finished).Scalars("step/loss")) == 12
+
+
+def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
+    events = [{**event, "communication_seconds": None, "test_loss": float("nan")} for event in run_events()]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    write_tensorboard(directory)
+    tags = _read(directory).Tags()["scalars"]
+    assert "step/loss" in tags
+    assert "epoch/test_accuracy" in tags
+    assert not {"step/communication_share", "epoch/test_loss"} & set(tags)
+
+
+def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
+    program = (
+        "import sys; from pathlib import Path; from hpctrain.rundir import RunDirectory\n"
+        "from hpctrain.report.tensorboard import write_tensorboard\n"
+        "from hpctrain.report.page import write_report\n"
+        "directory = RunDirectory(Path(sys.argv[1])); write_tensorboard(directory); write_report(directory)\n"
+        "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program, finished.path], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert output.stdout.strip() == "set()"

@@ -1,0 +1,115 @@
+"""Runs written by hand, whose every figure is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import hpctrain.recipes
+from hpctrain.events import Event
+from hpctrain.plan import Plan, Script, Slots
+from hpctrain.recipes.schema import Recipe
+from hpctrain.rundir import RunDirectory
+
+STEPS = 4
+EPOCHS = 3
+
+
+def digits() -> Recipe:
+    file = Path(hpctrain.recipes.__path__[0]) / "digits.yaml"
+    return Recipe.model_validate_json(json.dumps(yaml.safe_load(file.read_text())))
+
+
+def recipe_plan(**changes: Any) -> Plan:
+    values: dict[str, Any] = {
+        "recipe": digits(),
+        "framework": "torch",
+        "backend": "horovod",
+        "ranks": 2,
+        "hosts": (Slots(host="node1", slots=2),),
+        "threads_per_rank": 1,
+        "versions": {"torch": "2.13.0", "horovod": "0.28.1"},
+    }
+    return Plan(**{**values, **changes})
+
+
+def script_plan(path: str = "train.py") -> Plan:
+    return recipe_plan(recipe=None, script=Script(path=Path(path), arguments=("--lr", "0.1")), framework=None)
+
+
+def run_events(epochs: int = EPOCHS) -> list[Event]:
+    """A run of ``EPOCHS`` x ``STEPS`` steps, cut off after ``epochs``; the first step is slow, as in a real run.
+
+    Every later step takes 0.5 s for 64 samples, 0.1 s of it in communication: 128 samples/s, a fifth.
+    """
+    events: list[Event] = [
+        {
+            "event": "run",
+            "recipe": "digits",
+            "framework": "torch",
+            "backend": "horovod",
+            "ranks": 2,
+            "hosts": ["node1", "node1"],
+            "epochs": EPOCHS,
+            "iterations_per_epoch": STEPS,
+            "parameters": 12345,
+        }
+    ]
+    for iteration in range(1, epochs * STEPS + 1):
+        epoch = (iteration - 1) // STEPS + 1
+        events.append(
+            {
+                "event": "step",
+                "iteration": iteration,
+                "epoch": epoch,
+                "loss": 2.0 / iteration,
+                "learning_rate": 0.1 * (1 - iteration / 20),
+                "samples": 64,
+                "seconds": 5.0 if iteration == 1 else 0.5,
+                "communication_seconds": 4.0 if iteration == 1 else 0.1,
+            }
+        )
+        if iteration == 2:
+            events.append({"event": "overlap", "iteration": 2, "timeline": TIMELINE})
+        if iteration % STEPS == 0:
+            events.append(
+                {
+                    "event": "epoch",
+                    "epoch": epoch,
+                    "seconds": 2.0,
+                    "samples_per_s": 128.0,
+                    "train_loss": 2.0 / epoch,
+                    "test_loss": 2.1 / epoch,
+                    "test_accuracy": 1 - 0.3 / epoch,
+                }
+            )
+    if epochs == EPOCHS:
+        events.append({"event": "end", "status": "done", "seconds": 10.5})
+    return [{"time": 1_700_000_000.0 + second, **event} for second, event in enumerate(events)]
+
+
+# Reductions are in flight from 2 to 10 ms, and the last gradient is there at 6 ms: half is hidden.
+TIMELINE = [
+    [0.001, "gradient", 0],
+    [0.002, "gradient", 0],
+    [0.002, "launched", 0],
+    [0.004, "gradient", 1],
+    [0.004, "launched", 1],
+    [0.005, "finished", 0],
+    [0.006, "gradient", 2],
+    [0.006, "launched", 2],
+    [0.008, "finished", 1],
+    [0.010, "finished", 2],
+]
+
+
+def write_run(path: Path, plan: Plan, events: list[Event] | None) -> RunDirectory:
+    directory = RunDirectory(path)
+    directory.create()
+    directory.plan.write_text(plan.model_dump_json())
+    if events is not None:
+        directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return directory
