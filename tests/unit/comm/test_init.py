@@ -1,0 +1,86 @@
+"""How a process finds its place in a run, and what it says where launcher and MPI do not match."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.comm.launcher import detect
+from hpctrain.comm.mpi import timeout_seconds
+from hpctrain.errors import HpctrainError
+
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+def init(code: str = "print(ht.init())", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+    return subprocess.run(
+        [sys.executable, "-c", f"import hpctrain as ht; {code}"],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_process_started_by_hand_is_alone_and_says_why():
+    result = init()
+    assert "SingleCommunicator rank 0 of 1" in result.stdout
+    assert result.stderr == "hpctrain: 1 rank, backend single (no launcher started further ranks)\n"
+
+
+def test_a_second_call_returns_the_same_communicator_and_says_nothing():
+    result = init("print(ht.init() is ht.init()); ht.shutdown(); ht.shutdown()")
+    assert result.stdout == "True\n" and result.stderr.count("backend") == 1
+
+
+@pytest.mark.parametrize("variable", LAUNCHERS)
+def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
+    pytest.importorskip("mpi4py")
+    result = init(**{variable: "2"})
+    assert result.returncode != 0
+    assert f"{variable}=2" in result.stderr
+    assert "sees 1: the launcher and the MPI library do not match" in result.stderr
+    assert "hpctrain horovod check" in result.stderr
+
+
+def test_single_is_refused_among_several_ranks():
+    result = init("ht.init('single')", PMI_SIZE="4")
+    assert "PMI_SIZE=4" in result.stderr and "--backend horovod" in result.stderr
+
+
+def test_an_unknown_backend_names_the_valid_ones():
+    result = init("ht.init('horovd')")
+    assert "unknown backend 'horovd'" in result.stderr
+    assert "did you mean 'horovod'? valid: auto, horovod, single" in result.stderr
+
+
+def test_the_backend_can_come_from_the_launch():
+    assert "backend single (asked for)" in init(HPCTRAIN_BACKEND="single").stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, (3, 4)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, (1, 2)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
+        # mpirun inside a Slurm job: what mpirun says goes first
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, (1, 2)),
+        ({"PMI_SIZE": "many"}, None),
+    ],
+)
+def test_the_launcher_is_read_from_its_variables(variables, expected):
+    launcher = detect(variables)
+    assert (launcher and (launcher.rank, launcher.size)) == expected
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_wrong_limit_is_refused(monkeypatch, text):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
+    with pytest.raises(HpctrainError, match="number of seconds above 0"):
+        timeout_seconds()
