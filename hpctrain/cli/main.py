@@ -1,0 +1,73 @@
+"""The ``hpctrain`` command. Each of its commands is imported when it is called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import hpctrain
+from hpctrain.errors import HpctrainError
+
+# name: (module, its function or Typer application, help)
+_COMMANDS = {
+    "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
+    "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
+    "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
+    "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
+    "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),
+}
+
+
+class _Commands(TyperGroup):
+    """The commands by name and help; the one that is called replaces its stand-in."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _COMMANDS:
+            self.commands[args[0]] = _load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    module, attribute, help_text = _COMMANDS[name]
+    command = getattr(import_module(module), attribute)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(add_completion=False)
+        command.command(help=help_text if not function.__doc__ else None)(function)
+    return typer.main.get_command(command)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+for _name, (_, _, _help) in _COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(hpctrain.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """One training script or published recipe, from a laptop to a cluster: the same command, the same numbers."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; a user's mistake is one message on stderr, and the exit code."""
+    try:
+        app(args=arguments, prog_name="hpctrain")
+    except HpctrainError as error:
+        print(f"hpctrain: {error}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0

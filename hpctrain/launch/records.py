@@ -1,0 +1,51 @@
+"""The records that ranks keep of themselves, as the launcher reads them."""
+
+from __future__ import annotations
+
+import socket
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel
+
+from hpctrain.rundir import RunDirectory
+
+# A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
+_START_TOLERANCE_SECONDS = 2.0
+
+
+class RankError(BaseModel):
+    """What a rank raised."""
+
+    type: str
+    message: str
+
+
+class RankRecord(BaseModel):
+    """``ranks/rank-N.json``."""
+
+    rank: int
+    host: str
+    pid: int
+    started: float
+    status: Literal["running", "done", "failed"]
+    ended: float = 0.0
+    exit_code: int = 0
+    error: RankError | None = None
+
+    def process(self) -> psutil.Process | None:
+        """The rank's process if it lives on this host, and not another that got its number later."""
+        if self.host != socket.gethostname():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < _START_TOLERANCE_SECONDS
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
+    """The records there are, by rank; a rank that never started has none."""
+    records = [RankRecord.model_validate_json(path.read_text()) for path in directory.ranks.glob("rank-*.json")]
+    return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}

@@ -1,0 +1,164 @@
+"""Starting a plan's ranks, following them, and ending them, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import psutil
+
+from hpctrain.events import Event
+from hpctrain.launch.command import Command
+from hpctrain.launch.failure import Failure, find_failure
+from hpctrain.launch.follow import Follower
+from hpctrain.launch.records import read_records
+from hpctrain.rundir import RunDirectory
+
+_POLL_SECONDS = 0.1
+# One file a rank, perhaps on a shared file system: looked at less often.
+_POLLS_A_RECORD = 10
+# After one rank recorded its failure the launcher normally ends the others by itself.
+_FAILURE_GRACE_SECONDS = 5.0
+_TERMINATE_SECONDS = 10.0
+_KILL_SECONDS = 5.0
+# The end of the launcher's own output is where it names the rank that died.
+_OUTPUT_BYTES = 65536
+
+
+def launch(
+    command: Command,
+    directory: RunDirectory,
+    ranks: int,
+    *,
+    show: Callable[[Event], None],
+    line: Callable[[str], None],
+) -> Failure | None:
+    """Run a command to its end; no process of it lives when this returns.
+
+    Args:
+        command: starts the ranks.
+        directory: the run, with its plan.
+        ranks: how many ranks have to record that they are done.
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+
+    Returns:
+        None if every rank is done, else the first cause that is known.
+    """
+    follower = Follower(directory, show, line)
+    with Interrupts() as interrupts:
+        job = Job(command, directory)
+        try:
+            job.wait(follower, interrupts)
+        finally:
+            job.stop(interrupts)
+        follower.advance(last=True)
+    failure = find_failure(directory, ranks, output=job.output(), exit_status=job.process.returncode)
+    if failure and interrupts.received:
+        return Failure(message=f"interrupted by {interrupts.received[0].name}; every process was ended")
+    return failure
+
+
+class Interrupts:
+    """Collects SIGINT, SIGTERM and SIGHUP instead of letting them end this process."""
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
+
+class Job:
+    """The processes of one run, in a session of their own."""
+
+    def __init__(self, command: Command, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._output = b""
+        self.process = subprocess.Popen(
+            command.arguments,
+            env=command.environment_from(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def wait(self, follower: Follower, interrupts: Interrupts) -> None:
+        """Follow until the launcher ends, an interrupt comes, or a rank has failed and the others do not end."""
+        failed_at = None
+        for turn in itertools.count():
+            if self.process.poll() is not None or interrupts.received:
+                return
+            follower.advance()
+            self.output()
+            if failed_at is None and turn % _POLLS_A_RECORD == 0 and self._failed():
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > _FAILURE_GRACE_SECONDS:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def output(self) -> str:
+        """The end of what the launcher itself has printed up to now."""
+        assert self.process.stdout is not None
+        while part := self.process.stdout.read():
+            self._output = (self._output + part)[-_OUTPUT_BYTES:]
+        return self._output.decode(errors="replace")
+
+    def stop(self, interrupts: Interrupts) -> None:
+        """End every process that still lives: politely, then, or at a second interrupt, by force."""
+        members = self._members()
+        interrupted = len(interrupts.received)
+        self._signal(members, signal.SIGTERM)
+        deadline = time.monotonic() + _TERMINATE_SECONDS
+        while time.monotonic() < deadline and len(interrupts.received) == interrupted:
+            self.output()
+            _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
+            if not members and self.process.poll() is not None:
+                break
+        # Again from the start: a launcher may have been starting ranks when it got the signal.
+        members = [*members, *self._members()]
+        self._signal(members, signal.SIGKILL)
+        psutil.wait_procs(members, timeout=_KILL_SECONDS)
+        self.process.wait()
+
+    def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(number)
+
+    def _failed(self) -> bool:
+        return any(record.status == "failed" for record in read_records(self._directory).values())
+
+    def _members(self) -> list[psutil.Process]:
+        """The launcher's descendants, and the ranks that outlived it."""
+        recorded = [record.process() for record in read_records(self._directory).values()]
+        members = {process for process in recorded if process and process.pid != self.process.pid}
+        if self.process.poll() is None:
+            members.update(psutil.Process(self.process.pid).children(recursive=True))
+        return list(members)

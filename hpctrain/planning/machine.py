@@ -1,0 +1,74 @@
+"""What planning has to know of the machine and the environment it plans for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+import psutil
+
+import hpctrain
+from hpctrain.recipes.schema import Framework
+
+# What each framework needs to be importable; Keras runs on TensorFlow here.
+_MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}
+# One package can come from several distributions; the first that is installed counts.
+_DISTRIBUTIONS = {
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "keras": ("keras",),
+    "horovod": ("horovod",),
+    "mpi4py": ("mpi4py",),
+    "numpy": ("numpy",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One host and its Python environment.
+
+    Attributes:
+        host: the host's name.
+        cores: physical cores that this process may use.
+        frameworks: those that can be imported.
+        versions: of the packages that decide a run's numbers, Python's included.
+    """
+
+    host: str
+    cores: int
+    frameworks: frozenset[Framework]
+    versions: dict[str, str]
+
+
+def this_machine() -> Machine:
+    """The facts of the machine this runs on; imports no framework."""
+    return Machine(
+        host=socket.gethostname(),
+        cores=usable_cores(),
+        frameworks=frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules)),
+        versions=_versions(),
+    )
+
+
+def usable_cores() -> int:
+    """Physical cores within this process's affinity, which a batch system or a container may have narrowed."""
+    logical = psutil.cpu_count()
+    physical = psutil.cpu_count(logical=False)
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, allowed * physical // logical) if logical and physical else allowed
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "hpctrain": hpctrain.__version__}
+    for package, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                versions[package] = metadata.version(distribution)
+                break
+            except metadata.PackageNotFoundError:
+                continue
+    return versions

@@ -1,0 +1,83 @@
+"""Recipe or script, ranks and machine to a plan. Pure: the facts come in as arguments."""
+
+from __future__ import annotations
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.plan import Plan, Script, Slots
+from hpctrain.planning.machine import Machine
+from hpctrain.recipes.schema import Framework, Recipe
+
+BACKENDS = ("auto", "horovod", "single")
+FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
+
+
+def make_plan(
+    work: Recipe | Script,
+    machine: Machine,
+    *,
+    ranks: int = 1,
+    backend: str = "auto",
+    framework: str | None = None,
+) -> Plan:
+    """The plan of one run on one machine.
+
+    Args:
+        work: what to run.
+        machine: where.
+        ranks: how many processes; they share the machine's cores evenly.
+        backend: one of ``BACKENDS``; ``auto`` is ``single`` for one rank, else ``horovod``.
+        framework: for a recipe; by default PyTorch where it is installed, else Keras.
+
+    Raises:
+        HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that cannot
+            join several ranks.
+    """
+    if ranks < 1:
+        raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
+    return Plan(
+        recipe=work if isinstance(work, Recipe) else None,
+        script=work if isinstance(work, Script) else None,
+        framework=_framework(work, machine, framework),
+        backend=_backend(backend, ranks),
+        ranks=ranks,
+        hosts=(Slots(host=machine.host, slots=ranks),),
+        threads_per_rank=max(1, machine.cores // ranks),
+        versions=machine.versions,
+    )
+
+
+def oversubscription(plan: Plan, machine: Machine) -> str | None:
+    """The warning for a plan with more ranks than cores, None for any other."""
+    if plan.ranks <= machine.cores:
+        return None
+    return (
+        f"{plan.ranks} ranks share {machine.cores} cores of {machine.host}: each step takes about "
+        f"{plan.ranks / machine.cores:.3g} times as long as with a core a rank, and every reduction waits for ranks "
+        f"that are not running; -np {machine.cores} is the fastest here. The numbers stay the same"
+    )
+
+
+def _backend(backend: str, ranks: int) -> str:
+    if backend not in BACKENDS:
+        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+    if backend == "single" and ranks > 1:
+        raise HpctrainError(f"backend 'single' is for one process, not for -np {ranks}", "choose --backend horovod")
+    if backend == "auto":
+        return "single" if ranks == 1 else "horovod"
+    return backend
+
+
+def _framework(work: Recipe | Script, machine: Machine, framework: str | None) -> Framework | None:
+    if isinstance(work, Script):
+        if framework:
+            raise HpctrainError(
+                f"--framework {framework} is for recipes: {work.path.name} chooses by itself", "leave --framework out"
+            )
+        return None
+    chosen = framework or ("keras" if machine.frameworks == {"keras"} else "torch")
+    for known in FRAMEWORKS:
+        if chosen == known:
+            if known not in machine.frameworks:
+                raise HpctrainError(f"{known} is not installed in this Python", f"pip install 'hpctrain[{known}]'")
+            return known
+    raise HpctrainError(f"unknown framework {chosen!r}", nearest(chosen, FRAMEWORKS))

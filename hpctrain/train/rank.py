@@ -1,0 +1,168 @@
+"""One rank of a run: where its output goes, its record, its work and its end.
+
+Each rank keeps its own log and its own record, so that nothing depends on what a launcher does with output and
+exit statuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from hpctrain.comm.launcher import detect
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.plan import Plan, Script
+from hpctrain.rundir import RunDirectory, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a rank ended: an exit status that is not 0, and the error in words."""
+
+    exit_code: int
+    kind: str
+    message: str
+
+
+def run_rank(path: Path) -> int:
+    """Do this rank's part of the run in ``path`` and keep ``ranks/rank-N.json``.
+
+    Returns:
+        0, or the exit status of a run of one rank that failed. Where a run of several ranks fails, this ends the
+        whole job and does not return.
+    """
+    launcher = detect()
+    rank = launcher.rank if launcher else 0
+    directory = RunDirectory(path)
+    terminal = _redirect_output(directory.log(rank))
+    faulthandler.enable()
+    record = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+        "status": "running",
+    }
+    write_json(directory.rank(rank), record)
+    failure = _attempt(directory)
+    try:
+        write_json(directory.rank(rank), {**record, **_ending(failure)})
+    except HpctrainError as error:
+        # The launcher reads this stream too, the only way left on a full disk.
+        os.write(terminal, f"rank {rank} on {record['host']}: {(failure or error).message}; {error}\n".encode())
+        failure = failure or _describe(error)
+    if failure is None:
+        return 0
+    if launcher and launcher.size > 1:
+        _end_job(failure.exit_code)
+    return failure.exit_code
+
+
+def _redirect_output(log: Path) -> int:
+    """Send both streams to ``log``, C++ libraries' output included; returns a copy of the old stderr."""
+    terminal = os.dup(2)
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise disk_error(error, log) from error
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    return terminal
+
+
+def _attempt(directory: RunDirectory) -> Failure | None:
+    """Do the work; what goes wrong is printed to the log and returned."""
+    script = None
+    try:
+        plan = Plan.model_validate_json(directory.plan.read_text())
+        script = plan.script
+        if script:
+            _run_script(script)
+        else:
+            from hpctrain.train.recipe import train_recipe
+
+            train_recipe(plan, directory)
+    except SystemExit as stop:
+        return _exit_status(stop)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _print_error(error, script)
+        return _describe(error)
+    return None
+
+
+def _run_script(script: Script) -> None:
+    """Run a user's script as Python itself does: as ``__main__``, its folder first on the path."""
+    sys.argv = [str(script.path), *script.arguments]
+    sys.path.insert(0, str(script.path.parent))
+    runpy.run_path(str(script.path), run_name="__main__")
+
+
+def _exit_status(stop: SystemExit) -> Failure | None:
+    if stop.code is None or stop.code == 0:
+        return None
+    if isinstance(stop.code, int):
+        return Failure(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=f"exit status {stop.code}")
+    with contextlib.suppress(OSError):
+        print(stop.code, file=sys.stderr)
+    return Failure(exit_code=1, kind="SystemExit", message=str(stop.code))
+
+
+def _describe(error: BaseException) -> Failure:
+    code = error.exit_code if isinstance(error, HpctrainError) else 1
+    return Failure(exit_code=code, kind=type(error).__name__, message=str(error))
+
+
+def _print_error(error: BaseException, script: Script | None) -> None:
+    if isinstance(error, HpctrainError):
+        print(f"hpctrain: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+
+
+def _from_script(trace: TracebackType | None, script: Script | None) -> TracebackType | None:
+    """The part of a traceback that begins in the user's script; the frames above it are hpctrain's."""
+    start = trace
+    while script and start and start.tb_frame.f_code.co_filename != str(script.path):
+        start = start.tb_next
+    return start or trace
+
+
+def _ending(failure: Failure | None) -> dict[str, Any]:
+    if failure is None:
+        return {"status": "done", "ended": time.time()}
+    return {
+        "status": "failed",
+        "ended": time.time(),
+        "exit_code": failure.exit_code,
+        "error": {"type": failure.kind, "message": failure.message},
+    }
+
+
+def _end_job(exit_code: int) -> None:
+    """End every rank: the others may wait for this one in a collective for ever."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import mpi4py
+
+        # Starting MPI only in order to leave it would wait for ranks that never start it.
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(exit_code)
+    # Not sys.exit: exit handlers leave MPI and Horovod in good order, and wait for the other ranks to do the same.
+    os._exit(exit_code)
