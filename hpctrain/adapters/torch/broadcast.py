@@ -40,14 +40,13 @@ def broadcast_model(comm: Communicator, model: torch.nn.Module) -> None:
 
 def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer) -> None:
     """Overwrite the optimizer's settings and state by rank 0's: a checkpoint may be loaded on rank 0 alone."""
-    leaves, structure = pytree.tree_flatten(optimizer.state_dict())
-    described = [_Shape.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    described, structure = comm.broadcast_object((described, structure))
+    own = optimizer.state_dict()
+    # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
+    state = comm.broadcast_object(pytree.tree_map_only(torch.Tensor, _Shape.of, own))
+    state = own if comm.rank == 0 else pytree.tree_map_only(_Shape, _Shape.empty, state)
+    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)])
     if comm.rank != 0:
-        leaves = [leaf.empty() if isinstance(leaf, _Shape) else leaf for leaf in described]
-    _broadcast(comm, [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    if comm.rank != 0:
-        optimizer.load_state_dict(pytree.tree_unflatten(leaves, structure))
+        optimizer.load_state_dict(state)
 
 
 class _Shape:
