@@ -53,24 +53,26 @@ class Guard:
             self.check()
 
     def check(self) -> None:
-        """Compare now: one reduction of two integers a parameter."""
-        if self._comm.size == 1:
-            return
-        own = self._checksums()
+        """Compare now."""
+        if self._comm.size > 1:
+            self.compare(self._steps, self._checksums())
+
+    def compare(self, step: int, own: Checksums) -> None:
+        """Compare checksums that were computed elsewhere, after ``step`` steps: one reduction of two integers each."""
         # The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
         high, inverted_low = self._comm.allreduce(np.stack([own, ~own]), "max")
         differing = np.flatnonzero(high != ~inverted_low)
         if differing.size:
-            raise self._difference(int(differing[0]), int(differing.size), int(own[differing[0]]))
+            raise self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
 
-    def _difference(self, index: int, count: int, own: int) -> HpctrainError:
+    def _difference(self, step: int, index: int, count: int, own: int) -> HpctrainError:
         """Who holds what of the first parameter that differs; the majority is taken for right."""
         ranks = self._comm.allgather_object((own, self._comm.host))
         values = [value for value, _ in ranks]
         majority = max(values, key=values.count)
         odd = [f"{rank} ({host})" for rank, (value, host) in enumerate(ranks) if value != majority]
         return HpctrainError(
-            f"after step {self._steps} the ranks hold different parameters: {self._names[index]!r} differs on "
+            f"after step {step} the ranks hold different parameters: {self._names[index]!r} differs on "
             f"rank {', '.join(odd)} from the other ranks ({count} of {len(self._names)} parameters differ)",
             CAUSES,
             exit_code=1,

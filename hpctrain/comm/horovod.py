@@ -151,33 +151,47 @@ class HorovodTensorFlowEngine:
         self._horovod = horovod
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        by_dtype: dict[Any, list[int]] = {}
-        for index, tensor in enumerate(tensors):
-            by_dtype.setdefault(tensor.dtype, []).append(index)
-        reduced: list[Any] = [None] * len(tensors)
-        for dtype, indices in by_dtype.items():
+        import tensorflow as tf
+
+        wire = [_tensorflow_wire(tensor) for tensor in tensors]
+        reduced = list(wire)
+        for dtype in sorted({tensor.dtype.name for tensor in wire}):
+            indices = [index for index, tensor in enumerate(wire) if tensor.dtype.name == dtype]
             group = self._horovod.grouped_allreduce(
-                [tensors[index] for index in indices],
+                [wire[index] for index in indices],
                 op=self._horovod.Average,
-                name=f"{name}.{dtype.name}",
+                name=f"{name}.{dtype}",
                 ignore_name_scope=True,
             )
             for index, tensor in zip(indices, group, strict=True):
-                reduced[index] = tensor
+                reduced[index] = tf.cast(tensor, tensors[index].dtype)
         return reduced
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return self._horovod.allgather(tensor, name=name, ignore_name_scope=True)
+        import tensorflow as tf
+
+        joined = self._horovod.allgather(_tensorflow_wire(tensor), name=name, ignore_name_scope=True)
+        return tf.cast(joined, tensor.dtype)
 
     def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self._horovod.allreduce(tensor, op=self._horovod.Min, name=name, ignore_name_scope=True)
 
     def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
+        import tensorflow as tf
+
         for index, variable in enumerate(variables):
-            value = self._horovod.broadcast(
-                variable.value(), root_rank=0, name=f"{name}.{index}", ignore_name_scope=True
-            )
-            variable.assign(value)
+            # Bytes travel the same for every dtype, those that Horovod does not know included.
+            as_bytes = variable.dtype != tf.bool
+            value = tf.bitcast(variable, tf.uint8) if as_bytes else tf.convert_to_tensor(variable)
+            value = self._horovod.broadcast(value, root_rank=0, name=f"{name}.{index}", ignore_name_scope=True)
+            variable.assign(tf.bitcast(value, variable.dtype) if as_bytes else value)
+
+
+def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
+    """Horovod 0.28.1 knows no bfloat16; float32 holds every bfloat16 exactly."""
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
 def _synchronize(horovod: Any, handle: int) -> Any:

@@ -1,0 +1,9 @@
+"""Keras 3 on TensorFlow: gradients reduced inside the optimizer, callbacks for ``fit``, sharded data."""
+
+from __future__ import annotations
+
+from hpctrain.adapters.keras.callbacks import LearningRateSchedule, callbacks
+from hpctrain.adapters.keras.optimizer import distribute
+from hpctrain.adapters.keras.sharding import shard
+
+__all__ = ["LearningRateSchedule", "callbacks", "distribute", "shard"]

@@ -1,0 +1,67 @@
+"""The variables of a model and its optimizer across ranks: equal at the start, and proven equal later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.adapters.guard import Checksums, Guard
+from hpctrain.comm import Communicator
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    import keras
+
+# The word that a dtype's bits are read as, by its size in bytes.
+_WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
+
+
+def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Give every rank the weights of rank 0's model and the state of its optimizer, which is built for it if needed.
+
+    States of random seed generators stay as they are, so that ranks draw different dropout masks if they were
+    seeded differently.
+
+    Raises:
+        HpctrainError: ranks hold different models or optimizers.
+    """
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    variables = model.weights + optimizer.variables
+    check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
+    comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
+
+
+def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
+    """Raise HpctrainError if a rank's list differs from rank 0's; collectives on different lists would hang."""
+    lists = comm.allgather_object(list(names))
+    for rank, other in enumerate(lists):
+        if other != lists[0]:
+            position = next(i for i in range(len(other) + 1) if other[: i + 1] != lists[0][: i + 1])
+            first, here = (each[position] if position < len(each) else "nothing" for each in (lists[0], other))
+            raise HpctrainError(
+                f"{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
+                "build the same model, optimizer and metrics on every rank",
+            )
+
+
+def checksums(variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """One 64-bit integer a variable: the wrap-around sum of its bits read as words. One flipped bit changes it."""
+    return tf.stack([_checksum(tf.convert_to_tensor(variable.value)) for variable in variables])
+
+
+def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
+    """A guard over the trainable variables; batch normalisation's statistics differ between ranks by design."""
+    variables = model.trainable_variables
+
+    def numbers() -> Checksums:
+        return np.asarray(checksums(variables).numpy(), dtype=np.int64)
+
+    return Guard(comm, [variable.path for variable in variables], numbers, every=every)
+
+
+def _checksum(value: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(tf.bitcast(value, _WORDS[value.dtype.size]), tf.int64))
