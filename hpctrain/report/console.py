@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from hpctrain.events import Event
 from hpctrain.report.record import communication_share, samples_per_s
@@ -27,7 +30,7 @@ class Console:
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
-        self._bar: Progress | None = None
+        self._bar: _Bar | None = None
         self._task = TaskID(0)
         self._epochs = 0
         self._steps: list[Event] = []
@@ -85,7 +88,7 @@ class Console:
             f"{event['parameters']:,} parameters, {self._epochs} epochs of {event['iterations_per_epoch']} steps"
         )
         if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _bar(self._stderr)
+            self._bar = _Bar(self._stderr)
             self._task = self._bar.add_task(
                 "", total=self._epochs * event["iterations_per_epoch"], epoch=0, epochs=self._epochs, detail=""
             )
@@ -95,31 +98,36 @@ class Console:
         self._steps.append(event)
         if self._bar:
             detail = f"loss {event['loss']:.4f}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
-            self._bar.update(self._task, advance=1, detail=detail)
+            self._bar.update(self._task, advance=1, epoch=event["epoch"], detail=detail)
 
     def _epoch(self, event: Event) -> None:
-        number = event["epoch"]
         self._progress_line(
-            f"epoch {number}/{self._epochs}  train loss {event['train_loss']:.4f}  test loss {event['test_loss']:.4f}  "
+            f"epoch {event['epoch']}/{self._epochs}  train loss {event['train_loss']:.4f}  "
             f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}"
         )
         self._steps = []
-        if self._bar:
-            self._bar.update(self._task, epoch=number)
 
 
-def _bar(stream: TextIO) -> Progress:
-    return Progress(
-        TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[detail]}"),
-        TimeRemainingColumn(compact=True),
-        console=RichConsole(file=stream),
-        transient=True,
-        expand=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
+class _Bar(Progress):
+    """The bar with the figures of the last steps in a row of their own, so that 60 columns are enough."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeRemainingColumn(compact=True),
+            console=RichConsole(file=stream),
+            transient=True,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text(task.fields["detail"], no_wrap=True, overflow="ellipsis")
 
 
 def _speed(steps: list[Event]) -> str:
@@ -127,5 +135,5 @@ def _speed(steps: list[Event]) -> str:
     speed, share = samples_per_s(steps), communication_share(steps)
     parts = [] if speed is None else [f"{speed:,.0f} samples/s"]
     if share is not None:
-        parts.append(f"{share:.0%} communication")
+        parts.append(f"comm {share:.0%}")
     return "  ".join(parts)

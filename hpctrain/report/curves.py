@@ -184,7 +184,7 @@ def _overlap(axes: Axes, timeline: Sequence[tuple[float, str, int]]) -> None:
     axes.set_yticks(sorted({bucket for _, _, bucket in timeline}))
     axes.invert_yaxis()
     axes.set_ylabel("bucket")
-    axes.set_xlabel("milliseconds since the step began")
+    axes.set_xlabel("milliseconds")
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)

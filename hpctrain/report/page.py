@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpctrain.events import disk_error
+from hpctrain.launch.records import RankRecord, read_records
 from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Reported
 from hpctrain.report.curves import curves, overlap
@@ -52,6 +53,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
 def render(directory: RunDirectory) -> str:
     """The page's text."""
     plan, record, summary = _read_plan(directory), Record.read(directory), read_summary(directory)
+    ranks = read_records(directory).values()
     reported = plan.recipe.reported if plan.recipe else None
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
@@ -73,12 +75,13 @@ def render(directory: RunDirectory) -> str:
         overlaps=[(event["iteration"], Markup(overlap(event["timeline"]))) for event in record.overlaps[:1]],  # noqa: S704
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
         settings=_settings(plan),
-        faults=record.faults,
-        ranks=_ranks(directory),
+        faults=_faults(record, ranks),
+        ranks=[_rank_row(rank) for rank in ranks],
     )
 
 
 def _read_plan(directory: RunDirectory) -> Plan:
+    # As JSON, not as Python values: the recipe's strict types take a list for a tuple from JSON only.
     return Plan.model_validate_json(json.dumps(read_json(directory.plan)))
 
 
@@ -93,7 +96,7 @@ def _figures(summary: Mapping[str, Any], reported: Reported | None) -> list[tupl
     if summary["samples_per_s"] is not None:
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
     if summary["communication_share"] is not None:
-        figures.append(("communication", f"{summary['communication_share']:.1%}", "of the steps' time"))
+        figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
     if summary.get("seconds") is not None:
         figures.append(("time", _duration(summary["seconds"]), f"{summary['epochs']} epochs, {summary['steps']} steps"))
     return figures
@@ -138,12 +141,27 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _ranks(directory: RunDirectory) -> list[dict[str, Any]]:
-    """What the ranks left about themselves, in the order of the ranks, every row with the same keys."""
-    files = {int(file.stem.removeprefix("rank-")): file for file in directory.ranks.glob("rank-*.json")}
-    ranks = [{"rank": rank, **read_json(files[rank])} for rank in sorted(files)]
-    columns = dict.fromkeys(key for facts in ranks for key in facts)
-    return [{key: facts.get(key) for key in columns} for facts in ranks]
+def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
+    """What went wrong: the run's fault events, then what the ranks that failed raised."""
+    events = [f"Rank {fault['rank']} on {fault['host']}: {fault['message']}" for fault in record.faults]
+    raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
+    return events + raised
+
+
+def _error(rank: RankRecord) -> str:
+    return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
+
+
+def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
+    """A rank as the page's table shows it."""
+    ended = rank.status != "running"
+    return (
+        rank.rank,
+        rank.host,
+        rank.status,
+        _duration(rank.ended - rank.started) if ended else None,
+        rank.exit_code if ended else None,
+    )
 
 
 def _text(value: Any) -> str:

@@ -57,7 +57,7 @@ def test_finished_run(finished: RunDirectory) -> None:
     page = _Page(finished)
     assert "test accuracy 0.9000 reported: 0.975" in page.text
     assert "throughput 128 samples/s" in page.text
-    assert "communication 20.0% of the steps' time" in page.text
+    assert "communication 20.0% of a step" in page.text
     assert "50% of the time with a reduction in flight lies before the last gradient" in page.text
     for setting in ("batch.size 64", "optimizer.nesterov yes", "torch 2.13.0", "hosts node1:2", "torch · horovod · 2"):
         assert setting in page.text
@@ -97,17 +97,23 @@ def test_unfinished_run_says_so(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 5
 
 
+def _rank(rank: int, host: str, status: str, **facts: object) -> dict[str, object]:
+    return {"rank": rank, "host": host, "pid": 7, "started": 100.0, "status": status, "ended": 112.5, **facts}
+
+
 def test_failed_run_shows_the_fault_and_the_ranks(tmp_path: Path) -> None:
-    fault = {"time": 1.0, "event": "fault", "rank": 1, "host": "node2", "message": "loss is nan at <step 7>"}
+    fault = {"time": 1.0, "event": "fault", "rank": 3, "host": "node3", "message": "loss is nan at <step 7>"}
     directory = write_run(tmp_path / "run", recipe_plan(), [*run_events(epochs=1), fault])
-    write_json(directory.rank(0), {"host": "node1", "exit_code": 143})
-    write_json(directory.rank(10), {"host": "node3", "exit_code": 143})
-    write_json(directory.rank(1), {"host": "node2", "exit_code": 1, "error": "ValueError: <x>"})
+    error = {"type": "ValueError", "message": "no <file>"}
+    write_json(directory.rank(0), _rank(0, "node1", "running"))
+    write_json(directory.rank(10), _rank(10, "node3", "done"))
+    write_json(directory.rank(1), _rank(1, "node2", "failed", exit_code=1, error=error))
     write_json(directory.summary, {**read_summary(directory), "status": "failed"})
     page = _Page(directory)
     assert "has not ended" not in page.text
-    assert "Rank 1 on node2: loss is nan at <step 7>" in page.text
-    assert "rank host exit code error 0 node1 143 — 1 node2 1 ValueError: <x> 10 node3 143 —" in page.text
+    assert "Rank 3 on node3: loss is nan at <step 7>" in page.text
+    assert "Rank 1 on node2: ValueError: no <file>" in page.text
+    assert "exit status 0 node1 running — — 1 node2 failed 12.5 s 1 10 node3 done 12.5 s 0" in page.text
 
 
 @pytest.mark.parametrize("events", [None, []])
@@ -143,10 +149,10 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     plan = recipe_plan(recipe=recipe, versions={attack: attack})
     fault = {"time": 1.0, "event": "fault", "rank": 1, "host": attack, "message": attack}
     directory = write_run(tmp_path / "run", plan, [*run_events(), fault])
-    write_json(directory.rank(0), {attack: attack})
+    write_json(directory.rank(0), _rank(0, attack, "failed", error={"type": attack, "message": attack}))
     page = _Page(directory)
     assert "script" not in page.tags
-    assert page.text.count(attack) == 10
+    assert page.text.count(attack) == 12
 
 
 def test_not_a_run_directory(tmp_path: Path) -> None:
