@@ -57,6 +57,8 @@ class Optimizer(Section):
             raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
+        if self.name == "adam" and self.weight_decay:
+            raise ValueError("weight_decay belongs to sgd and adamw: frameworks disagree on what it is for adam")
         return self
 
 
@@ -81,6 +83,8 @@ class Schedule(Section):
             raise ValueError("schedule 'step' needs milestones, and only it has them")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError("milestones must rise")
+        if self.milestones and self.milestones[0] <= self.warmup_epochs:
+            raise ValueError("milestones must come after the warm-up")
         return self
 
 

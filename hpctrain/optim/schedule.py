@@ -1,0 +1,52 @@
+"""The learning rate over a run, as a function of the iteration."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from hpctrain.recipes.schema import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Linear scaling, gradual warm-up, then the schedule's decay (Goyal et al. 2017, arXiv 1706.02677, section 2).
+
+    Attributes:
+        schedule: the recipe's.
+        learning_rate: the base rate, for ``schedule.base_batch`` samples a step.
+        batch_size: samples of one step over all ranks.
+        iterations_per_epoch: steps of one epoch.
+        epochs: epochs of the run.
+    """
+
+    schedule: Schedule
+    learning_rate: float
+    batch_size: int
+    iterations_per_epoch: int
+    epochs: int
+
+    @property
+    def peak(self) -> float:
+        """The scaled rate, reached at the end of the warm-up."""
+        return self.learning_rate * self.batch_size / (self.schedule.base_batch or self.batch_size)
+
+    def __call__(self, iteration: int) -> float:
+        """The rate of the step after ``iteration`` steps; at the number of all steps, the rate the run ends at."""
+        epoch = iteration / self.iterations_per_epoch
+        warmup = self.schedule.warmup_epochs
+        if epoch < warmup:
+            return self.learning_rate + (self.peak - self.learning_rate) * epoch / warmup
+        return self.peak * self._decay(epoch)
+
+    def _decay(self, epoch: float) -> float:
+        match self.schedule.name:
+            case "constant":
+                return 1.0
+            case "step":
+                return self.schedule.gamma ** bisect_right(self.schedule.milestones, epoch)
+            case "cosine":
+                span = self.epochs - self.schedule.warmup_epochs
+                done = (epoch - self.schedule.warmup_epochs) / span if span else 0.0
+                return (1 + math.cos(math.pi * done)) / 2

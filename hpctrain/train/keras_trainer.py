@@ -1,0 +1,90 @@
+"""A recipe's model and optimizer in Keras 3 on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain import models
+from hpctrain.adapters.keras import distribute
+from hpctrain.comm import Communicator
+from hpctrain.data.samples import Samples
+from hpctrain.optim.keras_sgd import MomentumSGD
+from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.train.loop import Timeline
+
+Part = tuple[Any, Any]
+
+# PyTorch's; Keras' own is 1e-7.
+_EPSILON = 1e-8
+
+
+class KerasTrainer:
+    """The Keras side of :class:`hpctrain.train.loop.Trainer`."""
+
+    framework = "keras"
+    # The reductions run inside the compiled graph, out of the sight of Python's clock.
+    communication_seconds = None
+    timeline: Timeline = ()
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        keras.utils.set_random_seed(recipe.seed)
+        self.model, self._optimizer = distribute(
+            models.build(recipe.model.name, "keras"),
+            make_optimizer(recipe.optimizer),
+            comm=comm,
+            compression=recipe.communication.compression,
+            guard_every=recipe.guard.every,
+        )
+        self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
+        # Batches differ by a sample or so: one graph for all of them.
+        self._step = tf.function(self._traced_step, reduce_retracing=True)
+        self._evaluate = tf.function(self._traced_evaluation, reduce_retracing=True)
+
+    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+        self._optimizer.learning_rate.assign(learning_rate)
+        tensors = [(tf.constant(part.images), tf.constant(part.labels)) for part in parts]
+        return float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
+
+    def evaluate(self, samples: Samples) -> tuple[float, int]:
+        loss_sum, correct = self._evaluate(tf.constant(samples.images), tf.constant(samples.labels))
+        return float(loss_sum), int(correct)
+
+    def _traced_step(self, parts: list[Part], scale: tf.Tensor) -> tf.Tensor:
+        weights = self.model.trainable_variables
+        losses, gradients = [], []
+        for images, labels in parts:
+            with tf.GradientTape() as tape:
+                loss = scale * _loss_sum(self.model(images, training=True), labels)
+            losses.append(loss)
+            gradients.append(tape.gradient(loss, weights))
+        self._optimizer.apply([tf.add_n(each) for each in zip(*gradients, strict=True)], weights)
+        return tf.add_n(losses)
+
+    def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self.model(images, training=False)
+        correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
+        return _loss_sum(logits, labels), correct
+
+
+def make_optimizer(settings: Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer that a recipe names; sgd's decay is an L2 term, adamw's is decoupled."""
+    rate, clip = settings.learning_rate, settings.clip_norm
+    match settings.name:
+        case "sgd":
+            return MomentumSGD(
+                rate, settings.momentum, settings.nesterov, l2=settings.weight_decay, global_clipnorm=clip
+            )
+        case "adam":
+            return keras.optimizers.Adam(rate, epsilon=_EPSILON, global_clipnorm=clip)
+        case "adamw":
+            return keras.optimizers.AdamW(
+                rate, epsilon=_EPSILON, weight_decay=settings.weight_decay, global_clipnorm=clip
+            )
+
+
+def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))

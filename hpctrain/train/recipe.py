@@ -1,0 +1,35 @@
+"""Train a recipe: what every rank does."""
+
+from __future__ import annotations
+
+from hpctrain.comm import Communicator, init
+from hpctrain.data.digits import load_digits
+from hpctrain.events import EventWriter
+from hpctrain.plan import Plan
+from hpctrain.rundir import RunDirectory
+from hpctrain.train.loop import Loop, Trainer
+
+
+def train_recipe(plan: Plan, directory: RunDirectory) -> None:
+    """Train the plan's recipe on the ranks that the launcher started. Rank 0 records the run in ``directory``.
+
+    Raises:
+        HpctrainError: settings that leave nothing to train, ranks that differ, a reduction that failed.
+    """
+    assert plan.recipe is not None
+    recipe = plan.recipe
+    comm = init()
+    train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=recipe.seed)
+    with EventWriter(directory.events if comm.rank == 0 else None) as events:
+        Loop(recipe, comm, _trainer(plan, comm), train, test, events).run()
+
+
+def _trainer(plan: Plan, comm: Communicator) -> Trainer:
+    assert plan.recipe is not None
+    if plan.framework == "keras":
+        from hpctrain.train.keras_trainer import KerasTrainer
+
+        return KerasTrainer(plan.recipe, comm)
+    from hpctrain.train.torch_trainer import TorchTrainer
+
+    return TorchTrainer(plan.recipe, comm)

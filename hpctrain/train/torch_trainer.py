@@ -1,0 +1,90 @@
+"""A recipe's model and optimizer in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from hpctrain import models
+from hpctrain.adapters.torch import distribute, no_sync, statistics
+from hpctrain.comm import Communicator
+from hpctrain.data.samples import Samples
+from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.train.loop import Timeline
+
+
+class TorchTrainer:
+    """The PyTorch side of :class:`hpctrain.train.loop.Trainer`."""
+
+    framework = "torch"
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        torch.manual_seed(recipe.seed)
+        model: torch.nn.Module = models.build(recipe.model.name, "torch")
+        self._clip_norm = recipe.optimizer.clip_norm
+        self.model, self._optimizer = distribute(
+            model,
+            make_optimizer(recipe.optimizer, list(model.parameters())),
+            comm=comm,
+            bucket_mb=recipe.communication.bucket_mb,
+            compression=recipe.communication.compression,
+            guard_every=recipe.guard.every,
+        )
+        self._statistics = statistics(self.model)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+
+    @property
+    def communication_seconds(self) -> float:
+        return self._statistics.communication_seconds
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._statistics.timeline
+
+    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+        self.model.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.zero_grad()
+        with no_sync():
+            before = [self._backward(part, scale) for part in parts[:-1]]
+        losses = [*before, self._backward(parts[-1], scale)]
+        if self._clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        self._optimizer.step()
+        return sum(loss.item() for loss in losses)
+
+    @torch.no_grad()
+    def evaluate(self, samples: Samples) -> tuple[float, int]:
+        self.model.eval()
+        images, labels = _tensors(samples)
+        logits = self.model(images)
+        loss_sum = F.cross_entropy(logits, labels, reduction="sum")
+        return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
+
+    def _backward(self, samples: Samples, scale: float) -> torch.Tensor:
+        images, labels = _tensors(samples)
+        loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that a recipe names; sgd's decay is an L2 term, adamw's is decoupled."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    match settings.name:
+        case "sgd":
+            return torch.optim.SGD(
+                parameters, rate, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay
+            )
+        case "adam":
+            return torch.optim.Adam(parameters, rate)
+        case "adamw":
+            return torch.optim.AdamW(parameters, rate, weight_decay=decay)
+
+
+def _tensors(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images as (N, channels, height, width), labels as (N,)."""
+    return torch.from_numpy(samples.images).movedim(-1, 1), torch.from_numpy(samples.labels)

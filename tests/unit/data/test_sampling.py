@@ -1,0 +1,75 @@
+"""Every sample exactly once an epoch, whatever the ranks and the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.data.sampling import batch_count, epoch_order, global_batches, share
+
+counts = st.integers(1, 300)
+ranks_ = st.integers(1, 17)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def shares(samples: int, size: int, ranks: int, *, seed: int = 0, epoch: int = 0, drop_last: bool = False):
+    """By global batch, the shares of all ranks."""
+    order = epoch_order(samples, seed=seed, epoch=epoch)
+    batches = global_batches(order, size, drop_last=drop_last)
+    return [[share(batch, rank, ranks) for rank in range(ranks)] for batch in batches]
+
+
+@given(counts, counts, ranks_, seeds, st.integers(0, 100))
+def test_every_sample_exactly_once(samples, size, ranks, seed, epoch):
+    seen = [
+        own.indices[: own.count] for batch in shares(samples, size, ranks, seed=seed, epoch=epoch) for own in batch
+    ]
+    assert sorted(np.concatenate(seen)) == list(range(samples))
+
+
+@given(counts, counts, ranks_)
+def test_weights_make_the_mean_over_ranks_the_mean_over_the_batch(samples, size, ranks):
+    values = np.random.default_rng(samples).normal(size=samples)
+    order = epoch_order(samples, seed=0, epoch=0)
+    for batch, own in zip(global_batches(order, size, drop_last=False), shares(samples, size, ranks), strict=True):
+        assert np.mean([part.weight for part in own]) == pytest.approx(1)
+        mean = np.mean([part.weight * values[part.indices].mean() for part in own])
+        assert mean == pytest.approx(values[batch].mean(), abs=1e-12)
+
+
+@given(counts, counts, ranks_, seeds)
+def test_global_batches_do_not_depend_on_the_number_of_ranks(samples, size, ranks, seed):
+    several = [np.concatenate([own.indices[: own.count] for own in b]) for b in shares(samples, size, ranks, seed=seed)]
+    one = [batch[0].indices for batch in shares(samples, size, 1, seed=seed)]
+    for joined, whole in zip(several, one, strict=True):
+        np.testing.assert_array_equal(joined, whole)
+
+
+@given(counts, counts, ranks_)
+def test_ranks_share_evenly_and_all_take_part(samples, size, ranks):
+    for batch in shares(samples, size, ranks):
+        sizes = [own.count for own in batch]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(len(own.indices) for own in batch)
+        assert all((own.weight == 0) == (own.count == 0) for own in batch)
+
+
+@given(counts, counts)
+def test_drop_last_leaves_out_only_the_smaller_batch(samples, size):
+    order = epoch_order(samples, seed=3, epoch=1)
+    whole = list(global_batches(order, size, drop_last=True))
+    assert all(len(batch) == size for batch in whole)
+    assert len(whole) == samples // size == batch_count(samples, size, drop_last=True)
+    every = list(global_batches(order, size, drop_last=False))
+    assert len(every) == batch_count(samples, size, drop_last=False)
+    np.testing.assert_array_equal(np.concatenate(every), order)
+    for kept, same in zip(whole, every, strict=False):
+        np.testing.assert_array_equal(kept, same)
+
+
+def test_order_changes_with_epoch_and_seed_and_with_nothing_else():
+    orders = [epoch_order(1000, seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({order.tobytes() for order in orders}) == 4
+    np.testing.assert_array_equal(orders[0], epoch_order(1000, seed=0, epoch=0))
