@@ -1,0 +1,124 @@
+"""Does the installed Horovod fit what is installed now? Reads files only, so it is cheap enough for every launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.build import BUILD_HINT, PACKAGES, TITLES, VERSION
+from hpctrain.build.fingerprint import mpi_identity, package_version
+from hpctrain.build.install import find_accelerator
+from hpctrain.build.installed import Installed, find_installed
+from hpctrain.cluster.mpi import find_mpi
+from hpctrain.errors import HpctrainError
+
+Status = Literal["ok", "failed", "not applicable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One part of the build: what was found, what is wanted, and what to do where they differ."""
+
+    name: str
+    status: Status
+    found: str
+    wanted: str = ""
+    mend: str = ""
+
+
+def require(framework: str) -> None:
+    """Make sure, before ranks are started, that Horovod can work in them.
+
+    A Horovod that something other than hpctrain built is taken on trust: the ranks themselves compare the number of
+    ranks that MPI and Horovod see.
+
+    Args:
+        framework: ``torch`` or ``keras``.
+
+    Raises:
+        HpctrainError: Horovod is not built, or built for another MPI or version of the framework.
+    """
+    package = PACKAGES[framework]
+    installed = find_installed()
+    if installed is None:
+        raise HpctrainError("Horovod is not built", BUILD_HINT)
+    for check in (_framework(framework, installed), _mpi(installed)):
+        if check.status == "failed":
+            raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.mend)
+    if package not in installed.packages:
+        raise HpctrainError(f"Horovod is not built for {TITLES[package]}", BUILD_HINT)
+
+
+def report() -> list[Check]:
+    """Every part of the build; nothing is missing where no status is ``failed``."""
+    installed = find_installed()
+    return [_horovod(installed), _mpi(installed), *(_framework(name, installed) for name in PACKAGES), _nccl(installed)]
+
+
+def _horovod(installed: Installed | None) -> Check:
+    if installed is None:
+        return Check(name="horovod", status="failed", found="Horovod is not built", wanted=VERSION, mend=BUILD_HINT)
+    if installed.fingerprint is None:
+        found = f"Horovod {installed.version}, not built by hpctrain, so its MPI is not known"
+        return Check(name="horovod", status="ok", found=found, wanted=VERSION, mend=f"to be sure, {BUILD_HINT}")
+    return Check(name="horovod", status="ok", found=f"Horovod {installed.version}", wanted=VERSION)
+
+
+def _mpi(installed: Installed | None) -> Check:
+    try:
+        mpi = mpi_identity(find_mpi())
+    except HpctrainError as error:
+        return Check(name="mpi", status="failed", found=error.message, wanted="an MPI", mend=error.hint)
+    built = installed.fingerprint if installed else None
+    if built and built.mpi != mpi:
+        return Check(
+            name="mpi", status="failed", found=f"Horovod is built for {built.mpi}", wanted=mpi, mend=BUILD_HINT
+        )
+    return Check(name="mpi", status="ok", found=mpi)
+
+
+def _framework(framework: str, installed: Installed | None) -> Check:
+    package = PACKAGES[framework]
+    version = package_version(package)
+    title = TITLES[package]
+    if version is None:
+        return Check(
+            name=framework,
+            status="not applicable",
+            found=f"{title} is not installed",
+            mend=f"to use it: pip install 'hpctrain[{framework}]', then {BUILD_HINT}",
+        )
+    wanted = f"{title} {version}"
+    if installed is None or package not in installed.packages:
+        found = f"Horovod is not built for {title}"
+        return Check(name=framework, status="failed", found=found, wanted=wanted, mend=BUILD_HINT)
+    built = getattr(installed.fingerprint, package) if installed.fingerprint else version
+    if built != version:
+        found = f"Horovod is built for {title} {built}"
+        return Check(name=framework, status="failed", found=found, wanted=wanted, mend=BUILD_HINT)
+    return Check(name=framework, status="ok", found=wanted)
+
+
+def _nccl(installed: Installed | None) -> Check:
+    toolkit, nccl = find_accelerator()
+    if toolkit is None:
+        return Check(
+            name="nccl",
+            status="not applicable",
+            found="no CUDA: the frameworks are built for CPUs, or there is no nvcc",
+            mend="for GPUs: install CUDA builds of the frameworks and the CUDA toolkit, set CUDA_HOME, "
+            f"then {BUILD_HINT}",
+        )
+    if nccl is None:
+        return Check(
+            name="nccl",
+            status="failed",
+            found=f"CUDA {toolkit.version} without NCCL's header and library",
+            wanted="nccl.h and libnccl.so",
+            mend=f"apt-get install libnccl-dev, or set NCCL_HOME, then {BUILD_HINT}",
+        )
+    built = installed.fingerprint.nccl if installed and installed.fingerprint else None
+    if built != nccl.version:
+        found = f"Horovod is built {f'for NCCL {built}' if built else 'without NCCL'}"
+        return Check(name="nccl", status="failed", found=found, wanted=f"NCCL {nccl.version}", mend=BUILD_HINT)
+    return Check(name="nccl", status="ok", found=f"NCCL {built}, CUDA {toolkit.version}")

@@ -1,0 +1,96 @@
+"""From nothing to a proved Horovod: compile it if no cached wheel fits, install it, prove it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hpctrain.build import cuda, wheel
+from hpctrain.build.fingerprint import Fingerprint, environment_prefix, take
+from hpctrain.build.installed import find_installed
+from hpctrain.build.prove import prove
+from hpctrain.build.wheel import Progress
+from hpctrain.cluster.mpi import MpiInstallation, find_mpi
+from hpctrain.errors import HpctrainError
+
+_BUILD_MODULES = ("cffi", "cloudpickle", "cmake", "pkg_resources", "wheel")
+
+
+def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
+    """Make the installed Horovod fit this environment's frameworks and MPI.
+
+    Args:
+        progress: is told what is being done.
+        force: compile and install even where the installed Horovod or a cached wheel fits.
+
+    Returns:
+        What Horovod is built for now, and how it came to be: ``already installed``, ``from the cache`` or
+        ``compiled``.
+
+    Raises:
+        HpctrainError: something that the build needs is missing, or the build or its proof failed.
+    """
+    mpi = find_mpi()
+    toolkit, nccl = find_accelerator()
+    wanted = take(mpi, toolkit, nccl)
+    if not wanted.packages:
+        raise HpctrainError("there is no framework to build Horovod for", "pip install 'hpctrain[torch]' or [keras]")
+    installed = find_installed()
+    if not force and installed and installed.fingerprint == wanted:
+        return wanted, "already installed"
+    found = None if force else wheel.cached_wheel(wanted)
+    if found is None:
+        _require_tools(mpi)
+    built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, progress)
+    progress("installing", None)
+    _pip("install", "--no-deps", "--force-reinstall", str(built))
+    try:
+        prove(mpi, wanted.packages, progress)
+    except HpctrainError:
+        # What was not proved must not be taken for a working build by the next command.
+        _pip("uninstall", "--yes", "horovod")
+        raise
+    return wanted, "from the cache" if found else "compiled"
+
+
+def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
+    """CUDA and NCCL, each only where an installed framework can use it."""
+    toolkit = cuda.find_toolkit() if cuda.framework_has_cuda() else None
+    return toolkit, cuda.find_nccl(toolkit) if toolkit else None
+
+
+def _require_tools(mpi: MpiInstallation) -> None:
+    missing = [name for name in _BUILD_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise HpctrainError(
+            f"the build needs Python packages that are missing: {', '.join(missing)}",
+            "pip install 'hpctrain[horovod]'",
+        )
+    programs = [os.environ.get("CXX", "c++"), "make"]
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        raise HpctrainError(
+            f"the build needs programs that are not on the PATH: {', '.join(missing)}",
+            "load the cluster's compiler module, or: apt-get install g++ make",
+        )
+    if environment_prefix(mpi) is None and mpi.mpicxx is None:
+        raise HpctrainError(
+            f"{mpi.name} at {mpi.mpirun} has no mpicxx beside it, so nothing can be compiled for it",
+            "install its development package (Debian: libopenmpi-dev or libmpich-dev), or load its full module",
+        )
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", *arguments]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if answer.returncode != 0:
+        raise HpctrainError(
+            f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"is {Path(sys.prefix)} yours to write?", exit_code=1
+        )
+    # Modules that appeared or went are looked up anew.
+    importlib.invalidate_caches()

@@ -1,0 +1,35 @@
+"""What the installed Horovod says of itself, read from its files: it is never imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+
+from hpctrain.build import METADATA_KEYS
+from hpctrain.build.cuda import package_directory
+from hpctrain.build.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """The Horovod of this environment; ``fingerprint`` is None where something other than hpctrain built it."""
+
+    version: str
+    packages: tuple[str, ...]
+    fingerprint: Fingerprint | None
+
+
+def find_installed() -> Installed | None:
+    """The Horovod of this environment, if there is one."""
+    directory = package_directory("horovod")
+    if directory is None:
+        return None
+    path = directory / "metadata.json"
+    metadata = json.loads(path.read_text()) if path.is_file() else {}
+    record = metadata.get("hpctrain")
+    return Installed(
+        version=importlib.metadata.version("horovod"),
+        packages=tuple(package for package, key in METADATA_KEYS.items() if key in metadata),
+        fingerprint=Fingerprint(**record) if record else None,
+    )

@@ -1,0 +1,85 @@
+"""``hpctrain horovod``: build Horovod for this machine, and check what is built."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from hpctrain.build.check import Check
+from hpctrain.build.wheel import Progress
+
+app = typer.Typer(help="Build Horovod for this machine's MPI and frameworks, and check it.", no_args_is_help=True)
+
+_MARKS = {"ok": "ok", "failed": "FAILED", "not applicable": "-"}
+
+
+@app.command()
+def build(
+    force: Annotated[bool, typer.Option("--force", help="compile even where a finished build fits")] = False,
+) -> None:
+    """Download, adapt, compile, install and prove Horovod for the MPI and the frameworks that are installed."""
+    from hpctrain.build.install import build as build_horovod
+
+    with _shown_progress() as progress:
+        built, origin = build_horovod(progress, force=force)
+    parts = {"torch": built.torch, "tensorflow": built.tensorflow, "CUDA": built.cuda, "NCCL": built.nccl}
+    versions = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
+    typer.echo(f"Horovod {built.horovod} ({origin}): {versions}, {built.mpi}")
+
+
+@app.command()
+def check(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say what Horovod is built for and what to do about each missing part; exits 3 where something is missing."""
+    from hpctrain.build.check import report
+
+    checks = report()
+    if as_json:
+        typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+    else:
+        for one in checks:
+            typer.echo(_line(one))
+    if any(check.status == "failed" for check in checks):
+        raise typer.Exit(3)
+
+
+def _line(check: Check) -> str:
+    found = f"{check.found}; wanted: {check.wanted}" if check.status == "failed" and check.wanted else check.found
+    line = f"{check.name:<8} {_MARKS[check.status]:<7} {found}"
+    return f"{line}\n{'':<17}{check.mend}" if check.mend else line
+
+
+@contextlib.contextmanager
+def _shown_progress() -> Iterator[Progress]:
+    """Progress on stderr: a bar on a terminal, a line for each step and each tenth elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _print_tenths()
+        return
+    with Bar(console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda step, percent: bar.update(
+            task, description=step, total=None if percent is None else 100, completed=percent or 0
+        )
+
+
+def _print_tenths() -> Progress:
+    said = ""
+
+    def show(step: str, percent: int | None) -> None:
+        nonlocal said
+        line = step if percent is None else f"{step}: {percent // 10 * 10} %"
+        if line != said:
+            typer.echo(f"horovod: {line}", err=True)
+            said = line
+
+    return show
