@@ -15,6 +15,7 @@ from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
     from hpctrain.cluster.mpi import MpiInstallation
+    from hpctrain.events import Event
     from hpctrain.launch.command import Command
     from hpctrain.plan import Plan, Script
     from hpctrain.recipes.schema import Recipe
@@ -100,11 +101,17 @@ def _execute(command: Command, plan: Plan, directory: RunDirectory) -> int:
     from hpctrain.launch.run import launch
     from hpctrain.report.console import Console
     from hpctrain.report.summary import summarise
+    from hpctrain.report.tensorboard import TensorBoardWriter
     from hpctrain.rundir import write_json
 
     write_json(directory.plan, plan.model_dump(mode="json"))
-    with Console() as console:
-        failure = launch(command, directory, plan.ranks, show=console.show, line=console.line)
+    with Console() as console, TensorBoardWriter(directory) as tensorboard:
+
+        def show(event: Event) -> None:
+            console.show(event)
+            tensorboard.show(event)
+
+        failure = launch(command, directory, plan.ranks, show=show, line=console.line)
     if failure:
         # Before anything is written, which a full disk would refuse.
         typer.echo(f"hpctrain: {failure}", err=True)

@@ -9,7 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpctrain.events import Event, read_events
+from hpctrain.events import Event, disk_error
 from hpctrain.report.summary import metrics
 from hpctrain.rundir import RunDirectory
 
@@ -20,14 +20,15 @@ _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"
 class TensorBoardWriter:
     """Writes events as TensorBoard scalars: ``step/…`` and ``epoch/…``, both over the number of the step.
 
+    The file is made at the first of them, so a script that emits no events leaves none.
+
     A ``RecordWriter`` over a plain file: TensorBoard's own ``EventFileWriter`` imports TensorFlow where it finds it.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        directory.tensorboard.mkdir(exist_ok=True)
-        self._records = RecordWriter((directory.tensorboard / _FILE_NAME).open("wb"))
+        self._directory = directory
+        self._records: RecordWriter | None = None
         self._iteration = 0
-        self._records.write(TensorBoardEvent(file_version="brain.Event:2").SerializeToString())
 
     def __enter__(self) -> Self:
         return self
@@ -35,18 +36,21 @@ class TensorBoardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._records.close()
+        if self._records:
+            self._records.close()
 
     def show(self, event: Event) -> None:
-        """Write one event; kinds without a curve are passed over."""
+        """Write one event; kinds without a curve are passed over.
+
+        Raises:
+            HpctrainError: the disk is full.
+        """
         match event["event"]:
             case "step":
                 self._iteration = event["iteration"]
                 self._write(event, "step", _step_scalars(event))
             case "epoch":
-                scalars = {**metrics(event), "samples_per_s": event["samples_per_s"]}
-                self._write(event, "epoch", scalars)
-                self._records.flush()
+                self._write(event, "epoch", {**metrics(event), "samples_per_s": event["samples_per_s"]})
 
     def _write(self, event: Event, group: str, scalars: dict[str, float | None]) -> None:
         values = [
@@ -54,15 +58,18 @@ class TensorBoardWriter:
             for name, value in scalars.items()
             if value is not None
         ]
-        entry = TensorBoardEvent(wall_time=event["time"], step=self._iteration, summary=Summary(value=values))
-        self._records.write(entry.SerializeToString())
+        self._append(TensorBoardEvent(wall_time=event["time"], step=self._iteration, summary=Summary(value=values)))
 
-
-def write_tensorboard(directory: RunDirectory) -> None:
-    """Write ``tensorboard/`` of a run from its events."""
-    with TensorBoardWriter(directory) as writer:
-        for event in read_events(directory.events):
-            writer.show(event)
+    def _append(self, entry: TensorBoardEvent) -> None:
+        try:
+            if self._records is None:
+                self._directory.tensorboard.mkdir(exist_ok=True)
+                # Unbuffered: TensorBoard sees each record whole, as soon as it is there.
+                self._records = RecordWriter((self._directory.tensorboard / _FILE_NAME).open("wb", buffering=0))
+                self._records.write(TensorBoardEvent(file_version="brain.Event:2").SerializeToString())
+            self._records.write(entry.SerializeToString())
+        except OSError as error:
+            raise disk_error(error, self._directory.tensorboard) from error
 
 
 def _step_scalars(step: Event) -> dict[str, float | None]:

@@ -8,8 +8,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from written_runs import recipe_plan, run_events, write_run
 
-from hpctrain.report.tensorboard import write_tensorboard
+from hpctrain.errors import HpctrainError
+from hpctrain.events import read_events
+from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.rundir import RunDirectory
+
+
+def _write(directory: RunDirectory) -> None:
+    with TensorBoardWriter(directory) as writer:
+        for event in read_events(directory.events):
+            writer.show(event)
 
 
 def _read(directory: RunDirectory) -> EventAccumulator:
@@ -19,7 +27,7 @@ def _read(directory: RunDirectory) -> EventAccumulator:
 
 
 def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
-    write_tensorboard(finished)
+    _write(finished)
     accumulator = _read(finished)
     steps = [event for event in run_events() if event["event"] == "step"]
     epochs = [event for event in run_events() if event["event"] == "epoch"]
@@ -41,9 +49,9 @@ def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
 
 
 def test_writing_again_replaces(finished: RunDirectory) -> None:
-    write_tensorboard(finished)
+    _write(finished)
     before = {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()}
-    write_tensorboard(finished)
+    _write(finished)
     assert {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()} == before
     assert len(_read(finished).Scalars("step/loss")) == 12
 
@@ -51,7 +59,7 @@ def test_writing_again_replaces(finished: RunDirectory) -> None:
 def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
     events = [{**event, "communication_seconds": None, "test_loss": float("nan")} for event in run_events()]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
-    write_tensorboard(directory)
+    _write(directory)
     tags = _read(directory).Tags()["scalars"]
     assert "step/loss" in tags
     assert "epoch/test_accuracy" in tags
@@ -61,12 +69,41 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from hpctrain.rundir import RunDirectory\n"
-        "from hpctrain.report.tensorboard import write_tensorboard\n"
+        "from hpctrain.events import read_events\n"
+        "from hpctrain.report.tensorboard import TensorBoardWriter\n"
         "from hpctrain.report.page import write_report\n"
-        "directory = RunDirectory(Path(sys.argv[1])); write_tensorboard(directory); write_report(directory)\n"
+        "directory = RunDirectory(Path(sys.argv[1]))\n"
+        "writer = TensorBoardWriter(directory)\n"
+        "for event in read_events(directory.events): writer.show(event)\n"
+        "write_report(directory)\n"
         "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
     )
     output = subprocess.run(
         [sys.executable, "-c", program, finished.path], capture_output=True, text=True, check=True, timeout=60
     )
     assert output.stdout.strip() == "set()"
+
+
+def test_each_record_is_there_at_once(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    with TensorBoardWriter(directory) as writer:
+        for event in run_events()[:3]:
+            writer.show(event)
+        assert len(_read(directory).Scalars("step/loss")) == 2
+
+
+def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    with TensorBoardWriter(directory):
+        pass
+    assert not directory.tensorboard.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_full_disk(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    directory.tensorboard.mkdir()
+    (directory.tensorboard / "events.out.tfevents.0000000000.hpctrain").symlink_to("/dev/full")
+    with pytest.raises(HpctrainError, match="no space left"), TensorBoardWriter(directory) as writer:
+        for event in run_events():
+            writer.show(event)
