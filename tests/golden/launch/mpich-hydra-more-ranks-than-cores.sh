@@ -1,0 +1,13 @@
+/opt/mpi/bin/mpirun \
+  -n 9 \
+  -hosts n1:9 \
+  -bind-to none \
+  -genv HPCTRAIN_BACKEND horovod \
+  -genv MKL_NUM_THREADS 1 \
+  -genv OMP_NUM_THREADS 1 \
+  -genv OPENBLAS_NUM_THREADS 1 \
+  -genv PYTHONUNBUFFERED 1 \
+  -genv TF_CPP_MIN_LOG_LEVEL 2 \
+  -genv TF_NUM_INTEROP_THREADS 1 \
+  -genv TF_NUM_INTRAOP_THREADS 1 \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

@@ -1,0 +1,13 @@
+/opt/mpi/bin/mpirun \
+  -n 2 \
+  -hosts n1:2 \
+  -bind-to core:4 \
+  -genv HPCTRAIN_BACKEND horovod \
+  -genv MKL_NUM_THREADS 4 \
+  -genv OMP_NUM_THREADS 4 \
+  -genv OPENBLAS_NUM_THREADS 4 \
+  -genv PYTHONUNBUFFERED 1 \
+  -genv TF_CPP_MIN_LOG_LEVEL 2 \
+  -genv TF_NUM_INTEROP_THREADS 1 \
+  -genv TF_NUM_INTRAOP_THREADS 4 \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

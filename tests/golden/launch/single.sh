@@ -1,0 +1,13 @@
+env \
+  -u OMPI_COMM_WORLD_SIZE \
+  -u PMI_SIZE \
+  -u SLURM_NTASKS \
+  HPCTRAIN_BACKEND=single \
+  MKL_NUM_THREADS=8 \
+  OMP_NUM_THREADS=8 \
+  OPENBLAS_NUM_THREADS=8 \
+  PYTHONUNBUFFERED=1 \
+  TF_CPP_MIN_LOG_LEVEL=2 \
+  TF_NUM_INTEROP_THREADS=1 \
+  TF_NUM_INTRAOP_THREADS=8 \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

@@ -1,0 +1,110 @@
+"""Plans: what is chosen where nothing was said, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpctrain
+from hpctrain.comm import BACKENDS as COMMUNICATORS
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import Plan, Script
+from hpctrain.planning import machine as facts
+from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.planner import BACKENDS, make_plan, oversubscription
+from hpctrain.recipes.load import load_recipe
+
+RECIPE = load_recipe("digits")
+SCRIPT = Script(path=Path("/home/me/train.py"))
+MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), versions={"torch": "2.13.0"})
+
+
+def test_defaults() -> None:
+    plan = make_plan(RECIPE, MACHINE)
+    assert (plan.ranks, plan.backend, plan.framework, plan.threads_per_rank) == (1, "single", "torch", 8)
+    assert plan.versions == {"torch": "2.13.0"}
+    assert make_plan(RECIPE, MACHINE, ranks=2).backend == "horovod"
+    assert make_plan(SCRIPT, MACHINE).framework is None
+
+
+@pytest.mark.parametrize(("installed", "chosen"), [({"torch"}, "torch"), ({"keras"}, "keras")])
+def test_the_framework_that_is_there(installed: set[str], chosen: str) -> None:
+    machine = Machine(host="n1", cores=8, frameworks=frozenset(installed), versions={})
+    assert make_plan(RECIPE, machine).framework == chosen
+
+
+@given(ranks=st.integers(1, 300), cores=st.integers(1, 300))
+def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores: int) -> None:
+    machine = Machine(host="n1", cores=cores, frameworks=frozenset({"torch"}), versions={})
+    plan = make_plan(RECIPE, machine, ranks=ranks)
+    assert sum(host.slots for host in plan.hosts) == ranks
+    warning = oversubscription(plan, machine)
+    if ranks <= cores:
+        assert warning is None
+        assert cores - ranks < plan.threads_per_rank * ranks <= cores
+    else:
+        assert plan.threads_per_rank == 1
+        assert warning is not None
+        assert f"{ranks} ranks share {cores} cores of n1" in warning
+
+
+def test_the_plan_survives_its_file() -> None:
+    plan = make_plan(RECIPE, MACHINE, ranks=3)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": 0}, "-np 0: a run has at least one rank"),
+        ({"ranks": -2}, "-np -2"),
+        ({"backend": "horvod"}, "unknown backend 'horvod'\n  did you mean 'horovod'?"),
+        ({"backend": "single", "ranks": 2}, "'single' is for one process, not for -np 2"),
+        ({"framework": "pytorch"}, "unknown framework 'pytorch'\n  did you mean 'torch'?"),
+    ],
+)
+def test_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        make_plan(RECIPE, MACHINE, **options)
+    assert said in str(caught.value)
+
+
+def test_a_framework_that_is_not_installed() -> None:
+    machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
+    with pytest.raises(HpctrainError, match=r"keras is not installed(.|\n)*pip install 'hpctrain\[keras\]'"):
+        make_plan(RECIPE, machine, framework="keras")
+    nothing = Machine(host="n1", cores=8, frameworks=frozenset(), versions={})
+    with pytest.raises(HpctrainError, match=r"pip install 'hpctrain\[torch\]'"):
+        make_plan(RECIPE, nothing)
+
+
+def test_a_script_chooses_its_framework_itself() -> None:
+    with pytest.raises(HpctrainError, match="train.py chooses by itself"):
+        make_plan(SCRIPT, MACHINE, framework="torch")
+
+
+def test_planning_and_communicators_know_the_same_backends() -> None:
+    assert BACKENDS == COMMUNICATORS
+
+
+def test_this_machine() -> None:
+    machine = this_machine()
+    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
+    assert machine.versions["hpctrain"] == hpctrain.__version__
+    assert machine.versions["numpy"].count(".") >= 1
+
+
+def test_cores_are_physical_and_within_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert facts.usable_cores() == 2
+
+
+def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "find_spec", lambda name: None if name == "tensorflow" else object())
+    assert this_machine().frameworks == {"torch"}

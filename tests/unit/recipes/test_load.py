@@ -1,0 +1,148 @@
+"""Recipe files and overrides: what is taken, and what is said about what is not."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.load import load_recipe, recipe_names
+
+DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()
+
+
+def recipe_file(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def changed(folder: Path, old: str, new: str) -> str:
+    assert old in DIGITS
+    return recipe_file(folder, DIGITS.replace(old, new))
+
+
+def test_published_recipes_are_valid() -> None:
+    assert "digits" in recipe_names()
+    for name in recipe_names():
+        assert load_recipe(name).name == name
+
+
+def test_a_file_is_the_same_as_the_published_recipe(tmp_path: Path) -> None:
+    assert load_recipe(recipe_file(tmp_path, DIGITS)) == load_recipe("digits")
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "1E-4", "1e-04", "0.0001", "1.e-4", ".1e-3"])
+def test_floats_as_in_yaml_1_2(tmp_path: Path, text: str) -> None:
+    file = changed(tmp_path, "weight_decay: 1.0e-4", f"weight_decay: {text}")
+    assert load_recipe(file).optimizer.weight_decay == 1e-4
+
+
+def test_overrides() -> None:
+    recipe = load_recipe(
+        "digits",
+        [
+            "optimizer={name: adam, learning_rate: 2e-3}",
+            "optimizer.clip_norm=1",
+            "schedule.name=step",
+            "schedule.milestones=[5, 7.5]",
+            "epochs=10",
+        ],
+    )
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate, recipe.optimizer.momentum) == ("adam", 0.002, 0.0)
+    assert recipe.optimizer.clip_norm == 1.0
+    assert recipe.schedule.milestones == (5.0, 7.5)
+    assert recipe.epochs == 10
+    assert recipe.batch == load_recipe("digits").batch
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.learnin_rate=1", "unknown key 'learnin_rate'\n  did you mean 'learning_rate'?"),
+        ("optimzer.name=adam", "did you mean 'optimizer'?"),
+        ("optimizer={nme: sgd, learning_rate: 1}", "unknown key 'optimizer.nme'; did you mean 'name'?"),
+        ("epochs=many", "--set epochs=many: epochs: input should be a valid integer, not 'many'"),
+        ("epochs=2.5", "--set epochs=2.5: epochs: "),
+        ("epochs='3'", "valid integer"),
+        ("batch.drop_last=1", "valid boolean"),
+        ("optimizer.learning_rate=.inf", "finite"),
+        ("optimizer.learning_rate=-1", "greater than 0"),
+        ("schedule.milestones=[1, x]", "schedule.milestones.1"),
+        ("optimizer=3", "--set optimizer=3: optimizer: "),
+        ("optimizer.name=adam", "--set optimizer.name=adam: optimizer: momentum and nesterov belong to sgd, not to adam"),
+        ("epochs.of=3", "epochs is a value and has no keys"),
+        ("epochs", "not of the form key=value"),
+        ("epochs=[", "not valid YAML"),
+        ("=3", "unknown key ''"),
+    ],
+)
+def test_a_wrong_override(override: str, said: str) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe("digits", [override])
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_an_override_within_an_overridden_value() -> None:
+    with pytest.raises(HpctrainError, match="optimizer was set to 3 before"):
+        load_recipe("digits", ["optimizer=3", "optimizer.name=sgd"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line_of", "said"),
+    [
+        ("momentum: 0.9", "momentun: 0.9", "momentun", "unknown key 'optimizer.momentun'; did you mean 'momentum'?"),
+        ("epochs: 20", "epochs: twenty", "epochs: twenty", "epochs: input should be a valid integer, not 'twenty'"),
+        ("  name: cosine", "  name: cosin", "  name: cosin", "schedule.name: input should be 'constant', 'cosine'"),
+        ("  size: 64", "  micro_batches: 1", "batch:", "the key 'batch.size' is missing"),
+        ("warmup_epochs: 2", "warmup_epochs: 40", "name: digits\n", "longer than the run"),
+        ("seed: 7", "epochs: 7", "epochs: 7", "the key 'epochs' was given before, in line "),
+        ("seed: 7", "seed: [7", "", "not valid YAML"),
+        ("seed: 7", "seed: 2020-01-01", "seed: 2020", "valid integer"),
+    ],
+)
+def test_a_wrong_file_names_the_line(tmp_path: Path, old: str, new: str, line_of: str, said: str) -> None:
+    file = changed(tmp_path, old, new)
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe(file)
+    assert said in str(caught.value)
+    if line_of:
+        text = Path(file).read_text()
+        assert f"{file}:{text[: text.index(line_of)].count(chr(10)) + 1}: " in str(caught.value)
+
+
+def test_every_fault_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        load_recipe(changed(tmp_path, "seed: 7", "seed: -1\nspeed: 3"))
+    assert "seed: " in str(caught.value)
+    assert "'speed'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no recipe"),
+        (b"- a\n- b\n", "holds no recipe"),
+        (b"just words", "holds no recipe"),
+        (b"\xff\xfe\x00\x01", "not a text file"),
+        (b"a: !!python/object:os.system x", "not valid YAML"),
+        (b"1: 2\nnull: 3\n", "unknown key"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(content)
+    with pytest.raises(HpctrainError, match=said):
+        load_recipe(str(path))
+
+
+def test_recipes_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match="unknown recipe 'digit'\n  did you mean 'digits'"):
+        load_recipe("digit")
+    with pytest.raises(HpctrainError, match="cannot read the recipe .*No such file"):
+        load_recipe(str(tmp_path / "none.yaml"))
+    with pytest.raises(HpctrainError, match="Is a directory"):
+        load_recipe(f"{tmp_path}/")
