@@ -26,27 +26,27 @@ class Check:
     mend: str = ""
 
 
-def require(framework: str) -> None:
+def require(framework: str | None) -> None:
     """Make sure, before ranks are started, that Horovod can work in them.
 
     A Horovod that something other than hpctrain built is taken on trust: the ranks themselves compare the number of
     ranks that MPI and Horovod see.
 
     Args:
-        framework: ``torch`` or ``keras``.
+        framework: ``torch`` or ``keras``; None where a script chooses by itself, so that only the MPI is known.
 
     Raises:
         HpctrainError: Horovod is not built, or built for another MPI or version of the framework.
     """
-    package = PACKAGES[framework]
     installed = find_installed()
     if installed is None:
         raise HpctrainError("Horovod is not built", BUILD_HINT)
-    for check in (_framework(framework, installed), _mpi(installed)):
+    checks = [_mpi(installed)] if framework is None else [_framework(framework, installed), _mpi(installed)]
+    for check in checks:
         if check.status == "failed":
             raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.mend)
-    if package not in installed.packages:
-        raise HpctrainError(f"Horovod is not built for {TITLES[package]}", BUILD_HINT)
+    if framework and PACKAGES[framework] not in installed.packages:
+        raise HpctrainError(f"Horovod is not built for {TITLES[PACKAGES[framework]]}", BUILD_HINT)
 
 
 def report() -> list[Check]:

@@ -91,9 +91,12 @@ def _mpi(plan: Plan) -> MpiInstallation | None:
     """The MPI whose launcher starts the ranks, after a check that Horovod is built for it."""
     if plan.backend == "single":
         return None
+    from hpctrain.build.check import require
     from hpctrain.cluster.mpi import find_mpi
 
-    return find_mpi()
+    mpi = find_mpi()
+    require(plan.framework)
+    return mpi
 
 
 def _execute(command: Command, plan: Plan, directory: RunDirectory) -> int:

@@ -84,7 +84,7 @@ def test_a_framework_that_is_not_installed() -> None:
 
 
 def test_a_script_chooses_its_framework_itself() -> None:
-    with pytest.raises(HpctrainError, match="train.py chooses by itself"):
+    with pytest.raises(HpctrainError, match=r"train\.py chooses by itself"):
         make_plan(SCRIPT, MACHINE, framework="torch")
 
 

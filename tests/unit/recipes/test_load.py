@@ -72,7 +72,10 @@ def test_overrides() -> None:
         ("optimizer.learning_rate=-1", "greater than 0"),
         ("schedule.milestones=[1, x]", "schedule.milestones.1"),
         ("optimizer=3", "--set optimizer=3: optimizer: "),
-        ("optimizer.name=adam", "--set optimizer.name=adam: optimizer: momentum and nesterov belong to sgd, not to adam"),
+        (
+            "optimizer.name=adam",
+            "--set optimizer.name=adam: optimizer: momentum and nesterov belong to sgd, not to adam",
+        ),
         ("epochs.of=3", "epochs is a value and has no keys"),
         ("epochs", "not of the form key=value"),
         ("epochs=[", "not valid YAML"),
@@ -142,7 +145,7 @@ def test_files_that_are_no_recipe(tmp_path: Path, content: bytes, said: str) -> 
 def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(HpctrainError, match="unknown recipe 'digit'\n  did you mean 'digits'"):
         load_recipe("digit")
-    with pytest.raises(HpctrainError, match="cannot read the recipe .*No such file"):
+    with pytest.raises(HpctrainError, match=r"cannot read the recipe .*No such file"):
         load_recipe(str(tmp_path / "none.yaml"))
     with pytest.raises(HpctrainError, match="Is a directory"):
         load_recipe(f"{tmp_path}/")

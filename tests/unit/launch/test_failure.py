@@ -1,0 +1,111 @@
+"""Which rank is blamed, from the records and from what real launchers print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.launch.failure import find_failure
+from hpctrain.rundir import RunDirectory
+
+OPEN_MPI = """\
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 8399 on node n2 exited on
+signal {signal} (Killed).
+--------------------------------------------------------------------------
+"""
+OPEN_MPI_4 = """\
+mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal {signal} (Killed).
+"""
+MPICH = """\
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 1001 RUNNING AT n2
+=   EXIT CODE: {signal}
+=   CLEANING UP REMAINING PROCESSES
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal {signal})
+"""
+INTEL = """\
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK 1 PID 1001 RUNNING AT n2
+=   KILLED BY SIGNAL: {signal} (Killed)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path)
+    made.create()
+    return made
+
+
+def record(directory: RunDirectory, rank: int, status: str, error: str = "", **more: Any) -> None:
+    values = {"rank": rank, "host": f"n{rank + 1}", "pid": 1000 + rank, "started": 1.0, "status": status, **more}
+    if error:
+        values["error"] = {"type": "ValueError", "message": error}
+    directory.rank(rank).write_text(json.dumps(values))
+
+
+def test_done_is_what_every_rank_says(directory: RunDirectory) -> None:
+    record(directory, 0, "done")
+    record(directory, 1, "done")
+    assert find_failure(directory, 2, output="", exit_status=0) is None
+    assert find_failure(directory, 2, output="noise at exit", exit_status=1) is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_exit_status_0_is_not_believed(directory: RunDirectory, ranks: int) -> None:
+    """mpirun exits 0 when a whole node is lost; then a record says 'running', or was never written."""
+    record(directory, 0, "done")
+    record(directory, 1, "running")
+    failure = find_failure(directory, ranks, output="", exit_status=0)
+    assert failure is not None
+    assert "rank 1" in failure.message
+
+
+def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "a consequence", ended=20.0)
+    record(directory, 1, "failed", "the cause", ended=10.0)
+    directory.log(1).write_text("".join(f"line {number}\n" for number in range(50)))
+    failure = find_failure(directory, 2, output="", exit_status=1)
+    assert failure is not None
+    assert (failure.rank, failure.host, failure.message) == (1, "n2", "rank 1 on n2 failed: ValueError: the cause")
+    assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
+    assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
+
+
+@pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, MPICH, INTEL])
+def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirectory, text: str) -> None:
+    record(directory, 0, "failed", "lost the others", ended=5.0)
+    record(directory, 1, "running")
+    failure = find_failure(directory, 2, output=text.format(signal=9), exit_status=137)
+    assert failure is not None
+    assert failure.message.startswith("rank 1 on n2 was killed by signal 9 (SIGKILL), which is also")
+    crash = find_failure(directory, 2, output=text.format(signal=11), exit_status=139)
+    assert crash is not None
+    assert crash.message == "rank 1 on n2 was killed by signal 11 (SIGSEGV)"
+
+
+def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "the cause", ended=5.0)
+    record(directory, 1, "running")
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=15), exit_status=1)
+    assert failure is not None
+    assert failure.message == "rank 0 on n1 failed: ValueError: the cause"
+
+
+def test_a_single_process_that_was_killed(directory: RunDirectory) -> None:
+    record(directory, 0, "running")
+    failure = find_failure(directory, 1, output="", exit_status=-11)
+    assert failure is not None
+    assert failure.message == "rank 0 on n1 was killed by signal 11 (SIGSEGV)"
+
+
+def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> None:
+    failure = find_failure(directory, 2, output="\nno such host: n7\n", exit_status=3)
+    assert failure is not None
+    assert str(failure) == (
+        "rank 0, 1 did not finish; the launcher exited with status 3\n  the launcher said:\n    no such host: n7"
+    )

@@ -1,0 +1,166 @@
+"""Following and ending processes; small programs stand in for a launcher and its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.launch import run as launching
+from hpctrain.launch.command import Command
+from hpctrain.launch.failure import Failure
+from hpctrain.launch.follow import Tail
+from hpctrain.launch.records import read_records
+from hpctrain.launch.run import Interrupts, launch
+from hpctrain.rundir import RunDirectory
+
+# A rank's record, written by the program itself so that pid and start are real.
+RECORD = """
+import json, os, psutil, signal, socket, subprocess, sys, time
+def record(rank, status, pid=None, **more):
+    process = psutil.Process(pid)
+    values = dict(rank=rank, host=socket.gethostname(), pid=process.pid, started=process.create_time(), status=status)
+    path = f"ranks/rank-{rank}.json"
+    with open(path + ".new", "w") as file:
+        json.dump({**values, **more}, file)
+    os.replace(path + ".new", path)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    made = RunDirectory(tmp_path)
+    made.create()
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def start(directory: RunDirectory, program: str, ranks: int = 1) -> tuple[Failure | None, list[str], list[str]]:
+    shown: list[str] = []
+    lines: list[str] = []
+    failure = launch(
+        Command(program=(sys.executable, "-c", RECORD + program)),
+        directory,
+        ranks,
+        show=lambda event: shown.append(event["event"]),
+        line=lines.append,
+    )
+    return failure, shown, lines
+
+
+def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
+    failure, shown, lines = start(
+        directory,
+        """
+log = open("logs/rank-0.log", "wb", buffering=0)
+events = open("events.jsonl", "wb", buffering=0)
+log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "run"}\\n{"time": 2, ')
+time.sleep(0.3)
+log.write(b"o\\nend without newline"); events.write(b'"event": "end"}\\n{"time": 3, "ev')
+record(0, "done")
+""",
+    )
+    assert failure is None
+    assert lines == ["one", "two", "end without newline"]
+    assert shown == ["run", "end"]
+
+
+def test_tail_gives_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.lines() == []
+    given = []
+    text = "é\nüö\n\nß\n".encode()
+    for end in range(len(text) + 1):
+        path.write_bytes(text[:end])
+        given += tail.lines()
+    assert given == text.splitlines()
+
+
+def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
+    monkeypatch.setattr(launching, "_TERMINATE_SECONDS", 0.5)
+    failure, _, _ = start(
+        directory,
+        """
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+for rank in range(2):
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    record(rank, "running", child.pid)
+os._exit(0)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    records = read_records(directory)
+    assert len(records) == 2
+    assert [record.process() for record in records.values()] == [None, None]
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+record(1, "failed", ended=time.time(), exit_code=1, error={"type": "ValueError", "message": "boom"})
+record(0, "running")
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.message == f"rank 1 on {socket.gethostname()} failed: ValueError: boom"
+
+
+def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> None:
+    """The record names a pid that now belongs to somebody else: to this very test."""
+    me = psutil.Process()
+    values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time() - 60}
+    directory.rank(0).write_text(json.dumps({**values, "status": "running"}))
+    assert read_records(directory)[0].process() is None
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "status": "running"}))
+    assert read_records(directory)[0].process() == me
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "host": "x", "status": "running"}))
+    assert read_records(directory)[0].process() is None
+
+
+def test_an_event_that_is_none_stops_the_run(directory: RunDirectory) -> None:
+    with pytest.raises(Exception, match=r"events.jsonl: not an event"):
+        start(
+            directory,
+            """
+record(0, "running")
+open("events.jsonl", "w").write("nonsense\\n")
+time.sleep(600)
+""",
+        )
+    assert read_records(directory)[0].process() is None
+
+
+def test_interrupts_are_collected_and_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0)
+    assert interrupts.received == [signal.SIGTERM, signal.SIGHUP]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nohup_is_respected() -> None:
+    program = (
+        "import os, signal; from hpctrain.launch.run import Interrupts; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print(interrupts.received)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout == "[]\n"
