@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-import hpctrain
 from hpctrain.errors import HpctrainError
 
 # name: (module, its function or Typer application, help)
@@ -48,7 +47,7 @@ for _name, (_, _, _help) in _COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(hpctrain.__version__)
+        typer.echo(metadata.version("hpctrain"))
         raise typer.Exit
 
 

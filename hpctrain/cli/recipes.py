@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
+import yaml
+
+from hpctrain.recipes.load import load_recipe, recipe_names
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -15,10 +19,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
     """The published recipes."""
-    import json
-
-    from hpctrain.recipes.load import load_recipe, recipe_names
-
     recipes = [load_recipe(name) for name in recipe_names()]
     if as_json:
         rows = [{"name": r.name, "model": r.model.name, "data": r.data.name, "source": r.source} for r in recipes]
@@ -35,12 +35,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """A recipe with every value, the defaults included."""
-    import json
-
-    import yaml
-
-    from hpctrain.recipes.load import load_recipe
-
     values = load_recipe(name, overrides or []).model_dump(mode="json")
     typer.echo(json.dumps(values, indent=2) if as_json else yaml.safe_dump(values, sort_keys=False).rstrip())
 
@@ -51,9 +45,5 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe against the schema; exits 2 and says what is wrong, and where, if it does not hold."""
-    import json
-
-    from hpctrain.recipes.load import load_recipe
-
     recipe = load_recipe(file)
     typer.echo(json.dumps({"name": recipe.name, "status": "ok"}) if as_json else f"{recipe.name}: ok")

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 
 import psutil
 
-import hpctrain
 from hpctrain.recipes.schema import Framework
 
 # What each framework needs to be importable; Keras runs on TensorFlow here.
 _MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}
 # One package can come from several distributions; the first that is installed counts.
 _DISTRIBUTIONS = {
+    "hpctrain": ("hpctrain",),
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "keras": ("keras",),
@@ -63,7 +63,7 @@ def usable_cores() -> int:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "hpctrain": hpctrain.__version__}
+    versions = {"python": platform.python_version()}
     for package, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             try:
