@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +47,8 @@ for _name, (_, _, _help) in _COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(metadata.version("hpctrain"))
         raise typer.Exit
 
