@@ -45,8 +45,8 @@ def require(framework: str | None) -> None:
     for check in checks:
         if check.status == "failed":
             raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.mend)
-    if framework and PACKAGES[framework] not in installed.packages:
-        raise HpctrainError(f"Horovod is not built for {TITLES[PACKAGES[framework]]}", BUILD_HINT)
+        if check.status == "not applicable":
+            raise HpctrainError(check.found, check.mend)
 
 
 def report() -> list[Check]:

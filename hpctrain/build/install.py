@@ -19,6 +19,7 @@ from hpctrain.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.errors import HpctrainError
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "cmake", "pkg_resources", "wheel")
+_BUILD_PROGRAMS = (os.environ.get("CXX", "c++"), "make")
 
 
 def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
@@ -71,8 +72,7 @@ def _require_tools(mpi: MpiInstallation) -> None:
             f"the build needs Python packages that are missing: {', '.join(missing)}",
             "pip install 'hpctrain[horovod]'",
         )
-    programs = [os.environ.get("CXX", "c++"), "make"]
-    missing = [name for name in programs if shutil.which(name) is None]
+    missing = [name for name in _BUILD_PROGRAMS if shutil.which(name) is None]
     if missing:
         raise HpctrainError(
             f"the build needs programs that are not on the PATH: {', '.join(missing)}",

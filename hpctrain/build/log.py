@@ -9,7 +9,8 @@ _PERCENT = re.compile(r"\s*\[ *(?P<percent>\d+)%\]")
 _COUNT = re.compile(r"\s*\[(?P<done>\d+)/(?P<all>[1-9]\d*)\]")
 _ERROR = re.compile(
     r"""
-      (:\ |^)(fatal\ )?error:\            # C++ compiler, nvcc, clang
+      (:\ |^)(fatal\ )?error:\            # C++ compiler
+    | ^nvcc\ fatal
     | ^CMake\ Error
     | undefined\ reference\ to
     | (^|/)ld:\ (cannot|error)
