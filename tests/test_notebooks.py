@@ -1,0 +1,51 @@
+"""Every notebook runs from its first cell to its last, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+_NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+_CELL_TIMEOUT_SECONDS = 240
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a notebook runs; `hpctrain` is found without an activated environment."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    return tmp_path
+
+
+def _run(name: str, folder: Path) -> NotebookNode:
+    notebook = nbformat.read(_NOTEBOOKS / name, as_version=4)
+    resources = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, timeout=_CELL_TIMEOUT_SECONDS, resources=resources).execute()
+
+
+def _printed(notebook: NotebookNode) -> str:
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+@pytest.mark.slow
+def test_first_run(folder: Path) -> None:
+    printed = _printed(_run("01_first_run.ipynb", folder))
+    losses = [line.split(": loss ")[1] for line in printed.splitlines() if ": loss " in line]
+    assert len(losses) == 2
+    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-4)
+    assert "epoch 20/20" in printed
+    assert (folder / "runs/first/report.html").exists()
+
+
+@pytest.mark.parametrize("path", sorted(_NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
+def test_committed_without_outputs(path: Path) -> None:
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert code
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
