@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from hpctrain.build import cuda, wheel
@@ -78,6 +79,9 @@ def _require_tools(mpi: MpiInstallation) -> None:
             f"the build needs programs that are not on the PATH: {', '.join(missing)}",
             "load the cluster's compiler module, or: apt-get install g++ make",
         )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise HpctrainError(f"the build needs Python's header {header}", "apt-get install python3-dev")
     if environment_prefix(mpi) is None and mpi.mpicxx is None:
         raise HpctrainError(
             f"{mpi.name} at {mpi.mpirun} has no mpicxx beside it, so nothing can be compiled for it",
