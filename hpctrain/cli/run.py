@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hpctrain.errors import HpctrainError
+from hpctrain.events import Event
 from hpctrain.launch.start import command_for, launch_plan
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.machine import Machine, this_machine
@@ -70,8 +71,16 @@ def _default_directory(plan: Plan) -> Path:
 
 def _execute(plan: Plan, directory: RunDirectory, machine: Machine) -> int:
     """Run, show, and leave ``summary.json``; returns the exit code."""
-    with Console() as console:
-        failure = launch_plan(plan, directory, machine, show=console.show, line=console.line)
+    # Half a second that --help and --dry-run do not need.
+    from hpctrain.report.tensorboard import TensorBoardWriter
+
+    with Console() as console, TensorBoardWriter(directory) as tensorboard:
+
+        def show(event: Event) -> None:
+            console.show(event)
+            tensorboard.show(event)
+
+        failure = launch_plan(plan, directory, machine, show=show, line=console.line)
     if failure:
         # Before anything is written, which a full disk would refuse.
         typer.echo(f"hpctrain: {failure}", err=True)
