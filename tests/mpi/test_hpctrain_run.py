@@ -1,0 +1,112 @@
+"""``hpctrain run`` on real ranks: how a run ends, in good and in bad cases.
+
+The program waits for 600 s, so a run that is not ended at once fails at the limit of the ``hpctrain`` fixture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.launch.records import read_records
+from hpctrain.planning.machine import usable_cores
+from hpctrain.rundir import RunDirectory
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
+HOST = socket.gethostname()
+
+
+def failure(run_dir: Path) -> dict[str, object]:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    found = summary["failure"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_script_in_odd_places(hpctrain: Launch, tmp_path: Path) -> None:
+    script = tmp_path / 'it\'s a "script" $HOME.py'
+    script.write_text(PROGRAM.read_text())
+    run_dir = tmp_path / 'runs; of "mine"' / "it's one"
+    odd = ["--lr", "a b", "it's", "$HOME", ""]
+    result = hpctrain("run", script.name, "-np", "2", "--run-dir", str(run_dir), "--", "sum", *odd)
+    assert result.returncode == 0, result.stdout
+    assert f"arguments {odd}" in result.stdout
+    assert f"sum [3.] {max(1, usable_cores() // 2)}\n" in result.stdout
+    # Rank 0 is streamed, once; rank 1 has its log.
+    assert result.stdout.count("sum [3.]") == 1
+    assert "sum [3.]" in (run_dir / "logs" / "rank-1.log").read_text()
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "done"
+    plan = json.loads((run_dir / "plan.json").read_text())
+    assert (plan["ranks"], plan["script"]["path"]) == (2, str(script))
+    records = read_records(RunDirectory(run_dir))
+    assert {rank: (record.host, record.status) for rank, record in records.items()} == {
+        0: (HOST, "done"),
+        1: (HOST, "done"),
+    }
+
+
+def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=120)
+    assert result.returncode == 1
+    assert f"rank 1 on {HOST} failed: ValueError: boom" in result.stdout
+    assert "logs/rank-1.log" in result.stdout
+    assert "about to fail" in result.stdout
+    assert 'raise ValueError("boom")' in result.stdout
+    # The traceback begins in the user's script.
+    assert "runpy" not in result.stdout
+    assert failure(tmp_path / "run")["rank"] == 1
+
+
+def test_one_rank_leaves_without_a_word(hpctrain: Launch, tmp_path: Path) -> None:
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "leave", timeout=120)
+    assert result.returncode == 1
+    assert f"rank 1 on {HOST} failed: SystemExit: exit status 7" in result.stdout
+
+
+def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=120)
+    assert result.returncode == 1
+    assert f"rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in result.stdout
+    assert "about to die" in result.stdout
+    assert failure(tmp_path / "run")["host"] == HOST
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
+    """Rank 1 ignores SIGTERM."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = str(Path(sys.executable).parent / "hpctrain")
+    command = [program, "run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "wait"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any("ready" in line for line in process.stdout)
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 3
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"interrupted by {number.name}; every process was ended" in output
+    assert not [member for member in started if member.is_running()]
+    records = read_records(RunDirectory(tmp_path / "run"))
+    assert len(records) == 2
+    assert not any(record.process() for record in records.values())

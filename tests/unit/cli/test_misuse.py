@@ -1,0 +1,130 @@
+"""What the command line says to a user's mistake: no traceback, exit code 2, and what mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.build import check
+from hpctrain.build.fingerprint import Fingerprint
+from hpctrain.build.installed import Installed
+from hpctrain.cli.main import main
+from hpctrain.errors import HpctrainError
+from hpctrain.planning import machine
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # So that none of these depends on what is built here; those that are about it say so.
+    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "digit"], "unknown recipe 'digit'\n  did you mean 'digits'?"),
+        (["run", "digits", "--set", "optimizer.lerning_rate=1"], "did you mean 'learning_rate'?"),
+        (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
+        (["run", "digits", "-np", "0"], "-np 0: a run has at least one rank"),
+        (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
+        (["run", "digits", "--backend", "nccl2"], "unknown backend 'nccl2'"),
+        (["run", "digits", "-np", "2", "--backend", "single"], "'single' is for one process"),
+        (["run", "digits", "--framework", "jax"], "unknown framework 'jax'"),
+        (["run", "digits", "--", "--lr", "3"], "arguments are for a script, and digits is a recipe: --lr 3"),
+        (["run", "train.py"], "there is no script train.py"),
+        (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
+        (["run"], "Missing argument"),
+        (["rum"], "No such command 'rum'. Did you mean 'run'?"),
+        (["recipes", "show", "digit"], "did you mean 'digits'?"),
+        (["recipes", "check", "mine.yaml"], "cannot read the recipe mine.yaml"),
+    ],
+)
+def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    # Typer wraps its own messages into a box.
+    assert said in captured.err or said in " ".join(captured.err.replace("│", " ").split())
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train.py", "--set", "epochs=2"], "--set is for recipes, and train.py is a script"),
+        (["train.py", "--framework", "torch"], "train.py chooses by itself"),
+    ],
+)
+def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    assert main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_more_ranks_than_cores_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "-np", "5000", "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    assert "warning: 5000 ranks share " in captured.err
+    assert "as long as with a core a rank" in captured.err
+    assert "--bind-to none" in captured.out or "-bind-to none" in captured.out or "I_MPI_PIN off" in captured.out
+
+
+def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert main(["run", "digits", "--framework", "keras"]) == 2
+    assert "keras is not installed in this Python\n  pip install 'hpctrain[keras]'" in capsys.readouterr().err
+
+
+def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hpctrain.launch.start.require", check.require)
+    monkeypatch.setattr(check, "find_installed", lambda: None)
+    for dry_run in ([], ["--dry-run"]):
+        assert main(["run", "digits", "-np", "2", *dry_run]) == 2
+        assert "Horovod is not built\n  run: hpctrain horovod build" in capsys.readouterr().err
+    Path("train.py").touch()
+    assert main(["run", "train.py", "-np", "2"]) == 2
+    assert "Horovod is not built" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert main(["run", "digits", "-np", "1", "--dry-run"]) == 0
+
+
+def test_horovod_that_was_built_for_another_mpi(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = dict.fromkeys(("horovod", "adaptations", "python"), "x")
+    fingerprint = Fingerprint(
+        **fields, mpi="MPICH 3.4 at /opt/mpich", torch=None, tensorflow=None, cuda=None, nccl=None
+    )
+    other = Installed(version="0.28.1", packages=("torch", "tensorflow"), fingerprint=fingerprint)
+    monkeypatch.setattr("hpctrain.launch.start.require", check.require)
+    monkeypatch.setattr(check, "find_installed", lambda: other)
+    Path("train.py").touch()
+    assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "Horovod is built for MPICH 3.4 at /opt/mpich; wanted: " in said
+    assert "hpctrain horovod build" in said
+
+
+def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("old").mkdir()
+    Path("old/plan.json").write_text("{}")
+    assert main(["run", "digits", "--run-dir", "old"]) == 2
+    assert "old already holds a run\n  choose another place with --run-dir" in capsys.readouterr().err
+    assert [path.name for path in Path("old").iterdir()] == ["plan.json"]
+
+
+def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    assert main(["run", "digits", "--run-dir", "file/run"]) == 1
+    assert "cannot write file/run" in capsys.readouterr().err
+
+
+def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def found_a_fault() -> None:
+        raise HpctrainError("the message", "the hint", exit_code=3)
+
+    monkeypatch.setattr("hpctrain.cli.run.this_machine", found_a_fault)
+    assert main(["run", "digits"]) == 3
+    assert capsys.readouterr().err == "hpctrain: the message\n  the hint\n"

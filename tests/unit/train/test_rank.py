@@ -1,0 +1,143 @@
+"""One rank's work: scripts run as Python runs them, and every way to end is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.plan import Plan, Script, Slots
+from hpctrain.rundir import RunDirectory
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run a script as the only rank, as a launch does; returns exit status, record and log."""
+    script = folder / "script.py"
+    script.write_text(text)
+    directory = RunDirectory(folder / "run")
+    directory.create()
+    host = socket.gethostname()
+    plan = Plan(
+        script=Script(path=script, arguments=arguments),
+        backend="single",
+        ranks=1,
+        hosts=(Slots(host=host, slots=1),),
+        threads_per_rank=1,
+    )
+    directory.plan.write_text(plan.model_dump_json())
+    command = [sys.executable, "-P", "-m", "hpctrain.train", str(directory.path)]
+    status = subprocess.run(command, check=False, cwd=folder, timeout=120).returncode
+    return status, json.loads(directory.rank(0).read_text()), directory.log(0).read_text()
+
+
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    """Its own name and arguments, its folder on the path, a module that can be pickled and spawned again."""
+    (tmp_path / "beside.py").write_text("VALUE = 5\n")
+    status, record, log = run_rank(
+        tmp_path,
+        """
+import multiprocessing, os, pickle, subprocess, sys
+import beside
+
+class Point:
+    pass
+
+def square(x):
+    return x * x + beside.VALUE
+
+if __name__ == "__main__":
+    here, name = os.path.split(__file__)
+    print(sys.argv[1:], os.path.basename(sys.argv[0]), name, sys.path[0] == here)
+    assert isinstance(pickle.loads(pickle.dumps(Point())), Point)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(square, [3]))
+    subprocess.run(["echo", "from a child"], check=True)
+    sys.exit()
+""",
+        "--lr",
+        "a b",
+    )
+    assert (status, record["status"]) == (0, "done"), log
+    assert log.splitlines() == ["['--lr', 'a b'] script.py script.py True", "[14]", "from a child"]
+    assert record["ended"] > record["started"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "error", "logged"),
+    [
+        ("import sys; sys.exit(7)", 7, ("SystemExit", "exit status 7"), ""),
+        ("import sys; sys.exit(256)", 1, ("SystemExit", "exit status 256"), ""),
+        ("import sys; sys.exit('no data')", 1, ("SystemExit", "no data"), "no data\n"),
+        (
+            "import hpctrain; raise hpctrain.HpctrainError('m', 'h')",
+            2,
+            ("HpctrainError", "m\n  h"),
+            "hpctrain: m\n  h\n",
+        ),
+        ("raise KeyboardInterrupt", 1, ("KeyboardInterrupt", ""), "KeyboardInterrupt"),
+        ("def f(:", 1, ("SyntaxError", "invalid syntax (script.py, line 1)"), "SyntaxError: invalid syntax"),
+        ("1 / 0", 1, ("ZeroDivisionError", "division by zero"), "Traceback (most recent call last):\n  File "),
+    ],
+)
+def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tuple[str, str], logged: str) -> None:
+    code, record, log = run_rank(tmp_path, text)
+    assert code == status
+    assert (record["status"], record["exit_code"]) == ("failed", status)
+    assert (record["error"]["type"], record["error"]["message"]) == error
+    assert logged in log
+    assert "rank.py" not in log or error[0] == "SyntaxError"
+
+
+def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
+    code, record, log = run_rank(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert (code, record["status"]) == (-11, "running")
+    assert "Fatal Python error: Segmentation fault" in log
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small disk takes root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_during_the_run(hpctrain: Launch, tmp_path: Path, small_disk: Path) -> None:
+    (tmp_path / "fill.py").write_text("while True:\n    print('x' * 1000)\n")
+    result = hpctrain("run", "fill.py", "--run-dir", str(small_disk / "run"))
+    assert result.returncode == 1
+    said = "\n".join(line for line in result.stdout.splitlines() if not line.startswith("xxx"))
+    assert "rank 0" in said
+    assert "[Errno 28] No space left on device" in said
+    assert "free some space there, or choose another place with --run-dir" in said
+    assert "Traceback" not in said
+
+
+def test_a_disk_that_is_full_from_the_start(hpctrain: Launch, tmp_path: Path, small_disk: Path) -> None:
+    (tmp_path / "idle.py").touch()
+    with (small_disk / "data").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    result = hpctrain("run", "idle.py", "--run-dir", str(small_disk / "run"))
+    assert result.returncode == 1
+    assert "no space left to write" in result.stdout
+    assert "--run-dir" in result.stdout
+    assert "Traceback" not in result.stdout
