@@ -27,5 +27,6 @@ def digits_cnn() -> nn.Module:
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
             nn.init.zeros_(layer.bias)
     return model

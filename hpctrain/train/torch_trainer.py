@@ -67,7 +67,7 @@ class TorchTrainer:
     def _backward(self, samples: Samples, scale: float) -> torch.Tensor:
         images, labels = _tensors(samples)
         loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
 

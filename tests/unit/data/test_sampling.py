@@ -23,9 +23,7 @@ def shares(samples: int, size: int, ranks: int, *, seed: int = 0, epoch: int = 0
 
 @given(counts, counts, ranks_, seeds, st.integers(0, 100))
 def test_every_sample_exactly_once(samples, size, ranks, seed, epoch):
-    seen = [
-        own.indices[: own.count] for batch in shares(samples, size, ranks, seed=seed, epoch=epoch) for own in batch
-    ]
+    seen = [own.indices[: own.count] for batch in shares(samples, size, ranks, seed=seed, epoch=epoch) for own in batch]
     assert sorted(np.concatenate(seen)) == list(range(samples))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -99,7 +100,7 @@ def test_never_climbs_after_the_warmup_and_stays_positive(rate):
     first = math.ceil(rate.schedule.warmup_epochs * rate.iterations_per_epoch)
     total = rate.epochs * rate.iterations_per_epoch
     values = [rate(iteration) for iteration in range(first, total, 1 + total // 100)]
-    assert all(later <= earlier * (1 + 1e-12) for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(values))
     assert all(value > 0 for value in values)
 
 

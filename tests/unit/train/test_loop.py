@@ -1,0 +1,148 @@
+"""The loop: which samples a step gets, with which weight, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hpctrain import HpctrainError
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.data.samples import Samples
+from hpctrain.events import EventWriter, read_events
+from hpctrain.recipes.schema import Recipe
+from hpctrain.train.loop import Loop
+
+
+class Recorder:
+    """A trainer without a model: the loss of a sample is its label, and odd labels are classified rightly."""
+
+    framework = "torch"
+    parameters = 3
+    communication_seconds = 0.25
+    timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[list[int]], float, float]] = []
+
+    def step(self, parts, scale, learning_rate):
+        self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
+        return scale * float(sum(part.labels.sum() for part in parts))
+
+    def evaluate(self, samples):
+        return float(samples.labels.sum()), int((samples.labels % 2).sum())
+
+
+def recipe(**values) -> Recipe:
+    base = {
+        "name": "test",
+        "source": "none",
+        "reported": {"metric": "test_accuracy", "value": 1.0},
+        "model": {"name": "digits_cnn"},
+        "data": {"name": "digits"},
+        "batch": {"size": 4},
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "epochs": 2,
+    }
+    return Recipe.model_validate_json(json.dumps({**base, **values}))
+
+
+def samples(count: int) -> Samples:
+    return Samples(images=np.zeros((count, 1, 1, 1), np.float32), labels=np.arange(count))
+
+
+def run(tmp_path, recipe, *, comm=None, train=10, test=7):
+    trainer = Recorder()
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as events:
+        Loop(recipe, comm or SingleCommunicator("test"), trainer, samples(train), samples(test), events).run()
+    return trainer, list(read_events(path))
+
+
+def test_a_run_is_recorded(tmp_path):
+    _, events = run(tmp_path, recipe())
+    kinds = [event["event"] for event in events]
+    epoch = ["step"] * 3 + ["epoch"]
+    assert kinds == ["run", "step", "step", "overlap", "step", "epoch", *epoch, "end"]
+    assert {key: events[0][key] for key in ("ranks", "epochs", "iterations_per_epoch", "parameters", "backend")} == {
+        "ranks": 1,
+        "epochs": 2,
+        "iterations_per_epoch": 3,
+        "parameters": 3,
+        "backend": "single",
+    }
+    steps = [event for event in events if event["event"] == "step"]
+    assert [step["iteration"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2]
+    assert [step["samples"] for step in steps] == [4, 4, 2, 4, 4, 2]
+    assert all(step["communication_seconds"] == 0.25 for step in steps)
+    for event in (event for event in events if event["event"] == "epoch"):
+        # the mean over all samples, although the last batch is smaller
+        assert event["train_loss"] == pytest.approx(np.arange(10).mean())
+        assert event["test_loss"] == pytest.approx(3)
+        assert event["test_accuracy"] == pytest.approx(3 / 7)
+    assert events[-1]["status"] == "done"
+
+
+def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
+    trainer, _ = run(tmp_path, recipe())
+    labels = [[label for part in parts for label in part] for parts, _, _ in trainer.steps]
+    first, second = sum(labels[:3], []), sum(labels[3:], [])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_micro_batches_cut_a_batch_and_keep_its_mean(tmp_path):
+    trainer, events = run(tmp_path, recipe(batch={"size": 4, "micro_batches": 3}))
+    assert [[len(part) for part in parts] for parts, _, _ in trainer.steps[:3]] == [[2, 1, 1], [2, 1, 1], [1, 1]]
+    assert [scale for _, scale, _ in trainer.steps[:3]] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
+    (tmp_path / "whole").mkdir()
+    whole = [event["loss"] for event in run(tmp_path / "whole", recipe())[1] if event["event"] == "step"]
+    assert [event["loss"] for event in events if event["event"] == "step"] == pytest.approx(whole)
+
+
+def test_drop_last(tmp_path):
+    trainer, _ = run(tmp_path, recipe(batch={"size": 4, "drop_last": True}))
+    assert [sum(map(len, parts)) for parts, _, _ in trainer.steps] == [4, 4, 4, 4]
+
+
+def test_a_batch_that_leaves_no_step_is_refused(tmp_path):
+    with pytest.raises(HpctrainError, match=r"batch\.size=11.*10 training samples"):
+        run(tmp_path, recipe(batch={"size": 11, "drop_last": True}))
+
+
+def test_the_rate_follows_the_schedule_step_by_step(tmp_path):
+    trainer, events = run(tmp_path, recipe(schedule={"base_batch": 2, "warmup_epochs": 1}))
+    rates = [0.1, 0.1 + 0.1 / 3, 0.1 + 0.2 / 3, 0.2, 0.2, 0.2]
+    assert [rate for _, _, rate in trainer.steps] == pytest.approx(rates)
+    assert [event["learning_rate"] for event in events if event["event"] == "step"] == pytest.approx(rates)
+
+
+class Alone(SingleCommunicator):
+    """One rank of several whose others contribute nothing to a sum."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__("test")
+        self.rank, self.size = rank, size
+
+    def allreduce(self, array, reduction="mean"):
+        return array / self.size if reduction == "mean" else array.copy()
+
+
+def test_losses_and_evaluations_of_all_ranks_add_up_to_one_process(tmp_path):
+    # the last batch has two samples for four ranks; the test set has three
+    one = run(tmp_path, recipe(), test=3)[1]
+    ranks = []
+    for rank in range(4):
+        (tmp_path / f"{rank}").mkdir()
+        ranks.append(run(tmp_path / f"{rank}", recipe(), comm=Alone(rank, 4), test=3)[1])
+    for index, event in enumerate(one):
+        for key in {"loss", "train_loss", "test_loss", "test_accuracy"} & event.keys():
+            assert sum(events[index][key] for events in ranks) == pytest.approx(event[key])
+
+
+def test_a_rank_without_a_sample_takes_part_with_weight_0(tmp_path):
+    trainer, _ = run(tmp_path, recipe(), comm=Alone(3, 4))
+    parts, scale, _ = trainer.steps[2]
+    assert (len(parts), len(parts[0]), scale) == (1, 1, 0)
