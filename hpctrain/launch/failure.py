@@ -28,7 +28,7 @@ class Failure:
     Attributes:
         message: rank, host and error in one sentence.
         rank, host: None where no single rank is to blame.
-        log: the file to read on in, None where ``lines`` are the launcher's own output.
+        log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
         lines: the end of it.
     """
 
@@ -41,7 +41,7 @@ class Failure:
     def __str__(self) -> str:
         if not self.lines:
             return self.message
-        source = f"the end of {self.log}" if self.log else "the launcher said"
+        source = f"the end of {self.log}" if self.log else "printed outside the logs"
         return "\n".join([self.message, f"  {source}:", *(f"    {line}" for line in self.lines)])
 
 
@@ -73,7 +73,7 @@ def find_failure(directory: RunDirectory, ranks: int, *, output: str, exit_statu
     if len(silent) == 1 and silent[0] in records and not lines:
         return _rank_failure(directory, records[silent[0]], "ended before its work was done, without an error")
     names = ", ".join(map(str, silent))
-    return Failure(message=f"rank {names} did not finish; the launcher exited with status {exit_status}", lines=lines)
+    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines)
 
 
 def _killed(

@@ -107,5 +107,5 @@ def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> No
     failure = find_failure(directory, 2, output="\nno such host: n7\n", exit_status=3)
     assert failure is not None
     assert str(failure) == (
-        "rank 0, 1 did not finish; the launcher exited with status 3\n  the launcher said:\n    no such host: n7"
+        "rank 0, 1 did not finish; exit status 3\n  printed outside the logs:\n    no such host: n7"
     )
