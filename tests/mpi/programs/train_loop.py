@@ -1,0 +1,93 @@
+"""The recipe loop on some ranks: parameters after each case, for test_train_loop.py to compare.
+
+Usage: train_loop.py OUTPUT, which gets ``OUTPUT-RANK.npz`` and rank 0's ``OUTPUT-CASE.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hpctrain as ht
+from hpctrain import models
+from hpctrain.data.digits import load_digits
+from hpctrain.data.samples import Samples
+from hpctrain.data.sampling import epoch_order
+from hpctrain.events import EventWriter
+from hpctrain.recipes.schema import Recipe
+from hpctrain.train.loop import Loop
+from hpctrain.train.torch_trainer import TorchTrainer
+
+BASE = {
+    "name": "test",
+    "source": "none",
+    "reported": {"metric": "test_accuracy", "value": 1.0},
+    "model": {"name": "digits_cnn"},
+    "data": {"name": "digits"},
+    "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
+    "schedule": {"name": "cosine", "base_batch": 8, "warmup_epochs": 1},
+    "epochs": 2,
+    "seed": 3,
+}
+# 61 samples in batches of 20 end with a single one: on several ranks, some have none
+CASES = {
+    "uneven": {"batch": {"size": 20}},
+    "micro": {"batch": {"size": 20, "micro_batches": 3}},
+    "clipped": {"batch": {"size": 16}, "optimizer": {**BASE["optimizer"], "clip_norm": 0.5}},
+}
+
+
+def recipe(case: str) -> Recipe:
+    return Recipe.model_validate_json(json.dumps({**BASE, **CASES[case]}))
+
+
+def data() -> tuple[Samples, Samples]:
+    train, test = load_digits(test_fraction=0.2, seed=3)
+    return train[:61], test[:50]
+
+
+def reference(case: str) -> tuple[list[np.ndarray], float, int]:
+    """Plain PyTorch in one process: parameters, test loss and right answers after the run."""
+    settings = recipe(case)
+    (train, test), size = data(), settings.batch.size
+    torch.manual_seed(settings.seed)
+    model = models.build("digits_cnn", "torch")
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=1e-3)
+    images, labels = torch.from_numpy(train.images).permute(0, 3, 1, 2), torch.from_numpy(train.labels)
+    steps, peak = -(-61 // size), 0.02 * size / 8
+    for step in range(2 * steps):
+        epoch, within = divmod(step, steps)
+        rate = 0.02 + (peak - 0.02) * step / steps if epoch == 0 else peak * (1 + np.cos(np.pi * within / steps)) / 2
+        optimizer.param_groups[0]["lr"] = rate
+        batch = epoch_order(61, seed=3, epoch=epoch)[within * size : (within + 1) * size]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        if case == "clipped":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(test.images).permute(0, 3, 1, 2))
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(test.labels)).item()
+    right = int((logits.argmax(1).numpy() == test.labels).sum())
+    return [parameter.detach().numpy() for parameter in model.parameters()], loss, right
+
+
+def main(output: str) -> None:
+    comm = ht.init()
+    train, test = data()
+    results = {}
+    for case in CASES:
+        trainer = TorchTrainer(recipe(case), comm)
+        with EventWriter(Path(f"{output}-{case}.jsonl") if comm.rank == 0 else None) as events:
+            Loop(recipe(case), comm, trainer, train, test, events).run()
+        flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
+        results[case] = np.concatenate(flat)
+    np.savez(f"{output}-{comm.rank}.npz", **results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,41 @@
+"""The main job: the digits recipe on two ranks, through the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.events import read_events
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_digits_on_two_ranks(hpctrain, tmp_path, framework):
+    pytest.importorskip(framework)
+    options = ["--framework", framework, "-np", "2", "--backend", "horovod", "--run-dir", "run"]
+    result = hpctrain("run", "digits", *options, timeout=400)
+    assert result.returncode == 0, result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {key: summary[key] for key in ("status", "recipe", "framework", "backend", "ranks", "epochs", "steps")} == {
+        "status": "done",
+        "recipe": "digits",
+        "framework": framework,
+        "backend": "horovod",
+        "ranks": 2,
+        "epochs": 20,
+        "steps": 460,
+    }
+    assert summary["metrics"]["test_accuracy"] >= 0.975
+    assert f"{summary['metrics']['test_accuracy']:.4f}" in result.stdout
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    assert [event["event"] for event in events].count("epoch") == 20
+    if framework == "torch":
+        _check_overlap(next(event["timeline"] for event in events if event["event"] == "overlap"))
+
+
+def _check_overlap(timeline):
+    """The first bucket's reduction is under way before the last gradient exists."""
+    first_launch = min(seconds for seconds, what, _ in timeline if what == "launched")
+    last_gradient = max(seconds for seconds, what, _ in timeline if what == "gradient")
+    assert first_launch < last_gradient

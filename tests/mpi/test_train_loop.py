@@ -1,0 +1,40 @@
+"""The recipe loop on 1, 2 and 3 ranks gives the numbers of a plain PyTorch loop in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.events import read_events
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "train_loop.py"
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PROGRAM.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
+    mpirun(PROGRAM, ranks, str(tmp_path / "out"))
+    results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
+    for case in program.CASES:
+        parameters, loss, right = program.reference(case)
+        for result in results:
+            np.testing.assert_array_equal(result[case], results[0][case], err_msg=f"{case}: ranks differ")
+        expected = np.concatenate([parameter.ravel() for parameter in parameters])
+        np.testing.assert_allclose(results[0][case], expected, rtol=0, atol=1e-5, err_msg=case)
+        *_, last, _ = read_events(tmp_path / f"out-{case}.jsonl")
+        assert last["test_accuracy"] == right / 50
+        assert last["test_loss"] == pytest.approx(loss, abs=1e-4)
