@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.build import BUILD_HINT, PACKAGES, TITLES, VERSION
+from hpctrain.build.cuda import framework_has_cuda
 from hpctrain.build.fingerprint import mpi_identity, package_version
 from hpctrain.build.install import find_accelerator
 from hpctrain.build.installed import Installed, find_installed
@@ -102,12 +103,13 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 def _nccl(installed: Installed | None) -> Check:
     toolkit, nccl = find_accelerator()
     if toolkit is None:
+        has_cuda = framework_has_cuda()
+        mend = "install the CUDA toolkit or set CUDA_HOME" if has_cuda else "install CUDA builds of the frameworks"
         return Check(
             name="nccl",
             status="not applicable",
-            found="no CUDA: the frameworks are built for CPUs, or there is no nvcc",
-            mend="for GPUs: install CUDA builds of the frameworks and the CUDA toolkit, set CUDA_HOME, "
-            f"then {BUILD_HINT}",
+            found="there is no CUDA toolkit" if has_cuda else "the frameworks are built for CPUs",
+            mend=f"to use GPUs: {mend}, then {BUILD_HINT}",
         )
     if nccl is None:
         return Check(

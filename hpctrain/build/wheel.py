@@ -129,7 +129,7 @@ def _jobs() -> int:
 def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: Progress) -> None:
     progress("compiling", 0)
     with (
-        path.open("w") as file,
+        path.open("w", buffering=1) as file,
         subprocess.Popen(
             command,
             env=env,

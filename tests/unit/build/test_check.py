@@ -28,6 +28,7 @@ class Machine:
         self.mpi: mpi.MpiInstallation | None = mpi.MpiInstallation(
             flavour="open-mpi-5", version="5.0.11", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None
         )
+        self.has_cuda = False
         self.toolkit: cuda.Toolkit | None = None
         self.nccl: cuda.Nccl | None = None
         self.horovod = site / "horovod"
@@ -65,6 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(
         installed, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None
     )
+    monkeypatch.setattr(check, "framework_has_cuda", lambda: machine.has_cuda)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.28.1")
     return machine
 
@@ -149,6 +151,15 @@ def test_a_horovod_that_somebody_else_built(machine: Machine) -> None:
     check.require("torch")
     assert refusal("keras").message.startswith("Horovod is not built for TensorFlow")
     assert "not built by hpctrain" in CliRunner().invoke(app, ["check"]).output
+
+
+@pytest.mark.parametrize(("has_cuda", "said"), [(False, "CUDA builds of the frameworks"), (True, "set CUDA_HOME")])
+def test_what_gpus_would_need(machine: Machine, has_cuda: bool, said: str) -> None:
+    machine.install()
+    machine.has_cuda = has_cuda
+    nccl = check.report()[-1]
+    assert nccl.status == "not applicable"
+    assert said in nccl.mend
 
 
 def test_nccl_missing_and_there(machine: Machine) -> None:
