@@ -116,6 +116,13 @@ def test_failed_run_shows_the_fault_and_the_ranks(tmp_path: Path) -> None:
     assert "exit status 0 node1 running — — 1 node2 failed 12.5 s 1 10 node3 done 12.5 s 0" in page.text
 
 
+def test_cause_that_the_launcher_found(finished: RunDirectory) -> None:
+    """A rank that was killed left no error of its own."""
+    failure = {"rank": 1, "host": "node1", "message": "rank 1 on node1 ended by SIGKILL"}
+    write_json(finished.summary, {**read_summary(finished), "status": "failed", "failure": failure})
+    assert "rank 1 on node1 ended by SIGKILL" in _Page(finished).text
+
+
 @pytest.mark.parametrize("events", [None, []])
 def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] | None) -> None:
     page = _Page(write_run(tmp_path / "run", script_plan(), events))
