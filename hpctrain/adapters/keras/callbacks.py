@@ -36,7 +36,7 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
         self._comm = comm
-        self._results: dict[str, float] | None = None
+        self._results: dict[str, Any] | None = None
         self._training = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

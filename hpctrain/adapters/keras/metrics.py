@@ -11,7 +11,7 @@ from hpctrain.adapters.keras.variables import check_same
 from hpctrain.comm import Communicator
 
 
-def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, float]:
+def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
     """Add up the state of the model's metrics over the ranks, and give the results of the joined state by name.
 
     The state of every Keras metric is made of sums (of values and weights for a mean, of counts by threshold for
@@ -32,25 +32,26 @@ def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, float]:
     return flatten(model.get_metrics_result())
 
 
-def join_logs(comm: Communicator, logs: dict[str, float], results: dict[str, float]) -> None:
-    """Replace in ``logs`` what ``results`` knows; values that no metric stands behind become the mean of the ranks.
+def join_logs(comm: Communicator, logs: dict[str, Any], results: dict[str, Any]) -> None:
+    """Replace in ``logs`` what ``results`` knows; numbers that no metric stands behind become the mean of the ranks.
 
     Raises:
         HpctrainError: ranks log different keys.
     """
-    names = sorted(logs)
-    check_same(comm, "logged value", names)
-    means = comm.allreduce(np.array([float(logs[name]) for name in names]), "mean")
-    logs.update(zip(names, means.tolist(), strict=True))
-    logs.update({name: value for name, value in results.items() if name in logs})
+    check_same(comm, "logged value", sorted(logs))
+    logs.update({name: results[name] for name in logs if name in results})
+    others = sorted(name for name in logs if name not in results and np.ndim(logs[name]) == 0)
+    if others:
+        means = comm.allreduce(np.array([float(logs[name]) for name in others]), "mean")
+        logs.update(zip(others, means.tolist(), strict=True))
 
 
-def flatten(results: dict[str, Any]) -> dict[str, float]:
-    """Nested results of a metric with several values, as numbers by name."""
-    flat: dict[str, float] = {}
+def flatten(results: dict[str, Any]) -> dict[str, Any]:
+    """Results by name: numbers, and arrays of metrics with a value a class."""
+    flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, dict):
             flat.update(flatten(value))
-        elif np.ndim(value) == 0:
-            flat[name] = float(value)
+        else:
+            flat[name] = float(value) if np.ndim(value) == 0 else np.asarray(value)
     return flat

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.adapters.keras.variables import broadcast, checksums, guard_of
+from hpctrain.adapters.keras.variables import BUILD_HINT, broadcast, checksums, guard_of
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
 
@@ -47,8 +47,8 @@ class Reduction:
     def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """The mean of each gradient over the ranks."""
         self._check_ready()
-        # Two gathers would spare memory for a large embedding, but adding rows up in parallel has no fixed order, and
-        # ranks would drift apart by rounding.
+        # Gathering the slices of an embedding would spare memory, but adding up repeated rows in parallel has no fixed
+        # order on a GPU, and ranks would drift apart by rounding.
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         wire = [tf.cast(gradient, self._wire) if self._wire else gradient for gradient in dense]
         reduced = self._engine.allreduce(wire, self._name)
@@ -82,10 +82,9 @@ class Reduction:
     def _check_ready(self) -> None:
         if not self.synchronised:
             raise HpctrainError(
-                "the first update comes before the ranks were given the same weights: this model was not yet built "
-                "when ht.distribute saw it",
-                "build the model before ht.distribute (an Input layer, or model.build(shape)), or pass "
-                "callbacks=ht.keras.callbacks() to fit",
+                "the first update comes before the ranks were given the same weights: the model was not built when "
+                "ht.distribute saw it",
+                f"{BUILD_HINT}. Or build it after that, and pass callbacks=ht.keras.callbacks() to fit",
             )
         if not self.scaled_alike:
             raise HpctrainError(
@@ -133,7 +132,7 @@ def distribute(
 
     Model and optimizer are the ones that were given. The optimizer stays an instance of its class, saves as that
     class and keeps its state. A model that is built already gets rank 0's weights, and the optimizer rank 0's state,
-    at once; otherwise ``callbacks()`` does that as ``fit`` begins.
+    at once; one that is built later gets them from ``callbacks()`` as ``fit`` begins.
 
     Args:
         model: the same on every rank.

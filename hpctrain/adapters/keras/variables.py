@@ -15,6 +15,8 @@ from hpctrain.errors import HpctrainError
 if TYPE_CHECKING:
     import keras
 
+BUILD_HINT = "build the model before ht.distribute: a keras.Input layer, model.build(input_shape) or model(batch)"
+
 # The word that a dtype's bits are read as, by its size in bytes.
 _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 
@@ -26,11 +28,16 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
     seeded differently.
 
     Raises:
-        HpctrainError: ranks hold different models or optimizers.
+        HpctrainError: the model is not built, or ranks hold different models or optimizers.
     """
+    if not model.built:
+        raise HpctrainError("the model has no weights yet that every rank could start from", BUILD_HINT)
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    variables = model.weights + optimizer.variables
+    # What a rank has added up of its own micro-batches is its own until the update.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    local = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+    variables = model.weights + [variable for variable in optimizer.variables if id(variable) not in local]
     check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
 

@@ -1,0 +1,186 @@
+"""What the Keras adapter promises beside the numbers, each as a function that asserts; run on 3 ranks."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hpctrain as ht
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)
+COMM = ht.init()
+RANK, SIZE = COMM.rank, COMM.size
+LOSS = keras.losses.BinaryCrossentropy()
+
+
+def network() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid", name="only")])
+
+
+def samples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(count, 4)).astype("float32")
+    return x, (x.sum(1) + random.normal(size=count) > 0).astype("float32")[:, None], random.random(count)
+
+
+def metrics_are_those_of_the_joined_samples() -> None:
+    """Ranks hold 5, 17 and 40 samples; the rate is 0, so that an epoch sees one set of weights."""
+    cuts = [0, 5, 22, 62]
+    x, y, weight = samples(62, 0)
+    vx, vy, vweight = samples(62, 1)
+    own = slice(cuts[RANK], cuts[RANK + 1])
+    keras.utils.set_random_seed(RANK)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.0))
+    _compile(model, optimizer)
+    data = tf.data.Dataset.from_tensor_slices((x[own], y[own], weight[own])).batch(62)
+    history = model.fit(
+        data,
+        validation_data=(vx[own], vy[own], vweight[own]),
+        validation_batch_size=62,
+        verbose=0,
+        callbacks=ht.keras.callbacks(),
+    ).history
+    plain = network()
+    plain.set_weights(model.get_weights())
+    _compile(plain, keras.optimizers.SGD())
+    for prefix, (jx, jy, jweight) in (("", (x, y, weight)), ("val_", (vx, vy, vweight))):
+        expected = plain.evaluate(jx, jy, sample_weight=jweight, batch_size=62, return_dict=True, verbose=0)
+        assert {"loss", "accuracy", "auc", "f1", "mse", "precision"} == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(history[f"{prefix}{name}"][0], value, rtol=1e-5, err_msg=prefix + name)
+
+
+def different_metrics_are_refused() -> None:
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
+    _refused(lambda: model.fit(*samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks()), "metric variable")
+
+
+def different_models_are_refused() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2 + (RANK == 1))])
+    _refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "on rank 1")
+
+
+def an_update_before_the_broadcast_is_refused() -> None:
+    model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
+    x, y, _ = samples(8, RANK)
+    _refused(lambda: _step(model, optimizer, x, y), "build the model before ht.distribute")
+    for callbacks, text in (([], "build the model before ht.distribute"), (ht.keras.callbacks(), "no weights yet")):
+        model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
+        model.compile(optimizer, LOSS)
+        _refused(functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks), text)
+
+
+def half_precision_needs_an_agreed_loss_scale() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    x, y, _ = samples(8, RANK)
+    _refused(lambda: model.fit(x, y, verbose=0), "mixed_float16")
+    keras.config.set_dtype_policy("float32")
+
+
+def the_guard_watches_every_loop() -> None:
+    """Without the reduction the ranks part at the first step, and each loop stops there."""
+    x, y, _ = samples(8, RANK)
+    for loop in ("eager", "graph", "fit", "fit without callbacks"):
+        model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+        optimizer._reduction.mean = list
+        model.compile(optimizer, LOSS)
+        callbacks = ht.keras.callbacks() if loop == "fit" else []
+        if "fit" in loop:
+            run = functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks)
+        else:
+            run = functools.partial(tf.function(_step) if loop == "graph" else _step, model, optimizer, x, y)
+        message = _refused(run, "after step 1 the ranks hold different parameters: '")
+        assert "only/" in message and COMM.host in message, message
+
+
+def the_guard_sees_one_flipped_bit_later() -> None:
+    x, y, _ = samples(8, 0)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1), guard_every=4)
+    step = tf.function(_step)
+    step(model, optimizer, x, y)
+    if RANK == 1:
+        kernel = model.weights[0].numpy()
+        kernel.view("uint32")[2] ^= 1
+        model.weights[0].assign(kernel)
+    step(model, optimizer, x, y)
+    step(model, optimizer, x, y)
+    message = _refused(lambda: step(model, optimizer, x, y), "after step 4")
+    assert f"rank 1 ({COMM.host}) from" in message, message
+
+
+def a_model_saves_as_the_users_own(folder: Path) -> None:
+    @keras.saving.register_keras_serializable("mine")
+    class Mine(keras.optimizers.Adam):
+        pass
+
+    given = Mine(0.01, beta_1=0.8)
+    model, optimizer = ht.distribute(network(), given)
+    assert optimizer is given and isinstance(optimizer, Mine)
+    assert type(optimizer).__qualname__ == Mine.__qualname__ and type(optimizer).__module__ == Mine.__module__
+    model.compile(optimizer, LOSS)
+    model.fit(*samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks())
+    path = folder / f"{RANK}.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert type(loaded.optimizer) is Mine and loaded.optimizer.beta_1 == 0.8
+    for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    _refused(lambda: ht.distribute(model, optimizer), "before")
+
+
+def the_learning_rate_follows_the_schedule() -> None:
+    seen = []
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: seen.append(float(optimizer.learning_rate)))
+    data = ht.shard(samples(8, 0)[:2], batch_size=2)
+    callbacks = ht.keras.callbacks(schedule=lambda n: 0.5 + n / 4)
+    model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, note])
+    assert seen == [0.5 + n / 4 for n in range(8)], seen
+
+
+def _compile(model, optimizer):
+    model.compile(
+        optimizer,
+        LOSS,
+        metrics=["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5, name="f1")],
+        weighted_metrics=[keras.metrics.MeanSquaredError(name="mse"), keras.metrics.Precision(name="precision")],
+    )
+
+
+def _step(model, optimizer, x, y):
+    with tf.GradientTape() as tape:
+        loss = LOSS(y, model(x))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+
+def _refused(action, text: str) -> str:
+    try:
+        action()
+    except Exception as error:  # a tf.function turns errors into its own
+        assert text in str(error), f"{error!r} lacks {text!r}"
+        return str(error)
+    raise AssertionError(f"nothing was raised, wanted: {text}")
+
+
+if __name__ == "__main__":
+    metrics_are_those_of_the_joined_samples()
+    different_metrics_are_refused()
+    different_models_are_refused()
+    an_update_before_the_broadcast_is_refused()
+    half_precision_needs_an_agreed_loss_scale()
+    the_guard_watches_every_loop()
+    the_guard_sees_one_flipped_bit_later()
+    a_model_saves_as_the_users_own(Path(sys.argv[1]))
+    the_learning_rate_follows_the_schedule()
+    print(f"rank {RANK} done")

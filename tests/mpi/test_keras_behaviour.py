@@ -1,0 +1,30 @@
+"""What the Keras adapter promises beside the numbers, on real ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("no TensorFlow", allow_module_level=True)
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.mark.slow
+def test_behaviour(mpirun, tmp_path):
+    result = mpirun(PROGRAMS / "keras_behaviour.py", 3, str(tmp_path), timeout=400)
+    assert all(f"rank {rank} done" in result.stdout for rank in range(3)), result.stdout
+
+
+@pytest.mark.slow
+def test_horovods_own_optimizer_is_stopped_at_the_first_check(mpirun):
+    result = mpirun(PROGRAMS / "keras_horovod_optimizer.py", 2, check=False)
+    assert result.returncode == 1, result.stdout
+    assert "trained to the end" not in result.stdout
+    assert "after step 1 the ranks hold different parameters: 'sequential/only/" in result.stdout
+    assert f"rank 1 ({socket.gethostname()})" in result.stdout
+    assert "DistributedOptimizer on Keras 3" in result.stdout
