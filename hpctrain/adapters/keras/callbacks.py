@@ -27,7 +27,8 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
             scale_alike(optimizer)
             synchronise(self.model, optimizer)
         else:
-            broadcast(self._comm, self.model, optimizer)
+            # Not every wrapper of an optimizer can list its variables; the guard will judge what it does.
+            broadcast(self._comm, self.model)
 
 
 class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]

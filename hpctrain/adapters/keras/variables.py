@@ -21,7 +21,7 @@ BUILD_HINT = "build the model before ht.distribute: a keras.Input layer, model.b
 _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 
 
-def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> None:
     """Give every rank the weights of rank 0's model and the state of its optimizer, which is built for it if needed.
 
     States of random seed generators stay as they are, so that ranks draw different dropout masks if they were
@@ -32,14 +32,18 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
     """
     if not model.built:
         raise HpctrainError("the model has no weights yet that every rank could start from", BUILD_HINT)
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    # What a rank has added up of its own micro-batches is its own until the update.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    local = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
-    variables = model.weights + [variable for variable in optimizer.variables if id(variable) not in local]
+    variables = model.weights + (_state(model, optimizer) if optimizer else [])
     check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
+
+
+def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The optimizer's variables, except what a rank has added up of its own micro-batches."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    local = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+    return [variable for variable in optimizer.variables if id(variable) not in local]
 
 
 def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:

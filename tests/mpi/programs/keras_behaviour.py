@@ -141,7 +141,9 @@ def the_learning_rate_follows_the_schedule() -> None:
     seen = []
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS)
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: seen.append(float(optimizer.learning_rate)))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(float(optimizer.learning_rate))
+    )
     data = ht.shard(samples(8, 0)[:2], batch_size=2)
     callbacks = ht.keras.callbacks(schedule=lambda n: 0.5 + n / 4)
     model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, note])
