@@ -58,7 +58,7 @@ def compile_wheel(
         python = work / "environment" / "bin" / "python"
         options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--verbose"]
         command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(work / "wheel"), str(source)]
-        env = {**_inherited(), **_settings(fingerprint, work, mpi, toolkit, nccl)}
+        env = {**_inherited(), **build_settings(fingerprint, work, mpi, toolkit, nccl)}
         _run_logged(command, env, home / "build.log", progress)
         built = next((work / "wheel").glob("*.whl"))
         # Moved in two steps, so that the cache never shows a part of a wheel.
@@ -73,9 +73,14 @@ def _inherited() -> dict[str, str]:
     }
 
 
-def _settings(
+def build_settings(
     fingerprint: Fingerprint, work: Path, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None
 ) -> dict[str, str]:
+    """The environment variables that tell Horovod's setup.py, CMake and the adapted sources what to build.
+
+    ``work`` is the build's own folder; in it, ``environment`` links to this Python's environment. Horovod's variables
+    are those of https://horovod.readthedocs.io/en/stable/install.html.
+    """
     programs = work / "environment" / "bin"
     settings = {
         "PATH": os.pathsep.join([str(mpi.mpirun.parent), str(programs), os.environ["PATH"]]),
