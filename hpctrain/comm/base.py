@@ -33,7 +33,13 @@ class Work(Protocol):
 
 
 class TorchEngine(Protocol):
-    """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names."""
+    """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
+
+    Attributes:
+        in_place: a buffer that the engine did not allocate is reduced as fast as one that it did.
+    """
+
+    in_place: bool
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor where this engine likes its input to lie."""

@@ -114,6 +114,8 @@ class _Bfloat16Work:
 class HorovodTorchEngine:
     """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
 
+    in_place = True
+
     def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
 

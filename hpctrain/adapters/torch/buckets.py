@@ -1,109 +1,63 @@
-"""Flat gradient buckets: which parameters share one reduction, and where each gradient lies in it."""
+"""Gradient buckets: which parameters share one reduction, and where their gradients lie."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from hpctrain.comm.base import TorchEngine, Work
 
+Named = tuple[str, torch.nn.Parameter]
 
-@dataclass(kw_only=True)
+# From this size on, copying a gradient into a bucket costs more than a reduction of its own.
+_IN_PLACE_BYTES = 4_000_000
+
+
+@dataclass(kw_only=True, eq=False)
 class Slot:
-    """The place of one parameter's gradient: ``view`` has the parameter's shape and strides."""
+    """One parameter's place in a bucket.
+
+    Attributes:
+        gradient: while the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
+        ready: whether the gradient of this backward pass is in place.
+    """
 
     name: str
     parameter: torch.nn.Parameter
     bucket: Bucket
-    view: torch.Tensor
+    gradient: torch.Tensor
     ready: bool = False
 
-    def fill(self) -> None:
-        """Move the parameter's gradient into the bucket and let ``parameter.grad`` be that memory."""
-        gradient = self.parameter.grad
-        assert gradient is not None
-        if gradient.data_ptr() != self.view.data_ptr() or gradient.is_sparse:
-            self.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            self.parameter.grad = self.view
-        self.ready = True
 
+class Bucket(ABC):
+    """Gradients that are reduced together. ``missing`` counts those that this backward pass has not made yet."""
 
-class Bucket:
-    """Gradients of one dtype and device in one flat buffer, reduced together.
+    slots: list[Slot]
 
-    Behind the gradients lies one flag a parameter: 1 where this rank has a gradient. The mean of the flags travels
-    with the gradients, so ranks learn which parameters any of them used without a message of its own.
-
-    Args:
-        parameters: names and parameters, in the order in which they lie in the buffer.
-        wire: the type in which the buffer is reduced.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        engine: TorchEngine,
-        name: str,
-        wire: torch.dtype | None,
-    ) -> None:
+    def __init__(self, index: int, engine: TorchEngine, name: str) -> None:
         self.index = index
+        self.missing = 0
         self._engine = engine
         self._name = name
-        first = parameters[0][1]
-        gradients = sum(parameter.numel() for _, parameter in parameters)
-        size = gradients + len(parameters)
-        self._flat = engine.allocate(size, first.dtype, first.device)
-        compress = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
-        self._wire = engine.allocate(size, wire, first.device) if wire and compress else self._flat
-        self._flags = self._flat[gradients:]
         self._work: Work | None = None
-        self.slots: list[Slot] = []
-        offset = 0
-        for key, parameter in parameters:
-            view = _view_like(parameter, self._flat, offset)
-            self.slots.append(Slot(name=key, parameter=parameter, bucket=self, view=view))
-            offset += parameter.numel()
-        self.missing = len(self.slots)
 
-    def fill_rest(self) -> list[int]:
-        """Fill the slots whose gradient did not come in this backward pass, by zeros where there is none at all.
+    @abstractmethod
+    def fill(self, slot: Slot) -> None:
+        """Put the parameter's gradient, of zeros if it has none, where it will be reduced."""
 
-        Returns:
-            The positions of the parameters without a gradient on this rank.
-        """
-        unused = []
-        for position, slot in enumerate(self.slots):
-            if slot.ready:
-                continue
-            if slot.parameter.grad is None:
-                slot.view.zero_()
-                unused.append(position)
-            else:
-                slot.fill()
-        return unused
-
-    def launch(self, unused: Sequence[int] = ()) -> None:
+    @abstractmethod
+    def launch(self) -> None:
         """Start the reduction."""
-        self._flags.fill_(1)
-        if unused:
-            self._flags[list(unused)] = 0
-        if self._wire is not self._flat:
-            self._wire.copy_(self._flat)
-        self._work = self._engine.allreduce(self._wire, self._name)
 
-    def finish(self, unused: Sequence[int] = ()) -> None:
-        """Wait for the reduction, and give a gradient to the parameters that only other ranks used."""
+    def finish(self) -> None:
+        """Wait for the reduction."""
         assert self._work is not None
         self._work.wait()
         self._work = None
-        if self._wire is not self._flat:
-            self._flat.copy_(self._wire)
-        for position in unused:
-            if self._flags[position] > 0:
-                self.slots[position].parameter.grad = self.slots[position].view
 
     def reset(self) -> None:
         """Be ready for the next backward pass."""
@@ -112,31 +66,141 @@ class Bucket:
             slot.ready = False
 
 
+class FlatBucket(Bucket):
+    """Small gradients of one dtype and device, copied side by side into one buffer of the engine's.
+
+    Args:
+        flags: how many further elements to put behind the gradients.
+        wire: the type in which the buffer is reduced, None for its own.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        parameters: Sequence[Named],
+        engine: TorchEngine,
+        name: str,
+        *,
+        flags: int,
+        wire: torch.dtype | None,
+    ) -> None:
+        super().__init__(index, engine, name)
+        first = parameters[0][1]
+        gradients = sum(parameter.numel() for _, parameter in parameters)
+        self._flat = engine.allocate(gradients + flags, first.dtype, first.device)
+        compress = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
+        self._wire = engine.allocate(gradients + flags, wire, first.device) if wire and compress else self._flat
+        self.flags = self._flat[gradients:]
+        self.slots = []
+        offset = 0
+        for key, parameter in parameters:
+            view = _view_like(parameter, self._flat, offset)
+            self.slots.append(Slot(name=key, parameter=parameter, bucket=self, gradient=view))
+            offset += parameter.numel()
+        self.reset()
+
+    def fill(self, slot: Slot) -> None:
+        gradient = slot.parameter.grad
+        if gradient is None:
+            slot.gradient.zero_()
+        elif gradient.is_sparse or gradient.data_ptr() != slot.gradient.data_ptr():
+            slot.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            slot.parameter.grad = slot.gradient
+
+    def launch(self) -> None:
+        if self._wire is not self._flat:
+            self._wire.copy_(self._flat)
+        self._work = self._engine.allreduce(self._wire, self._name)
+
+    def finish(self) -> None:
+        super().finish()
+        if self._wire is not self._flat:
+            self._flat.copy_(self._wire)
+
+
+class LargeGradient(Bucket):
+    """One gradient so large that it is reduced where autograd put it."""
+
+    _nothing: ClassVar[torch.Tensor] = torch.empty(0)
+
+    def __init__(self, index: int, parameter: Named, engine: TorchEngine, name: str) -> None:
+        super().__init__(index, engine, name)
+        self.slots = [Slot(name=parameter[0], parameter=parameter[1], bucket=self, gradient=self._nothing)]
+        self.reset()
+
+    def fill(self, slot: Slot) -> None:
+        parameter, gradient = slot.parameter, slot.parameter.grad
+        if gradient is None:
+            slot.gradient = torch.zeros_like(parameter)
+        elif gradient.is_sparse or gradient.stride() != parameter.stride():
+            # every rank's elements must lie in the same order
+            slot.gradient = torch.empty_like(parameter).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            parameter.grad = slot.gradient
+        else:
+            slot.gradient = gradient
+
+    def launch(self) -> None:
+        gradient = self.slots[0].gradient
+        flat = gradient.as_strided((gradient.numel(),), (1,))
+        self._work = self._engine.allreduce(flat, self._name)
+
+    def reset(self) -> None:
+        super().reset()
+        self.slots[0].gradient = self._nothing
+
+
 def make_buckets(
-    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    parameters: Sequence[Named],
     engine: TorchEngine,
     *,
     name: str,
     bucket_bytes: float,
     wire: torch.dtype | None,
-) -> list[Bucket]:
-    """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration."""
-    filling: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.nn.Parameter]]] = {}
-    full: list[list[tuple[str, torch.nn.Parameter]]] = []
+) -> tuple[list[Bucket], torch.Tensor]:
+    """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
+
+    Returns:
+        The buckets, and one element a parameter that travels with the last of them: the reducer's flags.
+    """
+    large = min(bucket_bytes, _IN_PLACE_BYTES) if engine.in_place and wire is None else float("inf")
+    groups = _group(parameters, bucket_bytes, large)
+    buckets: list[Bucket] = []
+    for index, members in enumerate(groups):
+        last = index == len(groups) - 1
+        if members[0][1].nbytes >= large and _is_dense(members[0][1]) and not last:
+            buckets.append(LargeGradient(index, members[0], engine, f"{name}.{index}"))
+        else:
+            flags = len(parameters) if last else 0
+            buckets.append(FlatBucket(index, members, engine, f"{name}.{index}", flags=flags, wire=wire))
+    tail = buckets[-1] if buckets else None
+    return buckets, tail.flags if isinstance(tail, FlatBucket) else torch.empty(0)
+
+
+def _group(parameters: Sequence[Named], bucket_bytes: float, large: float) -> list[list[Named]]:
+    """Parameters that go together: of one dtype and device, up to the size of a bucket, large ones by themselves."""
+    filling: dict[tuple[torch.dtype, torch.device], list[Named]] = {}
+    groups: list[list[Named]] = []
     for key, parameter in reversed(parameters):
+        if parameter.nbytes >= large:
+            groups.append([(key, parameter)])
+            continue
         kind = (parameter.dtype, parameter.device)
         members = filling.setdefault(kind, [])
         members.append((key, parameter))
         if sum(member.nbytes for _, member in members) >= bucket_bytes:
-            full.append(filling.pop(kind))
-    full.extend(filling.values())
-    return [Bucket(index, members, engine, f"{name}.{index}", wire) for index, members in enumerate(full)]
+            groups.append(filling.pop(kind))
+    return groups + list(filling.values())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps, in whatever order of the dimensions."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)) == (
+        tensor.numel()
+    )
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torch.Tensor:
     """A window of ``flat`` with the parameter's shape, and its strides where they leave no gaps (channels_last)."""
-    sizes, strides = parameter.size(), parameter.stride()
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    if reach == parameter.numel():
-        return flat.as_strided(sizes, strides, offset)
-    return flat[offset : offset + parameter.numel()].view(sizes)
+    if _is_dense(parameter):
+        return flat.as_strided(parameter.size(), parameter.stride(), offset)
+    return flat[offset : offset + parameter.numel()].view(parameter.size())

@@ -77,7 +77,10 @@ class GradientReducer:
         self._name = f"gradients.{next(_numbers)}"
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
-        self._buckets = make_buckets(dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire)
+        self._buckets, self._used = make_buckets(
+            dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
+        )
+        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
         self._launched = 0
         self._running = False
         self._start = 0.0
@@ -88,8 +91,7 @@ class GradientReducer:
         _reducers.add(self)
 
     def _register(self) -> None:
-        slots = {id(slot.parameter): slot for bucket in self._buckets for slot in bucket.slots}
-        for slot in slots.values():
+        for slot in self._slots:
             slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._arrived(slot))
             slot.parameter.register_hook(self._weigh)
         for _, parameter in self._sparse:
@@ -111,6 +113,7 @@ class GradientReducer:
         self._running = True
         self._start = time.perf_counter()
         self.timeline = []
+        self._used.fill_(1)
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _arrived(self, slot: Slot) -> None:
@@ -124,36 +127,56 @@ class GradientReducer:
                 f"parameter {slot.name!r} got a second gradient in one backward pass, after its first was sent",
                 "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
             )
-        slot.fill()
+        slot.bucket.fill(slot)
+        slot.ready = True
         slot.bucket.missing -= 1
         self._note("gradient", slot.bucket.index)
         # Strictly in order, because ranks may fill their buckets in different orders.
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
-            self._launch([])
+            self._launch()
 
-    def _launch(self, unused: Sequence[int]) -> None:
+    def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         self._launched += 1
-        bucket.launch(unused)
+        bucket.launch()
         self._note("launched", bucket.index)
 
     def _finish(self) -> None:
         """At the end of the backward pass: send what is left, wait for all."""
         begin = time.perf_counter()
-        unused: dict[int, list[int]] = {}
+        unused = self._fill_rest()
         while self._launched < len(self._buckets):
-            index = self._launched
-            unused[index] = self._buckets[index].fill_rest()
-            self._launch(unused[index])
-        for index, bucket in enumerate(self._buckets):
-            bucket.finish(unused.get(index, ()))
-            bucket.reset()
-            self._note("finished", index)
+            self._launch()
+        for bucket in self._buckets:
+            bucket.finish()
+            self._note("finished", bucket.index)
+        for index in unused:
+            if self._used[index] > 0:
+                self._slots[index].parameter.grad = self._slots[index].gradient
         for name, parameter in self._sparse:
             reduce_sparse(self._comm, self._engine, parameter, f"{self._name}.{name}")
+        for bucket in self._buckets:
+            bucket.reset()
         self._launched = 0
         self._running = False
         self.communication_seconds = time.perf_counter() - begin
+
+    def _fill_rest(self) -> list[int]:
+        """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters.
+
+        A parameter that this rank did not use may have been used by another: then it gets a gradient here too, and
+        otherwise none, as in one process. One flag a parameter, 1 where a rank has a gradient, tells which: the mean
+        of the flags comes with the last bucket, without a message of its own.
+        """
+        unused = []
+        for index, slot in enumerate(self._slots):
+            if not slot.ready:
+                if slot.parameter.grad is None:
+                    unused.append(index)
+                slot.bucket.fill(slot)
+        if unused:
+            self._used[unused] = 0
+        return unused
 
     def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:
         self.timeline.append((time.perf_counter() - self._start, what, bucket))
