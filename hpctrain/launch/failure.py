@@ -18,7 +18,6 @@ _OPEN_MPI_SIGNAL = re.compile(
     r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on.+?on\s+signal\s+(?P<signal>\d+)", re.S
 )
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
-_MPICH_SIGNAL = re.compile(r"PID\s+(?P<pid>\d+)\s+RUNNING\s+AT.*?EXIT\s+STRING:.*?\(signal\s+(?P<signal>\d+)\)", re.S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,9 @@ class Failure:
         return "\n".join([self.message, f"  {source}:", *(f"    {line}" for line in self.lines)])
 
 
-def find_failure(directory: RunDirectory, ranks: int, *, output: str, exit_status: int) -> Failure | None:
+def find_failure(
+    directory: RunDirectory, ranks: int, *, output: str, exit_status: int, lost: int | None = None
+) -> Failure | None:
     """What made a run fail that has ended; None if every rank recorded that it is done.
 
     Args:
@@ -54,15 +55,18 @@ def find_failure(directory: RunDirectory, ranks: int, *, output: str, exit_statu
         output: what the launcher printed.
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
+        lost: the rank that was seen dead, without an error recorded, while others lived.
     """
     records = read_records(directory)
     if len(records) == ranks and all(record.status == "done" for record in records.values()):
         return None
-    killed = _killed(records, ranks, output, exit_status)
+    killed = _killed(ranks, output, exit_status)
     failed = [record for record in records.values() if record.status == "failed"]
-    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if no rank has told another.
-    if killed and not (failed and killed[1] == signal.SIGTERM):
+    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
+    if killed and (killed[1] != signal.SIGTERM or (lost is None and not failed)):
         return _killed_failure(directory, records, *killed)
+    if lost is not None:
+        return _rank_failure(directory, records[lost], "died without recording an error: killed, or crashed")
     if failed:
         first = min(failed, key=lambda record: record.ended)
         assert first.error is not None
@@ -76,18 +80,12 @@ def find_failure(directory: RunDirectory, ranks: int, *, output: str, exit_statu
     return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines)
 
 
-def _killed(
-    records: Mapping[int, RankRecord], ranks: int, output: str, exit_status: int
-) -> tuple[int, signal.Signals] | None:
-    """The rank that a signal ended, as its launcher tells it."""
+def _killed(ranks: int, output: str, exit_status: int) -> tuple[int, signal.Signals] | None:
+    """The rank that a signal ended, as its launcher tells it; MPICH's names any rank of the job."""
     if ranks == 1 and exit_status < 0:
         return 0, signal.Signals(-exit_status)
     if match := _OPEN_MPI_SIGNAL.search(output) or _INTEL_SIGNAL.search(output):
         return int(match["rank"]), signal.Signals(int(match["signal"]))
-    if match := _MPICH_SIGNAL.search(output):
-        for record in records.values():
-            if record.pid == int(match["pid"]):
-                return record.rank, signal.Signals(int(match["signal"]))
     return None
 
 

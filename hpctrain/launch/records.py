@@ -33,6 +33,11 @@ class RankRecord(BaseModel):
     exit_code: int = 0
     error: RankError | None = None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the rank ended without a word, killed for example; known for this host only."""
+        return self.status == "running" and self.host == socket.gethostname() and self.process() is None
+
     def process(self) -> psutil.Process | None:
         """The rank's process if it lives on this host, and not another that got its number later."""
         if self.host != socket.gethostname():

@@ -24,7 +24,7 @@ from hpctrain.rundir import RunDirectory
 _POLL_SECONDS = 0.1
 # One file a rank, perhaps on a shared file system: looked at less often.
 _POLLS_A_RECORD = 10
-# After one rank recorded its failure the launcher normally ends the others by itself.
+# After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
 _FAILURE_GRACE_SECONDS = 5.0
 _TERMINATE_SECONDS = 10.0
 _KILL_SECONDS = 5.0
@@ -60,7 +60,7 @@ def launch(
         finally:
             job.stop(interrupts)
         follower.advance(last=True)
-    failure = find_failure(directory, ranks, output=job.output(), exit_status=job.process.returncode)
+    failure = find_failure(directory, ranks, output=job.output(), exit_status=job.process.returncode, lost=job.lost)
     if failure and interrupts.received:
         return Failure(message=f"interrupted by {interrupts.received[0].name}; every process was ended")
     return failure
@@ -91,11 +91,15 @@ class Interrupts:
 
 
 class Job:
-    """The processes of one run, in a session of their own."""
+    """The processes of one run, in a session of their own.
+
+    ``lost`` is the rank that was seen dead, without an error recorded, while others lived.
+    """
 
     def __init__(self, command: Command, directory: RunDirectory) -> None:
         self._directory = directory
         self._output = b""
+        self.lost: int | None = None
         self.process = subprocess.Popen(
             command.arguments,
             env=command.environment_from(os.environ),
@@ -153,7 +157,14 @@ class Job:
                 member.send_signal(number)
 
     def _failed(self) -> bool:
-        return any(record.status == "failed" for record in read_records(self._directory).values())
+        records = read_records(self._directory).values()
+        if any(record.status == "failed" for record in records):
+            return True
+        dead = [record.rank for record in records if record.lost]
+        # All of them are dead when the launcher has ended the job, which says nothing of the first.
+        if dead and len(dead) < len(records):
+            self.lost = dead[0]
+        return bool(dead)
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, and the ranks that outlived it."""

@@ -20,13 +20,6 @@ signal {signal} (Killed).
 OPEN_MPI_4 = """\
 mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal {signal} (Killed).
 """
-MPICH = """\
-=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-=   PID 1001 RUNNING AT n2
-=   EXIT CODE: {signal}
-=   CLEANING UP REMAINING PROCESSES
-YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal {signal})
-"""
 INTEL = """\
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   RANK 1 PID 1001 RUNNING AT n2
@@ -76,7 +69,7 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
 
 
-@pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, MPICH, INTEL])
+@pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])
 def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirectory, text: str) -> None:
     record(directory, 0, "failed", "lost the others", ended=5.0)
     record(directory, 1, "running")
@@ -109,3 +102,12 @@ def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> No
     assert str(failure) == (
         "rank 0, 1 did not finish; exit status 3\n  printed outside the logs:\n    no such host: n7"
     )
+
+
+def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "a consequence", ended=5.0)
+    record(directory, 1, "running")
+    for output in ("", OPEN_MPI.format(signal=15)):
+        failure = find_failure(directory, 2, output=output, exit_status=1, lost=1)
+        assert failure is not None
+        assert failure.message == "rank 1 on n2 died without recording an error: killed, or crashed"

@@ -121,6 +121,24 @@ time.sleep(600)
     assert failure.message == f"rank 1 on {socket.gethostname()} failed: ValueError: boom"
 
 
+def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the launcher itself takes no notice."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+record(1, "running", child.pid)
+record(0, "running")
+child.kill()
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.rank == 1
+
+
 def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> None:
     """The record names a pid that now belongs to somebody else: to this very test."""
     me = psutil.Process()
