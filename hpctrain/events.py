@@ -8,10 +8,9 @@ kind       keys
 run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
 step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
 epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
-overlap    iteration, timeline: of one step, [seconds since its start, what, bucket] a row
-guard      iteration, parameters, seconds
-fault      rank, host, message
-end        status (done, failed), seconds
+overlap    iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
+fault      rank, host (both null where nobody knows), message; written by the launcher
+end        status (done, failed), seconds (of a run that is done)
 ========== ==========================================================================================
 """
 
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +39,8 @@ class EventWriter:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        if path and path.exists():
+            _drop_partial_line(path)
         # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
         self._file = path.open("ab", buffering=0) if path else None
 
@@ -64,6 +66,14 @@ class EventWriter:
             self._file.write(line.encode() + b"\n")
         except OSError as error:
             raise disk_error(error, self._path) from error
+
+
+def _drop_partial_line(path: Path) -> None:
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        os.truncate(path, whole)
 
 
 def disk_error(error: OSError, path: Path | None) -> HpctrainError:

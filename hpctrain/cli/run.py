@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event
+from hpctrain.events import Event, EventWriter
 from hpctrain.launch.start import command_for, launch_plan
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.machine import Machine, this_machine
@@ -84,6 +84,9 @@ def _execute(plan: Plan, directory: RunDirectory, machine: Machine) -> int:
     if failure:
         # Before anything is written, which a full disk would refuse.
         typer.echo(f"hpctrain: {failure}", err=True)
+        with EventWriter(directory.events) as events:
+            events.emit("fault", rank=failure.rank, host=failure.host, message=failure.message)
+            events.emit("end", status="failed")
     summary = summarise(directory, plan, "failed" if failure else "done")
     if failure:
         summary["failure"] = {"rank": failure.rank, "host": failure.host, "message": failure.message}

@@ -75,7 +75,7 @@ def render(directory: RunDirectory) -> str:
         overlaps=[(event["iteration"], Markup(overlap(event["timeline"]))) for event in record.overlaps[:1]],  # noqa: S704
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
         settings=_settings(plan),
-        faults=_faults(record, ranks, summary),
+        faults=_faults(record, ranks),
         ranks=[_rank_row(rank) for rank in ranks],
     )
 
@@ -141,13 +141,10 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _faults(record: Record, ranks: Iterable[RankRecord], summary: Mapping[str, Any]) -> list[str]:
-    """What went wrong: the run's fault events, then the cause that the launcher found, else what the ranks raised."""
-    events = [f"Rank {fault['rank']} on {fault['host']}: {fault['message']}" for fault in record.faults]
-    if "failure" in summary:
-        return [*events, summary["failure"]["message"]]
+def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
+    """What went wrong: the run's fault events, or, before the launcher wrote one, what the ranks raised."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
-    return events + raised
+    return [fault["message"] for fault in record.faults] or raised
 
 
 def _error(rank: RankRecord) -> str:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hpctrain import models
 from hpctrain.adapters.keras import distribute
+from hpctrain.adapters.keras.optimizer import reduction_of
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
@@ -26,11 +27,12 @@ class KerasTrainer:
     """The Keras side of :class:`hpctrain.train.loop.Trainer`."""
 
     framework = "keras"
-    # The reductions run inside the compiled graph, out of the sight of Python's clock.
-    communication_seconds = None
+    # Keras hands over all gradients at once: there is nothing to overlap.
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        if gpus := tf.config.list_physical_devices("GPU"):
+            tf.config.set_visible_devices(gpus[comm.local_rank], "GPU")
         keras.utils.set_random_seed(recipe.seed)
         self.model, self._optimizer = distribute(
             models.build(recipe.model.name, "keras"),
@@ -39,10 +41,16 @@ class KerasTrainer:
             compression=recipe.communication.compression,
             guard_every=recipe.guard.every,
         )
+        self._reduction = reduction_of(self._optimizer)
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         # Batches differ by a sample or so: one graph for all of them.
         self._step = tf.function(self._traced_step, reduce_retracing=True)
         self._evaluate = tf.function(self._traced_evaluation, reduce_retracing=True)
+
+    @property
+    def communication_seconds(self) -> float:
+        assert self._reduction is not None
+        return float(self._reduction.waited)
 
     def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
         self._optimizer.learning_rate.assign(learning_rate)

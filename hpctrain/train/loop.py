@@ -28,7 +28,7 @@ class Trainer(Protocol):
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
-        communication_seconds: how long the last step waited for reductions; None where that is not measured.
+        communication_seconds: how long the last step waited for reductions after its last gradient.
         timeline: the last step's reductions (see hpctrain.events); empty where they are not measured.
     """
 
@@ -36,7 +36,7 @@ class Trainer(Protocol):
     parameters: int
 
     @property
-    def communication_seconds(self) -> float | None: ...
+    def communication_seconds(self) -> float: ...
 
     @property
     def timeline(self) -> Timeline: ...

@@ -22,7 +22,8 @@ class TorchTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
-        model: torch.nn.Module = models.build(recipe.model.name, "torch")
+        self._device = torch.device("cuda", comm.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        model: torch.nn.Module = models.build(recipe.model.name, "torch").to(self._device)
         self._clip_norm = recipe.optimizer.clip_norm
         self.model, self._optimizer = distribute(
             model,
@@ -59,16 +60,21 @@ class TorchTrainer:
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         self.model.eval()
-        images, labels = _tensors(samples)
+        images, labels = self._tensors(samples)
         logits = self.model(images)
         loss_sum = F.cross_entropy(logits, labels, reduction="sum")
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
     def _backward(self, samples: Samples, scale: float) -> torch.Tensor:
-        images, labels = _tensors(samples)
+        images, labels = self._tensors(samples)
         loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
         loss.backward()
         return loss.detach()
+
+    def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as (N, channels, height, width), labels as (N,)."""
+        images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
+        return images.to(self._device).movedim(-1, 1), labels.to(self._device)
 
 
 def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -83,8 +89,3 @@ def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) ->
             return torch.optim.Adam(parameters, rate)
         case "adamw":
             return torch.optim.AdamW(parameters, rate, weight_decay=decay)
-
-
-def _tensors(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images as (N, channels, height, width), labels as (N,)."""
-    return torch.from_numpy(samples.images).movedim(-1, 1), torch.from_numpy(samples.labels)

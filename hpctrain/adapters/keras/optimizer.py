@@ -29,6 +29,7 @@ class Reduction:
         synchronised: every rank has rank 0's variables.
         scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
         guarded: something else, the callback of ``fit``, checks the parameters.
+        waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
     """
 
     def __init__(self, comm: Communicator, model: keras.Model, compression: Compression, guard_every: int) -> None:
@@ -41,6 +42,7 @@ class Reduction:
         self._wire = _WIRE[compression]
         self._every = guard_every
         self._guard = guard_of(comm, model, every=guard_every) if model.built else None
+        self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
 
@@ -51,7 +53,11 @@ class Reduction:
         # order on a GPU, and ranks would drift apart by rounding.
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         wire = [tf.cast(gradient, self._wire) if self._wire else gradient for gradient in dense]
+        with tf.control_dependencies(wire):
+            begin = tf.timestamp()
         reduced = self._engine.allreduce(wire, self._name)
+        with tf.control_dependencies(reduced):
+            self.waited.assign(tf.timestamp() - begin)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(reduced, dense, strict=True)]
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:

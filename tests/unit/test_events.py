@@ -1,0 +1,50 @@
+"""Events survive a crash, and a reader is told what is wrong with a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter, read_events
+
+
+def test_what_was_emitted_is_read_in_order(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as events:
+        events.emit("step", iteration=1, loss=0.5)
+        events.emit("end", status="done")
+    first, last = read_events(path)
+    assert (first["event"], first["iteration"], first["loss"]) == ("step", 1, 0.5)
+    assert last["status"] == "done" and last["time"] >= first["time"]
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_writer(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as events:
+        events.emit("step", iteration=1)
+    with path.open("ab") as file:
+        file.write(b'{"time": 1.0, "event": "st')
+    assert [event["iteration"] for event in read_events(path)] == [1]
+    with EventWriter(path) as events:
+        events.emit("step", iteration=2)
+    assert [event["iteration"] for event in read_events(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", json.dumps({"event": "step"}), "\xff"])
+def test_a_wrong_line_is_named(tmp_path, line):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "event": "run"}\n' + line + "\n", encoding="latin-1")
+    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: not an event"):
+        list(read_events(path))
+
+
+def test_no_file_is_an_error(tmp_path):
+    with pytest.raises(HpctrainError, match="cannot read"):
+        list(read_events(tmp_path / "events.jsonl"))
+
+
+def test_ranks_without_a_file_write_nothing():
+    with EventWriter(None) as events:
+        events.emit("step")
