@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.build.check import Check
-from hpctrain.build.wheel import Progress
+from hpctrain.horovod.check import Check
+from hpctrain.horovod.wheel import Progress
 
 app = typer.Typer(help="Build Horovod for this machine's MPI and frameworks, and check it.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="compile even where a finished build fits")] = False,
 ) -> None:
     """Download, adapt, compile, install and prove Horovod for the MPI and the frameworks that are installed."""
-    from hpctrain.build.install import build as build_horovod
+    from hpctrain.horovod.install import build as build_horovod
 
     with _shown_progress() as progress:
         built, origin = build_horovod(progress, force=force)
@@ -37,7 +37,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Say what Horovod is built for and what to do about each missing part; exits 3 where something is missing."""
-    from hpctrain.build.check import report
+    from hpctrain.horovod.check import report
 
     checks = report()
     if as_json:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.launch.records import RankRecord, read_records
+from hpctrain.records import RankRecord, read_records
 from hpctrain.rundir import RunDirectory
 
 LOG_LINES = 20

@@ -18,7 +18,7 @@ from hpctrain.events import Event
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure, find_failure
 from hpctrain.launch.follow import Follower
-from hpctrain.launch.records import read_records
+from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
 
 _POLL_SECONDS = 0.1

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hpctrain.build.check import require
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.events import Event
+from hpctrain.horovod.check import require
 from hpctrain.launch.command import Command, launch_command
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.run import launch

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpctrain.events import disk_error
-from hpctrain.launch.records import RankRecord, read_records
 from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Reported
+from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise_record

@@ -25,7 +25,8 @@ from hpctrain.comm.launcher import detect
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan, Script
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.records import RankError, RankRecord, write_record
+from hpctrain.rundir import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +50,20 @@ def run_rank(path: Path) -> int:
     directory = RunDirectory(path)
     terminal = _redirect_output(directory.log(rank))
     faulthandler.enable()
-    record = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started": psutil.Process().create_time(),
-        "status": "running",
-    }
-    write_json(directory.rank(rank), record)
+    record = RankRecord(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=psutil.Process().create_time(),
+        status="running",
+    )
+    write_record(directory, record)
     failure = _attempt(directory)
     try:
-        write_json(directory.rank(rank), {**record, **_ending(failure)})
+        write_record(directory, record.model_copy(update=_ending(failure)))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
-        os.write(terminal, f"rank {rank} on {record['host']}: {(failure or error).message}; {error}\n".encode())
+        os.write(terminal, f"rank {rank} on {record.host}: {(failure or error).message}; {error}\n".encode())
         failure = failure or _describe(error)
     if failure is None:
         return 0
@@ -149,7 +150,7 @@ def _ending(failure: Failure | None) -> dict[str, Any]:
         "status": "failed",
         "ended": time.time(),
         "exit_code": failure.exit_code,
-        "error": {"type": failure.kind, "message": failure.message},
+        "error": RankError(type=failure.kind, message=failure.message),
     }
 
 

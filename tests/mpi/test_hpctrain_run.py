@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.launch.records import read_records
 from hpctrain.planning.machine import usable_cores
+from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]

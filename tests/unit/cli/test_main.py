@@ -25,7 +25,7 @@ LOGIN_HALF = [
     "cli",
     "report",
     "launch",
-    "build",
+    "horovod",
     "planning",
     "plan",
     "topology",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import check
-from hpctrain.build.fingerprint import Fingerprint
-from hpctrain.build.installed import Installed
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import check
+from hpctrain.horovod.fingerprint import Fingerprint
+from hpctrain.horovod.installed import Installed
 from hpctrain.planning import machine
 
 

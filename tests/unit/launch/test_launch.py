@@ -18,8 +18,8 @@ from hpctrain.launch import run as launching
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.follow import Tail
-from hpctrain.launch.records import read_records
 from hpctrain.launch.run import Interrupts, launch
+from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
 
 # A rank's record, written by the program itself so that pid and start are real.

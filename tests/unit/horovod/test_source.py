@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import source
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import source
 
 SETUP = b"from setuptools import setup\nsetup(name='horovod', version='0.28.1')\n"
 

@@ -1,4 +1,4 @@
-"""The records that ranks keep of themselves, as the launcher reads them."""
+"""The record that each rank keeps of itself, which the launcher and the report read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel
 
-from hpctrain.rundir import RunDirectory
+from hpctrain.rundir import RunDirectory, write_json
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0
@@ -54,3 +54,12 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
     """The records there are, by rank; a rank that never started has none."""
     records = [RankRecord.model_validate_json(path.read_text()) for path in directory.ranks.glob("rank-*.json")]
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
+
+
+def write_record(directory: RunDirectory, record: RankRecord) -> None:
+    """Write or replace a rank's record.
+
+    Raises:
+        HpctrainError: the disk is full.
+    """
+    write_json(directory.rank(record.rank), record.model_dump(mode="json"))

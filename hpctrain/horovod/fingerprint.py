@@ -12,8 +12,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.build import VERSION, adapt, cuda
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.horovod import VERSION, adapt, cuda
 
 _DISTRIBUTIONS = {
     "torch": ("torch",),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import cuda
+from hpctrain.horovod import cuda
 
 NCCL_HEADER = """\
 #ifndef NCCL_H_

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 
-from hpctrain.build import PACKAGES, TITLES
-from hpctrain.build.wheel import Progress
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import PACKAGES, TITLES
+from hpctrain.horovod.wheel import Progress
 
 _SECONDS = "300"
 

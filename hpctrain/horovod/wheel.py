@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.build import log
-from hpctrain.build.adapt import adapt
-from hpctrain.build.cuda import Nccl, Toolkit
-from hpctrain.build.fingerprint import Fingerprint, environment_prefix
-from hpctrain.build.source import fetch
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import log
+from hpctrain.horovod.adapt import adapt
+from hpctrain.horovod.cuda import Nccl, Toolkit
+from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix
+from hpctrain.horovod.source import fetch
 
 Progress = Callable[[str, int | None], None]
 """Told what is being done and, while compiling, the percentage that is done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.build.log import first_error, percent_done
+from hpctrain.horovod.log import first_error, percent_done
 
 NOISE = """\
   Running command Building wheel for horovod (setup.py)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import adapt
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import adapt
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hpctrain.build import check, cuda, fingerprint, install, installed
-from hpctrain.build.fingerprint import Fingerprint
 from hpctrain.cli.horovod import app
 from hpctrain.cluster import mpi
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import check, cuda, fingerprint, install, installed
+from hpctrain.horovod.fingerprint import Fingerprint
 
 BUILD = "run: hpctrain horovod build"
 
@@ -219,7 +219,7 @@ def test_missing_build_tools_are_named(
 def test_asking_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from hpctrain.build import check\n"
+        "from hpctrain.horovod import check\n"
         "check.report()\n"
         "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
     )

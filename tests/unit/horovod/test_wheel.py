@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import install, wheel
-from hpctrain.build.cuda import Nccl, Toolkit
-from hpctrain.build.fingerprint import Fingerprint
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import install, wheel
+from hpctrain.horovod.cuda import Nccl, Toolkit
+from hpctrain.horovod.fingerprint import Fingerprint
 
 CLUSTER = MpiInstallation(
     flavour="open-mpi-4",

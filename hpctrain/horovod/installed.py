@@ -6,9 +6,9 @@ import importlib.metadata
 import json
 from dataclasses import dataclass
 
-from hpctrain.build import METADATA_KEYS
-from hpctrain.build.cuda import package_directory
-from hpctrain.build.fingerprint import Fingerprint
+from hpctrain.horovod import METADATA_KEYS
+from hpctrain.horovod.cuda import package_directory
+from hpctrain.horovod.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)

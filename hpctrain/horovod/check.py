@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.build import BUILD_HINT, PACKAGES, TITLES, VERSION
-from hpctrain.build.cuda import framework_has_cuda
-from hpctrain.build.fingerprint import mpi_identity, package_version
-from hpctrain.build.install import find_accelerator
-from hpctrain.build.installed import Installed, find_installed
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import BUILD_HINT, PACKAGES, TITLES, VERSION
+from hpctrain.horovod.cuda import framework_has_cuda
+from hpctrain.horovod.fingerprint import mpi_identity, package_version
+from hpctrain.horovod.install import find_accelerator
+from hpctrain.horovod.installed import Installed, find_installed
 
 Status = Literal["ok", "failed", "not applicable"]
 

@@ -7,8 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from hpctrain.build import VERSION
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import VERSION
 
 # Of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

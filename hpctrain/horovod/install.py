@@ -11,13 +11,13 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from hpctrain.build import cuda, wheel
-from hpctrain.build.fingerprint import Fingerprint, environment_prefix, take
-from hpctrain.build.installed import find_installed
-from hpctrain.build.prove import prove
-from hpctrain.build.wheel import Progress
 from hpctrain.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.errors import HpctrainError
+from hpctrain.horovod import cuda, wheel
+from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix, take
+from hpctrain.horovod.installed import find_installed
+from hpctrain.horovod.prove import prove
+from hpctrain.horovod.wheel import Progress
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "cmake", "pkg_resources", "wheel")
 _BUILD_PROGRAMS = (os.environ.get("CXX", "c++"), "make")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.build import adapt, fingerprint
-from hpctrain.build.cuda import Nccl, Toolkit
-from hpctrain.build.fingerprint import Fingerprint, take
-from hpctrain.build.wheel import cached_wheel, wheel_home
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.horovod import adapt, fingerprint
+from hpctrain.horovod.cuda import Nccl, Toolkit
+from hpctrain.horovod.fingerprint import Fingerprint, take
+from hpctrain.horovod.wheel import cached_wheel, wheel_home
 
 MPI = MpiInstallation(
     flavour="open-mpi-4", version="4.1.4", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None
