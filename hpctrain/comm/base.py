@@ -82,6 +82,7 @@ class Communicator(ABC):
         batch_weight: what the mean loss over this rank's samples of the current batch is to be multiplied by, so that
             the mean over the ranks is the mean over the global batch (see hpctrain.data.sampling.Share). The sharded
             loader sets it, the adapter applies it to the gradients.
+        batch_weighed: whether gradients were multiplied by it since it was set.
     """
 
     backend: str
@@ -93,6 +94,7 @@ class Communicator(ABC):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.batch_weight = 1.0
+        self.batch_weighed = True
         self.host = socket.gethostname()
 
     def __repr__(self) -> str:

@@ -48,7 +48,10 @@ class HorovodCommunicator(MpiControl):
         if framework not in self._modules:
             module = _import_horovod(framework)
             # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
-            os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", f"{timeout_seconds():.0f}")
+            # It takes whole seconds, and no limit that is not above the time of its first warning.
+            limit = max(2, round(timeout_seconds()))
+            os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
+            os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
             module.init()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
@@ -129,6 +132,8 @@ class HorovodTorchEngine:
 
         if buffer.dtype == torch.bfloat16:
             return _Bfloat16Work(self._horovod, buffer, name)
+        if buffer.is_cuda and not self._horovod.nccl_built():
+            raise HpctrainError("this Horovod was built without NCCL and cannot reduce gradients on GPUs", BUILD_HINT)
         handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
         return _TorchWork(self._horovod, handle)
 

@@ -31,8 +31,10 @@ class KerasTrainer:
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
-        if gpus := tf.config.list_physical_devices("GPU"):
-            tf.config.set_visible_devices(gpus[comm.local_rank], "GPU")
+        # A GPU a rank or none at all: NCCL does not let two ranks share one.
+        gpus = tf.config.list_physical_devices("GPU")
+        own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
+        tf.config.set_visible_devices(gpus[own], "GPU")
         keras.utils.set_random_seed(recipe.seed)
         self.model, self._optimizer = distribute(
             models.build(recipe.model.name, "keras"),

@@ -22,7 +22,9 @@ class TorchTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
-        self._device = torch.device("cuda", comm.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        # A GPU a rank or none at all: NCCL does not let two ranks share one.
+        gpus = torch.cuda.device_count() >= comm.local_size
+        self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
         model: torch.nn.Module = models.build(recipe.model.name, "torch").to(self._device)
         self._clip_norm = recipe.optimizer.clip_norm
         self.model, self._optimizer = distribute(

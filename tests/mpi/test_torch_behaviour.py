@@ -44,7 +44,21 @@ def test_guard_names_parameter_rank_and_host(ranks):
 
 
 def test_a_parameter_unfrozen_after_distribute_is_caught(ranks):
-    assert all("'weight' differs" in rank["unfrozen_later_is_caught"] for rank in ranks)
+    assert all("whose gradient is not reduced" in rank["unfrozen_later_is_caught"] for rank in ranks)
+
+
+def test_an_optimizer_of_parameters_that_distribute_never_saw_is_refused(ranks):
+    for rank in ranks:
+        refused, accepted = rank["foreign_parameters_are_refused"]
+        assert "(2, 2) whose gradient is not reduced" in refused and accepted == ""
+
+
+def test_an_update_after_a_backward_that_failed_is_refused(ranks):
+    assert all("an error ended a backward pass" in rank["a_failed_backward_is_not_forgotten"] for rank in ranks)
+
+
+def test_dropped_models_are_freed(ranks):
+    assert [rank["dropped_models_are_freed"] for rank in ranks] == [0, 0]
 
 
 def test_different_models_are_refused_on_every_rank(ranks):
@@ -71,7 +85,8 @@ def test_distributing_a_model_twice_reduces_once(ranks):
 
 
 def test_wrong_settings_name_the_valid_ones(ranks):
-    compression, bucket, model = ranks[0]["settings_are_checked"]
+    compression, bucket, model, *optimizers = ranks[0]["settings_are_checked"]
     assert "'fp8'" in compression and "bf16, fp16, none" in compression
     assert "above 0" in bucket
+    assert all("not a torch.optim.Optimizer" in text for text in optimizers)
     assert "builtins.str" in model and "torch.nn.Module" in model

@@ -8,6 +8,7 @@ need no special calls.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import weakref
@@ -24,7 +25,8 @@ from hpctrain.errors import HpctrainError
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
-_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+# By the modules that own the parameters: hooks hold a reducer weakly, so that it goes when they go.
+_reducers: weakref.WeakKeyDictionary[torch.nn.Module, GradientReducer] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _paused = False
 
@@ -43,9 +45,26 @@ def no_sync() -> Iterator[None]:
         _paused = before
 
 
-def reducer_of(parameter: torch.nn.Parameter) -> GradientReducer | None:
-    """The reducer that takes care of a parameter's gradient, or None."""
-    return next((reducer for reducer in _reducers if id(parameter) in reducer.managed), None)
+def reducers() -> set[GradientReducer]:
+    """Those whose parameters are in use."""
+    return set(_reducers.values())
+
+
+def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
+    """Let a reducer live as long as the modules whose parameters it takes care of."""
+    for module in model.modules():
+        if any(id(parameter) in reducer.managed for parameter in module.parameters(recurse=False)):
+            _reducers[module] = reducer
+
+
+def _weigh(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor | None:
+    """Apply the share that this rank's samples have in the global batch, before they are added to others."""
+    weight = comm.batch_weight
+    comm.batch_weighed = True
+    if weight == 1.0:
+        return None
+    # Not 0 x gradient: a rank without samples must not pass on a NaN.
+    return gradient * weight if weight else torch.zeros_like(gradient)
 
 
 class GradientReducer:
@@ -88,23 +107,22 @@ class GradientReducer:
         self.timeline: list[Moment] = []
         self.communication_seconds = 0.0
         self._register()
-        _reducers.add(self)
+
+    @property
+    def interrupted(self) -> bool:
+        """Between two backward passes: whether the last one raised an error on the way."""
+        return self._running
 
     def _register(self) -> None:
-        for slot in self._slots:
-            slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._arrived(slot))
-            slot.parameter.register_hook(self._weigh)
+        # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
+        own = weakref.proxy(self)
+        weigh = functools.partial(_weigh, self._comm)
+        for index, slot in enumerate(self._slots):
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, index=index: own._arrived(own._slots[index]))
+            slot.parameter.register_hook(weigh)
         for _, parameter in self._sparse:
-            parameter.register_post_accumulate_grad_hook(lambda _: self._begin())
-            parameter.register_hook(self._weigh)
-
-    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Apply the share that this rank's samples have in the global batch, before they are added to others."""
-        weight = self._comm.batch_weight
-        if weight == 1.0:
-            return None
-        # Not 0 x gradient: a rank without samples must not pass on a NaN.
-        return gradient * weight if weight else torch.zeros_like(gradient)
+            parameter.register_post_accumulate_grad_hook(lambda _: own._begin())
+            parameter.register_hook(weigh)
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""

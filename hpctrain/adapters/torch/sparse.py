@@ -8,13 +8,13 @@ from hpctrain.comm.base import Communicator, TorchEngine
 
 
 def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
-    """The names of the parameters whose gradient PyTorch makes sparse."""
-    shared_names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return frozenset(
-        shared_names[id(module.weight)]
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
-    )
+    """The names of the parameters whose gradient is sparse: those that sparse embeddings use, and no other layer."""
+    sparse: set[int] = set()
+    dense: set[int] = set()
+    for module in model.modules():
+        embeds = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        (sparse if embeds else dense).update(id(parameter) for parameter in module.parameters(recurse=False))
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in sparse - dense)
 
 
 def reduce_sparse(comm: Communicator, engine: TorchEngine, parameter: torch.nn.Parameter, name: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import sys
+import weakref
 from pathlib import Path
 
 import torch
@@ -92,6 +95,52 @@ def unfrozen_later_is_caught():
 
 
 @check
+def foreign_parameters_are_refused():
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    _, optimizer = ht.distribute(model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
+    other(model(torch.rand(1, 2))).sum().backward()
+    refused = message(optimizer.step)
+    ht.distribute(other, optimizer)
+    optimizer.zero_grad()
+    other(model(torch.rand(1, 2))).sum().backward()
+    return [refused, message(optimizer.step)]
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("bad batch")
+
+
+@check
+def a_failed_backward_is_not_forgotten():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with contextlib.suppress(ValueError):
+        model[1](Failing.apply(model[0](torch.rand(1, 2)))).sum().backward()
+    model(torch.rand(1, 2)).sum().backward()
+    return message(optimizer.step)
+
+
+@check
+def dropped_models_are_freed():
+    alive = []
+    for _ in range(3):
+        model = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50))
+        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.rand(1, 50)).sum().backward()
+        optimizer.step()
+        alive += [weakref.ref(statistics(model)), weakref.ref(model[0].weight)]
+    del model, optimizer
+    gc.collect()
+    return sum(reference() is not None for reference in alive)
+
+
+@check
 def different_models_are_refused():
     model = nn.Linear(2, 2 + (comm.rank == 1))
     return message(lambda: ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1)))
@@ -156,6 +205,8 @@ def settings_are_checked():
         message(lambda: ht.distribute(*pair, compression="fp8")),
         message(lambda: ht.distribute(*pair, bucket_mb=0)),
         message(lambda: ht.distribute("model", None)),
+        message(lambda: ht.distribute(pair[0], None)),
+        message(lambda: ht.distribute(pair[0], [])),
     ]
 
 

@@ -52,6 +52,19 @@ class Odd(Network):
         return y + self.sometimes(y) * (x[:, :1] > 0.9) if (x[:, 0] > 0.9).any() else y
 
 
+class Tied(nn.Module):
+    """The embedding's weight is the output layer's too, so its gradient is dense although the embedding is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 6, sparse=True)
+        self.out = nn.Linear(6, 50, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.table((x[:, :7] * 49).long()).mean(1)))
+
+
 class Embedded(nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -106,6 +119,7 @@ CASES: dict[str, Case] = {
     "odd": Case(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01), network=Odd),
     "dense_embedding": Case(_momentum, network=lambda: Embedded(False)),
     "sparse_embedding": Case(lambda p: _sgd(p), network=lambda: Embedded(True)),
+    "tied_embedding": Case(lambda p: _sgd(p), network=Tied),
     "scaler_overflow": Case(_momentum, overflow_at=7, dtype=torch.float32),
     "bfloat16": Case(_sgd, dtype=torch.bfloat16),
     "wire_fp16": Case(_momentum, dtype=torch.float32, compression="fp16"),
@@ -141,7 +155,7 @@ def steps(case, model, optimizers, epochs, no_sync, rank) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     forward = torch.compile(model) if case.compiled else model
     step = 0
-    for epoch in range(EPOCHS):
+    for epoch in range(EPOCHS * case.accumulate):  # 20 updates
         for x, y in epochs(epoch):
             step += 1
             last = step % case.accumulate == 0
