@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.recipes.schema import Framework, Recipe
 
+BACKENDS = ("auto", "horovod", "single")
+
 
 class Script(BaseModel):
     """A user's own training script."""

@@ -15,6 +15,7 @@ from hpctrain.errors import HpctrainError
 Flavour = Literal["open-mpi-4", "open-mpi-5", "mpich-hydra", "intel-mpi"]
 
 INSTALL_HINT = "load the cluster's MPI module so that mpirun is on the PATH, or: pip install 'hpctrain[mpi]'"
+BUILD_HINT = "run: hpctrain horovod build"
 
 _PRODUCTS: dict[Flavour, str] = {
     "open-mpi-4": "Open MPI",

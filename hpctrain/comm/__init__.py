@@ -7,14 +7,13 @@ import os
 import sys
 from types import TracebackType
 
+from hpctrain.cluster.launcher import Launcher, detect
 from hpctrain.comm.base import Communicator
-from hpctrain.comm.launcher import Launcher, detect
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.plan import BACKENDS
 
-__all__ = ["BACKENDS", "Communicator", "current", "init", "shutdown"]
-
-BACKENDS = ("auto", "horovod", "single")
+__all__ = ["Communicator", "current", "init", "shutdown"]
 
 _current: Communicator | None = None
 

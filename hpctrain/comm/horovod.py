@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
 from hpctrain.comm.mpi import MpiControl, timeout_seconds
 from hpctrain.errors import HpctrainError
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
     from mpi4py import MPI
-
-BUILD_HINT = "run: hpctrain horovod build"
 
 
 class HorovodCommunicator(MpiControl):

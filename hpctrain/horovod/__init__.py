@@ -8,5 +8,3 @@ VERSION = "0.28.1"
 PACKAGES = {"torch": "torch", "keras": "tensorflow"}
 TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}
-
-BUILD_HINT = "run: hpctrain horovod build"

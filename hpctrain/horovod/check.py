@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.cluster.mpi import find_mpi
+from hpctrain.cluster.mpi import BUILD_HINT, find_mpi
 from hpctrain.errors import HpctrainError
-from hpctrain.horovod import BUILD_HINT, PACKAGES, TITLES, VERSION
+from hpctrain.horovod import PACKAGES, TITLES, VERSION
 from hpctrain.horovod.cuda import framework_has_cuda
 from hpctrain.horovod.fingerprint import mpi_identity, package_version
 from hpctrain.horovod.install import find_accelerator

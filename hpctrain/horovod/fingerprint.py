@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -14,11 +13,7 @@ from pathlib import Path
 
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.horovod import VERSION, adapt, cuda
-
-_DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
-}
+from hpctrain.planning.machine import installed_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +71,4 @@ def package_version(package: str) -> str | None:
     """The version of an installed framework, without importing it; None if it is not installed."""
     if importlib.util.find_spec(package) is None:
         return None
-    for name in _DISTRIBUTIONS[package]:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "of unknown version"
+    return installed_version(package) or "of unknown version"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from hpctrain.horovod.prove import prove
 from hpctrain.horovod.wheel import Progress
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "cmake", "pkg_resources", "wheel")
-_BUILD_PROGRAMS = (os.environ.get("CXX", "c++"), "make")
 
 
 def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
@@ -73,7 +73,9 @@ def _require_tools(mpi: MpiInstallation) -> None:
             f"the build needs Python packages that are missing: {', '.join(missing)}",
             "pip install 'hpctrain[horovod]'",
         )
-    missing = [name for name in _BUILD_PROGRAMS if shutil.which(name) is None]
+    # A compiler may be named with a launcher before it and options behind it.
+    compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
+    missing = [name for name in (compiler, "make") if shutil.which(name) is None]
     if missing:
         raise HpctrainError(
             f"the build needs programs that are not on the PATH: {', '.join(missing)}",

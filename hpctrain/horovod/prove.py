@@ -55,6 +55,6 @@ def _run(mpi: MpiInstallation, framework: str, title: str) -> None:
         raise HpctrainError(
             f"Horovod was compiled, but its proof with {title} on 2 ranks of {mpi.name} failed "
             f"(exit {answer.returncode}); it printed at its end:\n{end}",
-            "it was removed again; `hpctrain doctor` looks at MPI and the machine",
+            "it was removed again; `hpctrain horovod check` names the MPI and the frameworks",
             exit_code=1,
         )

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpctrain.cluster.launcher import SIZE_VARIABLES
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.plan import Plan
-
-# What a launcher or a batch job tells its processes; a run of one rank is nobody's rank.
-_LAUNCH_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ def launch_command(
     program = (str(python), "-P", "-m", "hpctrain.train", str(run_directory))
     environment = rank_environment(plan)
     if mpi is None:
-        return Command(program=program, environment=environment, without=_LAUNCH_VARIABLES)
+        return Command(program=program, environment=environment, without=SIZE_VARIABLES)
     bound = plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     if root and mpi.flavour in ("open-mpi-4", "open-mpi-5"):

@@ -19,7 +19,7 @@ _MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("te
 _DISTRIBUTIONS = {
     "hpctrain": ("hpctrain",),
     "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
     "keras": ("keras",),
     "horovod": ("horovod",),
     "mpi4py": ("mpi4py",),
@@ -63,12 +63,15 @@ def usable_cores() -> int:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package, distributions in _DISTRIBUTIONS.items():
-        for distribution in distributions:
-            try:
-                versions[package] = metadata.version(distribution)
-                break
-            except metadata.PackageNotFoundError:
-                continue
-    return versions
+    found = {package: installed_version(package) for package in _DISTRIBUTIONS}
+    return {"python": platform.python_version(), **{package: version for package, version in found.items() if version}}
+
+
+def installed_version(package: str) -> str | None:
+    """The version that an installed package states of itself, without importing it; None where none does."""
+    for distribution in _DISTRIBUTIONS[package]:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

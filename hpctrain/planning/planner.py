@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.plan import Plan, Script, Slots
+from hpctrain.plan import BACKENDS, Plan, Script, Slots
 from hpctrain.planning.machine import Machine
 from hpctrain.recipes.schema import Framework, Recipe
 
-BACKENDS = ("auto", "horovod", "single")
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
 
 
@@ -25,7 +24,7 @@ def make_plan(
         work: what to run.
         machine: where.
         ranks: how many processes; they share the machine's cores evenly.
-        backend: one of ``BACKENDS``; ``auto`` is ``single`` for one rank, else ``horovod``.
+        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank, else ``horovod``.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
 
     Raises:

@@ -55,8 +55,6 @@ class Optimizer(Section):
     def _consistent(self) -> Optimizer:
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
-        if self.name == "adam" and self.weight_decay:
-            raise ValueError("adam has no weight_decay here; adamw decays")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
         if self.name == "adam" and self.weight_decay:

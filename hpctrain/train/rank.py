@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from hpctrain.comm.launcher import detect
+from hpctrain.cluster.launcher import detect
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan, Script

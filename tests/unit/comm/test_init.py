@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hpctrain.comm.launcher import detect
+from hpctrain.cluster.launcher import detect
 from hpctrain.comm.mpi import timeout_seconds
 from hpctrain.errors import HpctrainError
 

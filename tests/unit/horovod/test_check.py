@@ -203,15 +203,26 @@ def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [("_BUILD_MODULES", ("no_such_module",), "no_such_module"), ("_BUILD_PROGRAMS", ("no-such-c++",), "no-such-c++")],
+    ("modules", "compiler", "said"),
+    [
+        (("no_such_module",), "c++", "the build needs Python packages that are missing: no_such_module"),
+        ((), "no-such-c++ -O2", "not on the PATH: no-such-c++"),
+        # A compiler behind its launcher is found, and the next thing is missing.
+        ((), "env c++", "has no mpicxx beside it"),
+    ],
 )
 def test_missing_build_tools_are_named(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: tuple[str, ...], said: str
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    modules: tuple[str, ...],
+    compiler: str,
+    said: str,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(install, name, value)
-    with pytest.raises(HpctrainError, match="the build needs") as error:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(install, "_BUILD_MODULES", modules)
+    with pytest.raises(HpctrainError) as error:
         install.build(lambda step, percent: None)
     assert said in error.value.message
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpctrain
-from hpctrain.comm import BACKENDS as COMMUNICATORS
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import Plan, Script
 from hpctrain.planning import machine as facts
 from hpctrain.planning.machine import Machine, this_machine
-from hpctrain.planning.planner import BACKENDS, make_plan, oversubscription
+from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe
 
 RECIPE = load_recipe("digits")
@@ -86,10 +85,6 @@ def test_a_framework_that_is_not_installed() -> None:
 def test_a_script_chooses_its_framework_itself() -> None:
     with pytest.raises(HpctrainError, match=r"train\.py chooses by itself"):
         make_plan(SCRIPT, MACHINE, framework="torch")
-
-
-def test_planning_and_communicators_know_the_same_backends() -> None:
-    assert BACKENDS == COMMUNICATORS
 
 
 def test_this_machine() -> None:

@@ -24,6 +24,9 @@ _KNOWN = (
     ("srun", "SLURM_NTASKS", "SLURM_PROCID"),
 )
 
+# A process without these is nobody's rank.
+SIZE_VARIABLES = tuple(size for _, size, _ in _KNOWN)
+
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launcher | None:
     """The launcher that started this process, or None for a process started by hand."""
