@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.recipes.schema import Recipe, Section
@@ -19,16 +21,45 @@ from hpctrain.recipes.schema import Recipe, Section
 Location = tuple[int | str, ...]
 
 
+# Sections within sections, and lists in them: a recipe has three levels.
+_DEEPEST = 20
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with the floats of YAML 1.2 (``1e-4`` is a number) and without dates."""
+    """YAML's safe loader with the decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and
+    dates are none. Aliases, which can be circular or grow without bounds, and tags have no use in a recipe.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise ComposerError(None, None, f"the alias *{event.anchor} has no place in a recipe", event.start_mark)
+        if getattr(event, "tag", None):
+            raise ComposerError(None, None, f"the tag {event.tag} has no place in a recipe", event.start_mark)
+        if self._depth == _DEEPEST:
+            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", event.start_mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "int", "float")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# At most 18 digits, which no number of a recipe needs: Python refuses to read thousands of them.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\Z"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z"), list("-+.0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))\Z|\.(nan|NaN|NAN)\Z"
+    ),
+    list("-+.0123456789"),
 )
 
 
@@ -53,7 +84,10 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         text = path.read_text()
     except OSError as error:
-        raise HpctrainError(f"cannot read the recipe {path}: {error.strerror}") from error
+        names = ", ".join(recipe_names())
+        raise HpctrainError(
+            f"cannot read the recipe {path}: {error.strerror}", f"the published recipes go by their name: {names}"
+        ) from error
     except UnicodeDecodeError as error:
         raise HpctrainError(f"{path} is not a text file, so it is no recipe") from error
     recipe = _parse(text, path)
@@ -118,7 +152,7 @@ def _override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     given: dict[str, str] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals:
+        if not (key and equals):
             raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
         *sections, last = key.split(".")
         _check_key(key)
@@ -130,7 +164,8 @@ def _override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         try:
             target[last] = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
         except yaml.YAMLError as error:
-            raise HpctrainError(f"--set {override}: the value is not valid YAML") from error
+            fault = getattr(error, "problem", error)
+            raise HpctrainError(f"--set {override}: the value is not valid YAML: {fault}") from error
         given[key] = override
     return _validate(values, lambda location: f"--set {_blamed(given, location)}")
 
@@ -185,4 +220,4 @@ def _describe(fault: ErrorDetails) -> str:
         case "value_error":
             return f"{key}: {fault['msg'].removeprefix('Value error, ')}"
         case _:
-            return f"{key}: {fault['msg'][:1].lower()}{fault['msg'][1:]}, not {fault['input']!r}"
+            return f"{key}: {fault['msg'][:1].lower()}{fault['msg'][1:]}, not {reprlib.repr(fault['input'])}"

@@ -85,6 +85,10 @@ class Schedule(Section):
             raise ValueError("milestones must rise")
         if self.milestones and self.milestones[0] <= self.warmup_epochs:
             raise ValueError("milestones must come after the warm-up")
+        if self.warmup_epochs and self.base_batch is None:
+            raise ValueError(
+                "warmup_epochs needs base_batch: it climbs from learning_rate to the rate that is scaled by it"
+            )
         return self
 
 
@@ -130,6 +134,11 @@ class Recipe(Section):
         if self.schedule.warmup_epochs > self.epochs:
             raise ValueError(
                 f"schedule.warmup_epochs ({self.schedule.warmup_epochs:g}) is longer than the run "
-                f"(epochs: {self.epochs})"
+                f"(epochs: {self.epochs}); --set schedule.warmup_epochs=0 does without"
+            )
+        if self.schedule.milestones and self.schedule.milestones[-1] >= self.epochs:
+            raise ValueError(
+                f"schedule.milestones ({self.schedule.milestones[-1]:g}) are not all within the run "
+                f"(epochs: {self.epochs}); for example --set 'schedule.milestones=[{self.epochs / 2:g}]'"
             )
         return self

@@ -30,7 +30,8 @@ def rate(batch_size: int = 64, per_epoch: int = 10, epochs: int = 20, base: floa
 def rates(draw) -> LearningRate:
     name = draw(st.sampled_from(["constant", "cosine", "step"]))
     epochs = draw(st.integers(2, 50))
-    warmup = draw(st.floats(0, epochs))
+    base_batch = draw(st.none() | st.integers(1, 4096))
+    warmup = draw(st.floats(0, epochs)) if base_batch else 0.0
     milestones = draw(st.lists(st.floats(warmup + 0.01, epochs + 1), min_size=1, max_size=4, unique=True))
     return rate(
         batch_size=draw(st.integers(1, 65536)),
@@ -38,7 +39,7 @@ def rates(draw) -> LearningRate:
         epochs=epochs,
         base=draw(st.floats(1e-4, 10)),
         name=name,
-        base_batch=draw(st.none() | st.integers(1, 4096)),
+        base_batch=base_batch,
         warmup_epochs=warmup,
         milestones=tuple(sorted(milestones)) if name == "step" else (),
     )
@@ -57,7 +58,7 @@ def test_goyal_2017_at_8192():
 
 
 def test_cosine_after_warmup():
-    cosine = rate(name="cosine", warmup_epochs=4)
+    cosine = rate(name="cosine", base_batch=64, warmup_epochs=4)
     assert cosine(40) == pytest.approx(0.1)
     assert cosine(40 + 80) == pytest.approx(0.05)
     assert cosine(40 + 40) == pytest.approx(0.1 * (1 + math.sqrt(0.5)) / 2)

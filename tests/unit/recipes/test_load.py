@@ -79,7 +79,21 @@ def test_overrides() -> None:
         ("epochs.of=3", "epochs is a value and has no keys"),
         ("epochs", "not of the form key=value"),
         ("epochs=[", "not valid YAML"),
-        ("=3", "unknown key ''"),
+        ("=3", "not of the form key=value"),
+        ("epochs=1:30", "--set epochs=1:30: epochs: input should be a valid integer, not '1:30'"),
+        ("epochs=0x1f", "valid integer"),
+        ("epochs=010", "valid integer"),
+        ("epochs=1_000", "valid integer"),
+        ("optimizer.learning_rate=1:30.5", "valid number"),
+        ("optimizer.learning_rate=1_0.5", "valid number"),
+        (f"epochs={'9' * 5000}", "valid integer, not '99999"),
+        ("data=&a [*a]", "not valid YAML: the alias *a has no place in a recipe"),
+        ("data=&a {name: *a}", "not valid YAML: the alias *a"),
+        ("data=!!timestamp x", "not valid YAML: the tag tag:yaml.org,2002:timestamp has no place"),
+        (f"data={'[' * 3000}{']' * 3000}", "not valid YAML: nested more than 20 deep"),
+        ("schedule.base_batch=null", "warmup_epochs needs base_batch"),
+        ("epochs=1", "is longer than the run (epochs: 1); --set schedule.warmup_epochs=0 does without"),
+        ("schedule={name: step, milestones: [5, 20]}", "schedule.milestones (20) are not all within the run"),
     ],
 )
 def test_a_wrong_override(override: str, said: str) -> None:
@@ -105,6 +119,10 @@ def test_an_override_within_an_overridden_value() -> None:
         ("seed: 7", "epochs: 7", "epochs: 7", "the key 'epochs' was given before, in line "),
         ("seed: 7", "seed: [7", "", "not valid YAML"),
         ("seed: 7", "seed: 2020-01-01", "seed: 2020", "valid integer"),
+        ("seed: 7", "seed: 1:30", "seed: 1:30", "seed: input should be a valid integer, not '1:30'"),
+        ("seed: 7", "seed: &a [*a]", "seed: &a", "not valid YAML: the alias *a has no place in a recipe"),
+        ("seed: 7", f"seed: {'[' * 3000}", "seed: [", "not valid YAML: nested more than 20 deep"),
+        ("seed: 7", f"seed: {'9' * 5000}", "seed: 999", "valid integer"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path: Path, old: str, new: str, line_of: str, said: str) -> None:
@@ -147,5 +165,5 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
         load_recipe("digit")
     with pytest.raises(HpctrainError, match=r"cannot read the recipe .*No such file"):
         load_recipe(str(tmp_path / "none.yaml"))
-    with pytest.raises(HpctrainError, match="Is a directory"):
+    with pytest.raises(HpctrainError, match="Is a directory\n  the published recipes go by their name: digits"):
         load_recipe(f"{tmp_path}/")
