@@ -21,6 +21,11 @@ def test_behaviour(mpirun, tmp_path):
 
 
 @pytest.mark.slow
+def test_uneven_parts_on_two_ranks(mpirun, tmp_path):
+    mpirun(PROGRAMS / "keras_behaviour.py", 2, str(tmp_path), timeout=400)
+
+
+@pytest.mark.slow
 def test_horovods_own_optimizer_is_stopped_at_the_first_check(mpirun):
     result = mpirun(PROGRAMS / "keras_horovod_optimizer.py", 2, check=False)
     assert result.returncode == 1, result.stdout

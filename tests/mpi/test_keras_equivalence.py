@@ -39,7 +39,7 @@ def plain(tmp_path_factory) -> dict[str, np.ndarray]:
 
 # Three ranks do everything: 17 samples do not divide over them, and of a batch of 2 one rank gets none.
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "cases"), [(1, CORE), (2, CORE), (3, ()), (4, CORE)])
+@pytest.mark.parametrize(("ranks", "cases"), [(1, CORE), (2, (*CORE, "float32")), (3, ()), (4, CORE)])
 def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, plain, ranks, cases):
     mpirun(PROGRAM, ranks, "distributed", str(tmp_path / "out"), *cases, HPCTRAIN_BACKEND="horovod", timeout=500)
     results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]

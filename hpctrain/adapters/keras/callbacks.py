@@ -117,6 +117,9 @@ def callbacks(
 ) -> list[keras.callbacks.Callback]:
     """The callbacks that ``fit`` needs on several ranks; put them before your own, which then see joined metrics.
 
+    ``evaluate`` takes them too, but returns this rank's own numbers, which Keras picks up before its callbacks end.
+    ``model.get_metrics_result()`` right after it gives those of all ranks.
+
     Args:
         guard_every: batches between two proofs that all ranks hold equal parameters; the first batch is always
             checked.

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hpctrain.adapters.keras.steps import take_shares
 from hpctrain.adapters.keras.variables import BUILD_HINT, broadcast, checksums, guard_of
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
@@ -29,6 +30,7 @@ class Reduction:
         synchronised: every rank has rank 0's variables.
         scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
         guarded: something else, the callback of ``fit``, checks the parameters.
+        share: what the gradients of the step in work are multiplied by; None in loops that weight their own loss.
         waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
     """
 
@@ -37,6 +39,7 @@ class Reduction:
         self.synchronised = False
         self.scaled_alike = True
         self.guarded = False
+        self.share: tf.Tensor | None = None
         self._engine = comm.tensorflow()
         self._model = model
         self._wire = _WIRE[compression]
@@ -45,6 +48,12 @@ class Reduction:
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
+
+    def weighted(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients times this rank's share of the global batch; a variable without one has None."""
+        if self.share is None:
+            return list(gradients)
+        return [g if g is None else tf.math.scalar_mul(tf.cast(self.share, g.dtype), g) for g in gradients]
 
     def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """The mean of each gradient over the ranks."""
@@ -109,6 +118,9 @@ class _Reducing:
 
     _reduction: Reduction
 
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        return super().apply(self._reduction.weighted(grads), trainable_variables)  # type: ignore[misc]
+
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return super()._clip_gradients(self._reduction.mean(grads))  # type: ignore[misc]
 
@@ -144,8 +156,8 @@ def distribute(
         model: the same on every rank.
         optimizer: any optimizer of Keras 3, a LossScaleOptimizer included.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        compression: the gradients' type on the wire. fp16 overflows above 65504; bf16 rounds, but Horovod 0.28.1
-            carries it as float32.
+        compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504,
+            so a mean above 65504 / ranks can; bf16 rounds, but Horovod 0.28.1 carries it as float32.
         guard_every: updates between two proofs that all ranks hold equal parameters, in a loop without ``fit``.
 
     Raises:
@@ -162,6 +174,7 @@ def distribute(
     else:
         reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
     _put_in_front(inner, _Reducing, reduction)
+    take_shares(model, reduction)
     if comm.backend != "single":
         _compile_without_xla(model, comm)
     if model.built:

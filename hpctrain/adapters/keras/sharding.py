@@ -1,4 +1,4 @@
-"""Each rank's part of global batches, as a tf.data.Dataset whose mean losses average to that of the global batch."""
+"""Each rank's part of global batches, as a tf.data.Dataset that tells what each part weighs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ def shard(
     seed: int = 0,
     comm: Communicator | None = None,
 ) -> tf.data.Dataset:
-    """This rank's part of every global batch of ``data``, with a sample weight.
+    """This rank's part of every global batch of ``data``, with its share.
 
-    The weight makes the mean over the ranks of the weighted mean losses equal the mean loss over the global batch,
-    whatever its size. A rank without a sample of a batch computes another rank's with weight 0, so every rank has
-    the same number of batches.
+    The mean over the ranks of share x mean loss is the mean loss over the global batch, whatever its size: the share
+    is own samples x ranks / samples of the batch. A rank without a sample of a batch computes another rank's with
+    share 0, so every rank has the same number of batches. ``fit`` and ``evaluate`` of a distributed model take the
+    dataset as it is; a loop of your own multiplies its mean loss by the share::
+
+        for x, y, sample_weight, share in ht.shard(dataset):
+            with tf.GradientTape() as tape:
+                value = loss(y, model(x, training=True), sample_weight=sample_weight) * share
 
     Args:
         data: a tf.data.Dataset whose elements are global batches ``(x, y)`` or ``(x, y, sample_weight)``, the same
@@ -39,7 +44,7 @@ def shard(
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Returns:
-        A dataset of ``(x, y, sample_weight)``; ``fit`` takes it as it is.
+        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar.
 
     Raises:
         HpctrainError: data of another form, or settings that do not belong to it.
@@ -68,7 +73,7 @@ def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
         raise HpctrainError("the dataset yields single samples", "use dataset.batch(GLOBAL_BATCH) before ht.shard")
 
-    def part(*batch: Any) -> tuple[Any, Any, tf.Tensor]:
+    def part(*batch: Any) -> tuple[Any, Any, tf.Tensor, tf.Tensor]:
         samples = tf.shape(tf.nest.flatten(batch)[0])[0]
         base, longer = samples // comm.size, samples % comm.size
         start = comm.rank * base + tf.minimum(comm.rank, longer)
@@ -76,8 +81,9 @@ def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         # A rank without a sample takes the first, as hpctrain.data.sampling.share does.
         start, rows = tf.where(count > 0, start, 0), tf.maximum(count, 1)
         x, y, *given = tf.nest.map_structure(lambda tensor: tensor[start : start + rows], batch)
-        weight = tf.cast(count * comm.size / samples, keras.config.floatx())
-        return x, y, tf.cast(given[0], weight.dtype) * weight if given else tf.fill([rows], weight)
+        floatx = keras.config.floatx()
+        weight = tf.cast(given[0], floatx) if given else tf.ones([rows], floatx)
+        return x, y, weight, tf.cast(count * comm.size / samples, floatx)
 
     return dataset.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -93,21 +99,22 @@ def _shard_arrays(
     epochs = itertools.count()
     floatx = keras.config.floatx()
 
-    def parts() -> Iterator[tuple[Any, Any, Any]]:
+    def parts() -> Iterator[tuple[Any, Any, Any, float]]:
         epoch = next(epochs)
         order = epoch_order(samples, seed=seed, epoch=epoch) if shuffle else np.arange(samples)
         for batch in global_batches(order, batch_size, drop_last=False):
             own = share(batch, comm.rank, comm.size)
             x, y, *given = tf.nest.map_structure(lambda array, rows=own.indices: array[rows], arrays)
             weight = given[0] if given else np.ones(len(own.indices))
-            yield x, y, (weight * own.weight).astype(floatx)
+            yield x, y, weight.astype(floatx), own.weight
 
     *inputs, _ = arrays if len(arrays) == 3 else (*arrays, None)
     x, y = (tf.nest.map_structure(_batch_spec, part) for part in inputs)
     weights = tf.TensorSpec((None, *(arrays[2].shape[1:] if len(arrays) == 3 else ())), floatx)
+    share_spec = tf.TensorSpec((), floatx)
     batches = batch_count(samples, batch_size, drop_last=False)
     # Keras would draw a PyDataset's batches in an order of its own, another on each rank; a tf.data.Dataset it leaves.
-    return tf.data.Dataset.from_generator(parts, output_signature=(x, y, weights)).apply(
+    return tf.data.Dataset.from_generator(parts, output_signature=(x, y, weights, share_spec)).apply(
         tf.data.experimental.assert_cardinality(batches)
     )
 

@@ -56,6 +56,48 @@ def metrics_are_those_of_the_joined_samples() -> None:
             np.testing.assert_allclose(history[f"{prefix}{name}"][0], value, rtol=1e-5, err_msg=prefix + name)
 
 
+def uneven_parts_give_the_numbers_of_one_process(eagerly: bool) -> None:
+    """Batches of 5, 5 and 1: of the last, all ranks but one have no sample."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.utils.set_random_seed(0)
+    weights = network().get_weights()
+
+    def train(distributed: bool) -> tuple[dict, dict, list]:
+        """Logs of two epochs with validation, what evaluate then finds, and the weights."""
+        model, optimizer = network(), keras.optimizers.SGD(0.05, momentum=0.9)
+        shard, callbacks = (lambda data: data), []
+        if distributed:
+            model, optimizer = ht.distribute(model, optimizer)
+            shard, callbacks = ht.shard, ht.keras.callbacks()
+        model.set_weights(weights)
+        model.compile(
+            optimizer,
+            keras.losses.BinaryCrossentropy(),  # of the floatx set above
+            metrics=["accuracy", keras.metrics.AUC(name="auc")],
+            weighted_metrics=[keras.metrics.MeanSquaredError(name="mse")],
+            run_eagerly=eagerly,
+        )
+        data, validation = (tf.data.Dataset.from_tensor_slices(samples(11, seed)).batch(5) for seed in (3, 4))
+        history = model.fit(
+            shard(data), epochs=2, validation_data=shard(validation), verbose=0, callbacks=callbacks
+        ).history
+        model.evaluate(shard(validation), verbose=0, callbacks=callbacks)
+        found = {name: float(value) for name, value in model.get_metrics_result().items()}
+        return history, found, model.get_weights()
+
+    (history, found, ours), (expected, alone, theirs) = train(True), train(False)
+    assert set(history) == set(expected) and len(history) == 8, history
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
+    for name, value in alone.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+    for left, right in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-10)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
 def different_metrics_are_refused() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
@@ -176,6 +218,10 @@ def _refused(action, text: str) -> str:
 
 
 if __name__ == "__main__":
+    for eagerly in (False, True):
+        uneven_parts_give_the_numbers_of_one_process(eagerly)
+    if SIZE < 3:  # what follows is about three ranks
+        sys.exit()
     metrics_are_those_of_the_joined_samples()
     different_metrics_are_refused()
     different_models_are_refused()

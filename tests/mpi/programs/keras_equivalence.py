@@ -132,9 +132,9 @@ def train(case: Case) -> np.ndarray:
 
 
 def loop(case: Case, model: keras.Model, optimizer: keras.optimizers.Optimizer, loss: keras.losses.Loss) -> None:
-    def step(x, y, weight=None):
+    def step(x, y, weight=None, share=1.0):
         with tf.GradientTape() as tape:
-            value = optimizer.scale_loss(loss(y, model(x, training=True), sample_weight=weight))
+            value = optimizer.scale_loss(loss(y, model(x, training=True), sample_weight=weight) * share)
         gradients = tape.gradient(value, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 

@@ -49,13 +49,14 @@ def test_mean_losses_of_shards_average_to_the_mean_over_each_global_batch(sample
     for number, parts in enumerate(zip(*shards, strict=True)):
         rows = order[number * batch : (number + 1) * batch]
         expected = np.mean(losses[rows] * (1 + rows if weighted else 1))
-        assert np.mean([np.mean(loss * weight) for _, loss, weight in parts]) == pytest.approx(expected, rel=1e-5)
-        np.testing.assert_array_equal(np.concatenate([own[weight > 0] for own, _, weight in parts]), rows)
+        means = [share * np.mean(loss * weight) for _, loss, weight, share in parts]
+        assert np.mean(means) == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_array_equal(np.concatenate([own for own, _, _, share in parts if share > 0]), rows)
 
 
 def test_arrays_come_in_a_new_order_each_epoch():
     data = adapter.shard((np.arange(20), np.arange(20)), batch_size=7, comm=Place(0, 1))
-    first, second = ([int(i) for x, _, _ in data for i in x] for _ in range(2))
+    first, second = ([int(i) for x, *_ in data for i in x] for _ in range(2))
     assert first != second and sorted(first) == sorted(second) == list(range(20))
 
 
@@ -114,6 +115,17 @@ def test_misuse_of_distribute(optimizer, settings, message):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with pytest.raises(HpctrainError, match=message):
         adapter.distribute(model, optimizer(), comm=SingleCommunicator("test"), **settings)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", None])
+def test_a_loss_whose_mean_over_ranks_is_not_that_of_the_batch_is_refused(reduction):
+    comm = SingleCommunicator("test")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model, optimizer = adapter.distribute(model, keras.optimizers.SGD(), comm=comm)
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=reduction))
+    data = adapter.shard((np.zeros((4, 3)), np.zeros((4, 2))), batch_size=2, comm=comm)
+    with pytest.raises(HpctrainError, match="MeanSquaredError has reduction="):
+        model.fit(data, verbose=0)
 
 
 def test_another_backend_is_refused(monkeypatch):
