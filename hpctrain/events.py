@@ -29,20 +29,40 @@ from hpctrain.errors import HpctrainError
 
 Event = dict[str, Any]
 
+# What readers of each kind rely on; a kind that is not here is passed on as it is.
+_KEYS = {
+    "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
+    "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
+    "epoch": ("epoch", "samples_per_s", "train_loss", "test_accuracy"),
+    "overlap": ("iteration", "timeline"),
+    "fault": ("rank", "host", "message"),
+    "end": ("status",),
+}
+# What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
+_WRONG_PLACE = frozenset(
+    (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+)
+
 
 class EventWriter:
     """Appends events to a file; each line is whole on disk before ``emit`` returns.
 
     Args:
         path: the file, or None to drop every event (ranks other than 0 write none).
+
+    Raises:
+        HpctrainError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        if path and path.exists():
-            _drop_partial_line(path)
-        # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
-        self._file = path.open("ab", buffering=0) if path else None
+        try:
+            if path and path.exists():
+                _drop_partial_line(path)
+            # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
+            self._file = path.open("ab", buffering=0) if path else None
+        except OSError as error:
+            raise disk_error(error, path) from error
 
     def __enter__(self) -> Self:
         return self
@@ -76,19 +96,22 @@ def _drop_partial_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def disk_error(error: OSError, path: Path | None) -> HpctrainError:
-    """What to tell a user whose run directory cannot be written."""
+def disk_error(
+    error: OSError, path: Path | None, elsewhere: str = "choose another place with --run-dir"
+) -> HpctrainError:
+    """What to tell a user whose file cannot be written; ``elsewhere`` says how to write another one."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space there, or choose another place with --run-dir"
+        hint = f"free some space there, or {elsewhere}"
         return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
-    return HpctrainError(f"cannot write {path}: {error.strerror}", "choose another place with --run-dir", exit_code=1)
+    exit_code = 2 if error.errno in _WRONG_PLACE else 1
+    return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
 
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events of a file, in order. A last line cut short by a crash is left out.
 
     Raises:
-        HpctrainError: there is no such file, or a line within it is not an event.
+        HpctrainError: there is no such file, or a line within it is not an event or lacks a key of its kind.
     """
     try:
         text = path.read_bytes()
@@ -106,6 +129,9 @@ def parse_event(line: bytes, where: str) -> Event:
         event = json.loads(line)
     except ValueError as error:
         raise HpctrainError(f"{where}: not an event: {error}") from error
-    if not isinstance(event, dict) or "event" not in event or "time" not in event:
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str) or "time" not in event:
         raise HpctrainError(f"{where}: not an event: it lacks 'event' or 'time'")
+    missing = [key for key in _KEYS.get(event["event"], ()) if key not in event]
+    if missing:
+        raise HpctrainError(f"{where}: the event {event['event']!r} lacks {', '.join(map(repr, missing))}")
     return event

@@ -8,7 +8,7 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel
 
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.rundir import RunDirectory, read_model, write_json
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0
@@ -51,8 +51,12 @@ class RankRecord(BaseModel):
 
 
 def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
-    """The records there are, by rank; a rank that never started has none."""
-    records = [RankRecord.model_validate_json(path.read_text()) for path in directory.ranks.glob("rank-*.json")]
+    """The records there are, by rank; a rank that never started has none.
+
+    Raises:
+        HpctrainError: one is damaged.
+    """
+    records = [read_model(path, RankRecord) for path in directory.ranks.glob("rank-*.json")]
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
 
 

@@ -18,10 +18,14 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -64,23 +68,46 @@ class RunDirectory:
     def rank(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank}.json"
 
-    def create(self) -> None:
-        """Make the directory and its folders, readable by their owner only.
+    def create(self, plan: BaseModel) -> None:
+        """Make the directory, readable by its owner only, with its folders and its plan.
 
         Raises:
             HpctrainError: it already holds a run, or cannot be made.
         """
-        if self.plan.exists():
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Of several runs that are started in one place, one makes this file.
+            with self.plan.open("x") as file:
+                file.write(plan.model_dump_json(indent=2) + "\n")
+            self.logs.mkdir(exist_ok=True)
+            self.ranks.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            if Path(error.filename) != self.plan:
+                raise disk_error(error, self.path) from error
             raise HpctrainError(
                 f"{self.path} already holds a run",
                 "choose another place with --run-dir, or remove that directory",
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.logs.mkdir(exist_ok=True)
-            self.ranks.mkdir(exist_ok=True)
+            ) from error
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+
+def new_directory(path: Path) -> RunDirectory:
+    """Make a directory of that name, or with a number behind it where there is one already.
+
+    Raises:
+        HpctrainError: it cannot be made.
+    """
+    number, free = 1, path
+    while True:
+        try:
+            free.mkdir(parents=True, mode=0o700)
+            return RunDirectory(free)
+        except FileExistsError:
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise disk_error(error, free) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -99,15 +126,16 @@ def write_json(path: Path, value: Any) -> None:
         raise disk_error(error, path) from error
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+def read_model(path: Path, model: type[Model]) -> Model:
+    """The content of a JSON file, checked.
 
     Raises:
-        HpctrainError: it is not there or not JSON.
+        HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """
     try:
-        return json.loads(path.read_text())
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
-    except ValueError as error:
-        raise HpctrainError(f"{path} is not JSON: {error}") from error
+    except ValidationError as error:
+        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise HpctrainError("\n".join(faults), "the file is damaged: restore it, or run again") from error

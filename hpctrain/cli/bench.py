@@ -60,11 +60,11 @@ def compare(seconds: dict[str, list[float]], *, limit: str, reference: str) -> l
 def _measure(script: str, ranks: int, *arguments: str) -> dict[str, list[float]]:
     """Run one of hpctrain.bench's scripts on ranks; returns what it wrote."""
     import hpctrain
-    from hpctrain.launch.start import launch_plan
+    from hpctrain.launch.start import find_launcher, launch_plan
     from hpctrain.plan import Script
     from hpctrain.planning.machine import this_machine
     from hpctrain.planning.planner import make_plan
-    from hpctrain.rundir import RunDirectory, read_json
+    from hpctrain.rundir import RunDirectory
 
     path = Path(hpctrain.__file__).parent / "bench" / f"{script}.py"
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
@@ -72,10 +72,11 @@ def _measure(script: str, ranks: int, *arguments: str) -> dict[str, list[float]]
         machine = this_machine()
         plan = make_plan(Script(path=path, arguments=(str(out), *arguments)), machine, ranks=ranks, backend="horovod")
         directory = RunDirectory(Path(folder) / "run")
-        failure = launch_plan(plan, directory, machine, line=lambda text: print(text, file=sys.stderr))
+        mpi = find_launcher(plan)
+        failure = launch_plan(plan, directory, machine, mpi, line=lambda text: print(text, file=sys.stderr))
         if failure:
             raise HpctrainError(str(failure), exit_code=1)
-        return read_json(out)  # type: ignore[no-any-return]
+        return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
 def _print(rows: list[Row], title: str) -> None:

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.start import command_for, launch_plan
+from hpctrain.launch.start import command_for, find_launcher, launch_plan
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
@@ -19,7 +20,7 @@ from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.console import Console
 from hpctrain.report.summary import summarise
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.rundir import RunDirectory, new_directory, write_json
 
 
 def run(
@@ -45,11 +46,13 @@ def run(
     )
     if warning := oversubscription(plan, machine):
         typer.echo(f"hpctrain: warning: {warning}", err=True)
-    directory = RunDirectory(run_dir or _default_directory(plan))
+    mpi = find_launcher(plan)
     if dry_run:
-        typer.echo(command_for(plan, directory, machine).shell())
+        directory = RunDirectory(run_dir or _default_directory(plan))
+        typer.echo(command_for(plan, directory, machine, mpi).shell())
     else:
-        raise typer.Exit(_execute(plan, directory, machine))
+        directory = RunDirectory(run_dir) if run_dir else new_directory(_default_directory(plan))
+        raise typer.Exit(_execute(plan, directory, machine, mpi))
 
 
 def _work(work: str, overrides: list[str], arguments: list[str]) -> Recipe | Script:
@@ -60,8 +63,10 @@ def _work(work: str, overrides: list[str], arguments: list[str]) -> Recipe | Scr
     if overrides:
         raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
     path = Path(work).resolve()
-    if not path.is_file():
-        raise HpctrainError(f"there is no script {work}", f"looked for {path}")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
     return Script(path=path, arguments=tuple(arguments))
 
 
@@ -69,7 +74,7 @@ def _default_directory(plan: Plan) -> Path:
     return Path("runs") / f"{Path(plan.title).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _execute(plan: Plan, directory: RunDirectory, machine: Machine) -> int:
+def _execute(plan: Plan, directory: RunDirectory, machine: Machine, mpi: MpiInstallation | None) -> int:
     """Run, show, and leave ``summary.json``; returns the exit code."""
     # Half a second that --help and --dry-run do not need.
     from hpctrain.report.tensorboard import TensorBoardWriter
@@ -80,7 +85,7 @@ def _execute(plan: Plan, directory: RunDirectory, machine: Machine) -> int:
             console.show(event)
             tensorboard.show(event)
 
-        failure = launch_plan(plan, directory, machine, show=show, line=console.line)
+        failure = launch_plan(plan, directory, machine, mpi, show=show, line=console.line)
     if failure:
         # Before anything is written, which a full disk would refuse.
         typer.echo(f"hpctrain: {failure}", err=True)
@@ -95,4 +100,4 @@ def _execute(plan: Plan, directory: RunDirectory, machine: Machine) -> int:
         for name, value in summary["metrics"].items():
             typer.echo(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}")
     typer.echo(f"report: hpctrain report {shlex.quote(str(directory.path))}", err=True)
-    return 1 if failure else 0
+    return failure.exit_code if failure else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpctrain.errors import HpctrainError
 from hpctrain.records import RankRecord, read_records
 from hpctrain.rundir import RunDirectory
 
@@ -29,6 +30,7 @@ class Failure:
         rank, host: None where no single rank is to blame.
         log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
         lines: the end of it.
+        exit_code: 2 where a rank found wrong use, else 1.
     """
 
     message: str
@@ -36,6 +38,7 @@ class Failure:
     host: str | None = None
     log: Path | None = None
     lines: tuple[str, ...] = ()
+    exit_code: int = 1
 
     def __str__(self) -> str:
         if not self.lines:
@@ -71,7 +74,9 @@ def find_failure(
         first = min(failed, key=lambda record: record.ended)
         assert first.error is not None
         cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
-        return _rank_failure(directory, first, f"failed: {cause}")
+        failure = _rank_failure(directory, first, f"failed: {cause}")
+        wrong_use = first.error.type == HpctrainError.__name__ and first.exit_code == 2
+        return replace(failure, exit_code=2) if wrong_use else failure
     lines = tuple(line for line in output.splitlines() if line.strip())[-LOG_LINES:]
     silent = [rank for rank in range(ranks) if rank not in records or records[rank].status != "done"]
     if len(silent) == 1 and silent[0] in records and not lines:

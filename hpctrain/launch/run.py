@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import psutil
 
+from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure, find_failure
@@ -167,9 +168,24 @@ class Job:
         return bool(dead)
 
     def _members(self) -> list[psutil.Process]:
-        """The launcher's descendants, and the ranks that outlived it."""
-        recorded = [record.process() for record in read_records(self._directory).values()]
-        members = {process for process in recorded if process and process.pid != self.process.pid}
+        """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
+        members: set[psutil.Process] = set()
+        # A damaged record must not let the other processes live.
+        with contextlib.suppress(HpctrainError):
+            recorded = [record.process() for record in read_records(self._directory).values()]
+            members.update(process for process in recorded if process)
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))
-        return list(members)
+        # The number of a launcher that has ended belongs to nobody else while a process of its session lives.
+        if self.process.poll() is None or not psutil.pid_exists(self.process.pid):
+            members.update(process for process in psutil.process_iter() if _session(process) == self.process.pid)
+        return [process for process in members if process.pid != self.process.pid]
+
+
+def _session(process: psutil.Process) -> int | None:
+    """The session of a process that runs; None where it has ended."""
+    try:
+        session = os.getsid(process.pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hpctrain.cluster.mpi import find_mpi
+from hpctrain.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.events import Event
 from hpctrain.horovod.check import require
 from hpctrain.launch.command import Command, launch_command
@@ -15,19 +15,24 @@ from hpctrain.launch.failure import Failure
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.rundir import RunDirectory
 
 
-def command_for(plan: Plan, directory: RunDirectory, machine: Machine) -> Command:
-    """The command that runs ``plan`` on this machine with this interpreter.
+def find_launcher(plan: Plan) -> MpiInstallation | None:
+    """The MPI whose mpirun starts the plan's ranks; None for the backend ``single``.
 
     Raises:
-        HpctrainError: it needs several ranks, and there is no MPI, or Horovod is not built for it.
+        HpctrainError: there is no MPI, or Horovod is not built for it.
     """
-    mpi = None
-    if plan.backend != "single":
-        mpi = find_mpi()
-        require(plan.framework)
+    if plan.backend == "single":
+        return None
+    mpi = find_mpi()
+    require(plan.framework)
+    return mpi
+
+
+def command_for(plan: Plan, directory: RunDirectory, machine: Machine, mpi: MpiInstallation | None) -> Command:
+    """The command that runs ``plan`` on this machine with this interpreter."""
     return launch_command(
         plan,
         directory.path.absolute(),
@@ -42,6 +47,7 @@ def launch_plan(
     plan: Plan,
     directory: RunDirectory,
     machine: Machine,
+    mpi: MpiInstallation | None,
     *,
     show: Callable[[Event], None] = lambda event: None,
     line: Callable[[str], None] = lambda text: None,
@@ -52,6 +58,7 @@ def launch_plan(
         plan: the run.
         directory: where; it holds no run yet.
         machine: this machine.
+        mpi: what :func:`find_launcher` found.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
 
@@ -59,9 +66,7 @@ def launch_plan(
         None if every rank is done, else the first cause that is known.
 
     Raises:
-        HpctrainError: what :func:`command_for` raises, or the directory holds a run or cannot be written.
+        HpctrainError: the directory holds a run or cannot be written.
     """
-    command = command_for(plan, directory, machine)
-    directory.create()
-    write_json(directory.plan, plan.model_dump(mode="json"))
-    return launch(command, directory, plan.ranks, show=show, line=line)
+    directory.create(plan)
+    return launch(command_for(plan, directory, machine, mpi), directory, plan.ranks, show=show, line=line)

@@ -36,12 +36,13 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise ComposerError(None, None, f"the alias *{event.anchor} has no place in a recipe", event.start_mark)
+            raise ComposerError(None, None, f"the alias *{event.anchor} has no place in a recipe", mark)
         if getattr(event, "tag", None):
-            raise ComposerError(None, None, f"the tag {event.tag} has no place in a recipe", event.start_mark)
+            raise ComposerError(None, None, f"the tag {event.tag} has no place in a recipe", mark)
         if self._depth == _DEEPEST:
-            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", event.start_mark)
+            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)
         self._depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1

@@ -62,7 +62,8 @@ class Console:
                 self._progress_line(f"rank {event['rank']} ({event['host']}): {event['message']}")
             case "end":
                 self.close()
-                self._progress_line(f"{event['status']} after {event['seconds']:.1f} s")
+                took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""
+                self._progress_line(f"{event['status']}{took}")
 
     def line(self, text: str) -> None:
         """Pass on a line that a rank printed."""
@@ -70,13 +71,13 @@ class Console:
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(text, highlight=False)
         else:
-            print(text, file=self._stdout, flush=True)
+            _print(text, self._stdout)
 
     def _progress_line(self, text: str) -> None:
         if self._bar:
             self._bar.console.out(text, highlight=False)
         else:
-            print(text, file=self._stderr, flush=True)
+            _print(text, self._stderr)
 
     def _run(self, event: Event) -> None:
         self.close()
@@ -106,6 +107,14 @@ class Console:
             f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}"
         )
         self._steps = []
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Nobody reads on, as after `| head`. The run goes on: what it writes to its directory is still wanted.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Bar(Progress):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,8 @@ from hpctrain.recipes.schema import Reported
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.record import Record
-from hpctrain.report.summary import summarise_record
-from hpctrain.rundir import RunDirectory, read_json
+from hpctrain.report.summary import Summary, summarise_record
+from hpctrain.rundir import RunDirectory, read_model
 
 UNFINISHED = "unfinished"
 
@@ -33,7 +32,8 @@ def write_report(directory: RunDirectory) -> Path:
     try:
         directory.report.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise disk_error(error, directory.report) from error
+        elsewhere = "copy the run directory to a place of your own"
+        raise disk_error(error, directory.report, elsewhere) from error
     return directory.report
 
 
@@ -43,16 +43,16 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     Raises:
         HpctrainError: the directory holds no run.
     """
+    plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
-        summary: dict[str, Any] = read_json(directory.summary)
-        return summary
+        return read_model(directory.summary, Summary).model_dump()
     record = Record.read(directory)
-    return summarise_record(record, _read_plan(directory), record.end.get("status", UNFINISHED))
+    return summarise_record(record, plan, record.end.get("status", UNFINISHED))
 
 
 def render(directory: RunDirectory) -> str:
     """The page's text."""
-    plan, record, summary = _read_plan(directory), Record.read(directory), read_summary(directory)
+    plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported if plan.recipe else None
     environment = Environment(
@@ -78,11 +78,6 @@ def render(directory: RunDirectory) -> str:
         faults=_faults(record, ranks),
         ranks=[_rank_row(rank) for rank in ranks],
     )
-
-
-def _read_plan(directory: RunDirectory) -> Plan:
-    # As JSON, not as Python values: the recipe's strict types take a list for a tuple from JSON only.
-    return Plan.model_validate_json(json.dumps(read_json(directory.plan)))
 
 
 def _figures(summary: Mapping[str, Any], reported: Reported | None) -> list[tuple[str, str, str]]:

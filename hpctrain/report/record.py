@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, read_events
 from hpctrain.rundir import RunDirectory
 
@@ -30,12 +31,18 @@ class Record:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Record:
-        """The record of a run that may still be going on. Kinds that are not known are left out."""
+        """The record of a run that may still be going on. Kinds that are not known are left out.
+
+        Raises:
+            HpctrainError: the file is damaged; names the line.
+        """
         kinds: dict[str, list[Event]] = defaultdict(list)
         last_time = None
         for event in read_events(directory.events) if directory.events.exists() else ():
             kinds[event["event"]].append(event)
             last_time = event["time"]
+        if kinds["step"] and not kinds["run"]:
+            raise HpctrainError(f"{directory.events}: there are steps, but no event 'run' that says of what")
         return cls(
             run=(kinds["run"] or [{}])[-1],
             steps=kinds["step"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from hpctrain.events import Event
 from hpctrain.plan import Plan
 from hpctrain.report.record import Record, communication_share, samples_per_s
@@ -12,6 +14,19 @@ from hpctrain.rundir import RunDirectory
 
 # What an epoch event holds beside the values that were measured on the model.
 _NOT_METRICS = {"time", "event", "epoch", "seconds", "samples_per_s"}
+
+
+class Summary(BaseModel):
+    """What the report reads of ``summary.json``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    status: str
+    epochs: int | None
+    steps: int | None
+    samples_per_s: float | None
+    communication_share: float | None
+    metrics: dict[str, float | None]
 
 
 def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:

@@ -13,31 +13,44 @@ from hpctrain.events import EventWriter, read_events
 def test_what_was_emitted_is_read_in_order(tmp_path):
     path = tmp_path / "events.jsonl"
     with EventWriter(path) as events:
-        events.emit("step", iteration=1, loss=0.5)
+        events.emit("mark", iteration=1, loss=0.5)
         events.emit("end", status="done")
     first, last = read_events(path)
-    assert (first["event"], first["iteration"], first["loss"]) == ("step", 1, 0.5)
+    assert (first["event"], first["iteration"], first["loss"]) == ("mark", 1, 0.5)
     assert last["status"] == "done" and last["time"] >= first["time"]
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_writer(tmp_path):
     path = tmp_path / "events.jsonl"
     with EventWriter(path) as events:
-        events.emit("step", iteration=1)
+        events.emit("mark", iteration=1)
     with path.open("ab") as file:
         file.write(b'{"time": 1.0, "event": "st')
     assert [event["iteration"] for event in read_events(path)] == [1]
     with EventWriter(path) as events:
-        events.emit("step", iteration=2)
+        events.emit("mark", iteration=2)
     assert [event["iteration"] for event in read_events(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[1]", json.dumps({"event": "step"}), "\xff"])
+@pytest.mark.parametrize("line", ["nonsense", "[1]", json.dumps({"event": "step"}), '{"time": 1, "event": []}', "\xff"])
 def test_a_wrong_line_is_named(tmp_path, line):
     path = tmp_path / "events.jsonl"
-    path.write_text('{"time": 1.0, "event": "run"}\n' + line + "\n", encoding="latin-1")
+    path.write_text('{"time": 1.0, "event": "mark"}\n' + line + "\n", encoding="latin-1")
     with pytest.raises(HpctrainError, match=r"events\.jsonl:2: not an event"):
         list(read_events(path))
+
+
+def test_a_key_that_a_kind_lacks_is_named(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "event": "mark"}\n{"time": 1.0, "event": "overlap", "iteration": 2}\n')
+    with pytest.raises(HpctrainError, match=r"events\.jsonl:2: the event 'overlap' lacks 'timeline'"):
+        list(read_events(path))
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    with pytest.raises(HpctrainError, match=r"cannot write .*File name too long") as caught:
+        EventWriter(tmp_path / ("n" * 300))
+    assert caught.value.exit_code == 2
 
 
 def test_no_file_is_an_error(tmp_path):

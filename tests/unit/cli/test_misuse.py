@@ -12,6 +12,7 @@ from hpctrain.horovod import check
 from hpctrain.horovod.fingerprint import Fingerprint
 from hpctrain.horovod.installed import Installed
 from hpctrain.planning import machine
+from hpctrain.rundir import new_directory
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,13 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["run", "digits", "-np", "2", "--backend", "single"], "'single' is for one process"),
         (["run", "digits", "--framework", "jax"], "unknown framework 'jax'"),
         (["run", "digits", "--", "--lr", "3"], "arguments are for a script, and digits is a recipe: --lr 3"),
-        (["run", "train.py"], "there is no script train.py"),
+        (["run", "train.py"], "cannot read the script train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
+        (["run", f"{'n' * 300}.py"], "File name too long"),
+        (["run", f"{'n' * 300}.yaml"], "File name too long"),
+        (["run", "digits", "--run-dir", "n" * 300], "File name too long\n  choose another place with --run-dir"),
+        (["report", "n" * 300], "File name too long"),
+        (["report", "n" * 300, "--json"], "File name too long"),
         (["run"], "Missing argument"),
         (["rum"], "No such command 'rum'. Did you mean 'run'?"),
         (["recipes", "show", "digit"], "did you mean 'digits'?"),
@@ -117,8 +123,13 @@ def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
-    assert main(["run", "digits", "--run-dir", "file/run"]) == 1
+    assert main(["run", "digits", "--run-dir", "file/run"]) == 2
     assert "cannot write file/run" in capsys.readouterr().err
+
+
+def test_a_default_directory_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+    made = [new_directory(tmp_path / "runs" / "digits").path.name for _ in range(3)]
+    assert made == ["digits", "digits-2", "digits-3"]
 
 
 def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.launch.failure import find_failure
+from hpctrain.plan import Plan, Script
 from hpctrain.rundir import RunDirectory
 
 OPEN_MPI = """\
@@ -30,7 +31,7 @@ INTEL = """\
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     made = RunDirectory(tmp_path)
-    made.create()
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
     return made
 
 
@@ -39,6 +40,17 @@ def record(directory: RunDirectory, rank: int, status: str, error: str = "", **m
     if error:
         values["error"] = {"type": "ValueError", "message": error}
     directory.rank(rank).write_text(json.dumps(values))
+
+
+def test_wrong_use_that_a_rank_found_is_told_apart(directory: RunDirectory) -> None:
+    wrong_use = {"type": "HpctrainError", "message": "no such data"}
+    for error, exit_code, told in ((wrong_use, 2, 2), (wrong_use, 1, 1), ({"type": "SystemExit", "message": ""}, 2, 1)):
+        record(directory, 0, "failed", ended=2.0, exit_code=exit_code)
+        values = json.loads(directory.rank(0).read_text())
+        directory.rank(0).write_text(json.dumps({**values, "error": error}))
+        failure = find_failure(directory, 1, output="", exit_status=exit_code)
+        assert failure is not None
+        assert failure.exit_code == told
 
 
 def test_done_is_what_every_rank_says(directory: RunDirectory) -> None:

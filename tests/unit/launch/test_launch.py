@@ -14,11 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpctrain.errors import HpctrainError
 from hpctrain.launch import run as launching
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.follow import Tail
 from hpctrain.launch.run import Interrupts, launch
+from hpctrain.plan import Plan, Script
 from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
 
@@ -38,7 +40,7 @@ def record(rank, status, pid=None, **more):
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     made = RunDirectory(tmp_path)
-    made.create()
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -62,15 +64,15 @@ def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
         """
 log = open("logs/rank-0.log", "wb", buffering=0)
 events = open("events.jsonl", "wb", buffering=0)
-log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "run"}\\n{"time": 2, ')
+log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "start"}\\n{"time": 2, ')
 time.sleep(0.3)
-log.write(b"o\\nend without newline"); events.write(b'"event": "end"}\\n{"time": 3, "ev')
+log.write(b"o\\nend without newline"); events.write(b'"event": "end", "status": "done"}\\n{"time": 3, "ev')
 record(0, "done")
 """,
     )
     assert failure is None
     assert lines == ["one", "two", "end without newline"]
-    assert shown == ["run", "end"]
+    assert shown == ["start", "end"]
 
 
 def test_tail_gives_each_line_once(tmp_path: Path) -> None:
@@ -104,6 +106,35 @@ os._exit(0)
     records = read_records(directory)
     assert len(records) == 2
     assert [record.process() for record in records.values()] == [None, None]
+
+
+def test_what_a_rank_left_behind_is_ended(directory: RunDirectory) -> None:
+    """No record names it, and it is nobody's child any more: only its session tells whose it is."""
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("left.pid", "w").write(str(child.pid))
+record(0, "done")
+""",
+    )
+    assert failure is None
+    left = int(Path("left.pid").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_damaged_record_is_named_and_leaves_nothing_behind(directory: RunDirectory) -> None:
+    with pytest.raises(HpctrainError, match=r"ranks/rank-1\.json: .*Invalid JSON"):
+        start(
+            directory,
+            """
+record(0, "running")
+open("ranks/rank-1.json", "w").write("{")
+time.sleep(600)
+""",
+        )
+    directory.rank(1).unlink()
+    assert read_records(directory)[0].process() is None
 
 
 def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

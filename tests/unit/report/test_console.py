@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 from written_runs import run_events
@@ -38,6 +39,22 @@ def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith("39 samples/s")
     assert lines[2:] == ["rank 1 (node2): out of memory"]
+
+
+def test_the_end_of_a_run_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().show({"time": 1.0, "event": "end", "status": "failed"})
+    assert capsys.readouterr().err == "failed\n"
+
+
+def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    """As after ``| head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, Console(stdout) as console:
+        for _ in range(3):
+            console.line("printed by rank 0")
+        console.show(run_events()[-1])
+    assert capfd.readouterr().err == "done after 10.5 s\n"
 
 
 def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,39 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
 
 def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
     assert read_summary(finished)["status"] == "done"
-    write_json(finished.summary, {"status": "resumable"})
-    assert read_summary(finished) == {"status": "resumable"}
+    left = {**read_summary(finished), "status": "resumable", "failure": {"rank": 1}}
+    write_json(finished.summary, left)
+    assert read_summary(finished) == left
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("plan.json", "{}", "plan.json: ranks: Field required"),
+        ("summary.json", "{}", "summary.json: status: Field required"),
+        ("summary.json", "[1", "summary.json: "),
+        ("ranks/rank-0.json", "{", "ranks/rank-0.json: "),
+        ("ranks/rank-0.json", '{"rank": "x"}', "ranks/rank-0.json: rank: Input should be a valid integer"),
+        ("events.jsonl", '{"time": 1, "event": "step"}\n', "events.jsonl:1: the event 'step' lacks 'iteration'"),
+    ],
+)
+def test_damaged_files_are_named(finished: RunDirectory, file: str, text: str, said: str) -> None:
+    (finished.path / file).write_text(text)
+    with pytest.raises(HpctrainError) as caught:
+        write_report(finished)
+    assert said in caught.value.message
+
+
+def test_steps_of_no_run(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=r"events\.jsonl: there are steps, but no event 'run'"):
+        write_report(write_run(tmp_path / "run", recipe_plan(), run_events()[1:3]))
+
+
+def test_a_report_that_cannot_be_written(finished: RunDirectory) -> None:
+    finished.report.mkdir()
+    with pytest.raises(HpctrainError) as caught:
+        write_report(finished)
+    assert str(caught.value).endswith("Is a directory\n  copy the run directory to a place of your own")
 
 
 def test_curves_of_a_long_run_stay_small(tmp_path: Path) -> None:

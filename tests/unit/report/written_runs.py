@@ -108,8 +108,7 @@ TIMELINE = [
 
 def write_run(path: Path, plan: Plan, events: list[Event] | None) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.create()
-    directory.plan.write_text(plan.model_dump_json())
+    directory.create(plan)
     if events is not None:
         directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     return directory

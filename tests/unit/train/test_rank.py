@@ -25,7 +25,6 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
     script = folder / "script.py"
     script.write_text(text)
     directory = RunDirectory(folder / "run")
-    directory.create()
     host = socket.gethostname()
     plan = Plan(
         script=Script(path=script, arguments=arguments),
@@ -34,7 +33,7 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
         hosts=(Slots(host=host, slots=1),),
         threads_per_rank=1,
     )
-    directory.plan.write_text(plan.model_dump_json())
+    directory.create(plan)
     command = [sys.executable, "-P", "-m", "hpctrain.train", str(directory.path)]
     status = subprocess.run(command, check=False, cwd=folder, timeout=120).returncode
     return status, json.loads(directory.rank(0).read_text()), directory.log(0).read_text()
