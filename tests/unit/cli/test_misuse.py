@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
     Path("file").touch()
     assert main(["run", "digits", "--run-dir", "file/run"]) == 2
     assert "cannot write file/run" in capsys.readouterr().err
+
+
+def test_wrong_use_that_only_a_rank_can_find(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("import hpctrain\nraise hpctrain.HpctrainError('no such data')\n")
+    assert main(["run", "train.py", "--run-dir", "run"]) == 2
+    assert "HpctrainError: no such data" in capfd.readouterr().err
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 
 def test_a_default_directory_that_is_taken_gets_a_number(tmp_path: Path) -> None:
