@@ -1,0 +1,64 @@
+"""The fabric: hosts, adapters, switches and the links between them, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+# What a port of a table says of a destination that it does not know.
+NO_PORT = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """A switch graph. Nodes and directed links are numbered from 0; a cable is two links.
+
+    Attributes:
+        names: of each node (a switch's description, an adapter's own name), unique.
+        level: of each node: 0 an adapter, 1 a leaf switch (it has adapters of hosts), 2 and up the switches above it,
+            by distance to the nearest leaf; -1 for nodes that take no part (SHARP aggregation nodes, management).
+        subnet: of each node: its connected component.
+        lid: of each node (an adapter's port), 0 where unknown.
+        host: of each node: the number of its host, -1 for switches and nodes that take no part.
+        hosts: names of the hosts.
+        source, target: of each directed link: the nodes at its ends.
+        source_port: of each directed link: the port by which it leaves.
+        bandwidth: of each directed link, bytes a second of payload; 1.0 for all where the format has no speeds.
+        tables: forwarding tables, (switches of ``table_switches``, largest LID + 1): the port towards each LID,
+            ``NO_PORT`` where there is none; None where no tables were read.
+        table_switches: the node of each row of ``tables``.
+        warnings: what is odd in it, in sentences.
+    """
+
+    names: tuple[str, ...]
+    level: Ints
+    subnet: Ints
+    lid: Ints
+    host: Ints
+    hosts: tuple[str, ...]
+    source: Ints
+    target: Ints
+    source_port: Ints
+    bandwidth: Floats
+    tables: NDArray[np.int16] | None = None
+    table_switches: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        nodes, links = len(self.names), len(self.source)
+        assert all(len(column) == nodes for column in (self.level, self.subnet, self.lid, self.host))
+        assert all(len(column) == links for column in (self.target, self.source_port, self.bandwidth))
+
+    def adapters(self, host: int) -> Ints:
+        """The adapters of a host, in the order of their names: its rails."""
+        return np.flatnonzero(self.host == host).astype(np.int32)
+
+    def leaves(self, host: int) -> frozenset[int]:
+        """The leaf switches that a host hangs on; several where its rails go to different ones."""
+        on_host = np.isin(self.source, self.adapters(host))
+        return frozenset(self.target[on_host & (self.level[self.target] == 1)].tolist())

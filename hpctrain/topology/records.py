@@ -1,0 +1,94 @@
+"""What the readers yield: plain facts of a file, in its own words, before anything is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A switch or a channel adapter.
+
+    Attributes:
+        guid: its node GUID, 16 hexadecimal digits in lower case.
+        name: the description that it gives of itself; may be empty.
+        ports: how many it has.
+        device_id: the PCI device, None where the format has none.
+        lid: of a switch's port 0; adapters have a LID a port (see Link).
+        where: file and line.
+    """
+
+    kind: Literal["switch", "adapter"]
+    guid: str
+    name: str
+    ports: int
+    where: str
+    device_id: int | None = None
+    lid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One end of a cable, as one of its nodes sees it. A cable between two nodes that were both read comes twice.
+
+    Attributes:
+        guid, port: this end.
+        peer, peer_port: the other end; None where nothing answered.
+        lid: of this end's port if this end is an adapter.
+        width: lanes, None where the format does not say.
+        speed: of a lane: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
+    """
+
+    guid: str
+    port: int
+    where: str
+    peer: str | None = None
+    peer_port: int | None = None
+    lid: int | None = None
+    width: int | None = None
+    speed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """One entry of a switch's forwarding table: packets to ``lid`` leave by ``port``.
+
+    Attributes:
+        switch: the switch's GUID where the format gives it, else None.
+        switch_lid: its LID.
+    """
+
+    switch: str | None
+    switch_lid: int | None
+    lid: int
+    port: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A switch of a Slurm tree, or a block: names only, no ports.
+
+    Attributes:
+        switches: the switches below it.
+        hosts: the hosts on it.
+        speed: the link speed that the file states, in Slurm's own unit; None where it states none.
+    """
+
+    name: str
+    where: str
+    switches: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    speed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something odd that a reader passed over and the user should know of."""
+
+    text: str
+    where: str
+
+
+Record = Node | Link | Forward | Group | Remark
