@@ -1,1 +1,1 @@
-"""The fabric: what is cabled to what, which way packets go, where ranks belong. Pure: text and arrays in, values out."""
+"""The fabric: what is cabled to what, which way packets go, where ranks belong. Pure: text in, values out."""
