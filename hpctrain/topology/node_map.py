@@ -1,0 +1,267 @@
+"""The node map: GPUs, adapters and cores of one host, how far they are from each other, and a slot for each rank.
+
+Distances are the classes that ``nvidia-smi topo -m`` prints, nearest first:
+
+===== =========================================================================================
+NV#   over # bonded NVLinks, directly or through NVSwitches
+PIX   through at most one PCIe bridge: the two are on one PCIe switch
+PXB   through several PCIe bridges, but not through the PCIe host bridge
+PHB   through a PCIe host bridge, typically the CPU
+NODE  through several PCIe host bridges of one NUMA node
+SYS   through the interconnect between NUMA nodes (UPI, Infinity Fabric)
+===== =========================================================================================
+
+Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL calls the same classes
+NVL, PIX, PXB, PHB and SYS, with NODE within PHB: ``NCCL_P2P_LEVEL`` in
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.errors import HpctrainError
+
+PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+# The host bridge of a device and the PCIe bridges between it and the device, from the root.
+Bridges = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        index: its number in CUDA's order by bus ID (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) and in nvidia-smi.
+        bus_id: ``domain:bus:device.function``, None where the format has none.
+        numa: its NUMA node, None where unknown.
+    """
+
+    index: int
+    bus_id: str | None
+    numa: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """An RDMA device.
+
+    Attributes:
+        name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices.
+        bus_id: ``domain:bus:device.function``, None where the format has none.
+        numa: its NUMA node, None where unknown.
+        link_layer: None where the format does not tell.
+        active: whether a port of it is up, None where the format does not tell.
+    """
+
+    name: str
+    bus_id: str | None
+    numa: int | None
+    link_layer: Literal["InfiniBand", "Ethernet"] | None = None
+    active: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumaNode:
+    """A NUMA node.
+
+    Attributes:
+        cores: the operating system's number of each core's first hardware thread.
+    """
+
+    index: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """The place of one rank on a host.
+
+    Attributes:
+        gpu: the GPU's index, None on a host without GPUs.
+        adapter: the name of the adapter that its traffic should use, None on a host without one.
+        cores: as in NumaNode, ascending; empty where the node map knows no cores, which leaves binding to the launcher.
+    """
+
+    gpu: int | None
+    adapter: str | None
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMap:
+    """One host.
+
+    Attributes:
+        gpus: in the order of their index.
+        adapters: all RDMA devices, those that training must not use too (see ``fabric_adapters``).
+        numa_nodes: in the order of their index.
+        gpu_gpu: distance class of each pair of GPUs, by position; "X" of a GPU and itself.
+        gpu_adapter: distance class of each GPU and adapter, by position.
+        warnings: what is odd, in sentences.
+    """
+
+    gpus: tuple[Gpu, ...]
+    adapters: tuple[Adapter, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    gpu_gpu: tuple[tuple[str, ...], ...]
+    gpu_adapter: tuple[tuple[str, ...], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fabric_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters for training traffic: neither Ethernet nor down, as far as is known."""
+        return tuple(a for a in self.adapters if a.link_layer != "Ethernet" and a.active is not False)
+
+    def distance(self, gpu: Gpu, other: Gpu | Adapter) -> str:
+        """The distance class of a GPU and another device; "X" for itself."""
+        row = self.gpus.index(gpu)
+        if isinstance(other, Gpu):
+            return self.gpu_gpu[row][self.gpus.index(other)]
+        return self.gpu_adapter[row][self.adapters.index(other)]
+
+
+def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
+    """A slot for each local rank: rank i has GPU i, an adapter nearest to it, and a share of its NUMA node's cores.
+
+    Adapters at equal distance get equally many ranks, give or take one. No core is in two slots. A rank whose NUMA
+    node is unknown, or has fewer cores than ranks, gets cores of the node with the most to spare.
+
+    Raises:
+        HpctrainError: more ranks than GPUs, or than cores.
+    """
+    gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
+    if len(gpus) < ranks:
+        raise HpctrainError(
+            f"{ranks} ranks for {len(gpus)} GPUs: NCCL takes one rank a GPU", f"start at most {len(gpus)} ranks here"
+        )
+    homes = _homes(node_map.numa_nodes, [gpu.numa if gpu else None for gpu in gpus])
+    cores = _shares(node_map.numa_nodes, homes)
+    adapters = _nearest_adapters(node_map, gpus, homes)
+    return tuple(
+        Slot(gpu=gpu.index if gpu else None, adapter=adapter, cores=share)
+        for gpu, adapter, share in zip(gpus, adapters, cores, strict=True)
+    )
+
+
+def _homes(nodes: Sequence[NumaNode], wanted: Sequence[int | None]) -> list[int | None]:
+    """The NUMA node of each rank: the wanted one while it has a core for every rank there."""
+    room = {node.index: len(node.cores) for node in nodes if node.cores}
+    if not room:
+        return list(wanted)
+    if len(wanted) > sum(room.values()):
+        raise HpctrainError(
+            f"{len(wanted)} ranks for {sum(room.values())} cores: every rank needs a core of its own",
+            f"start at most {sum(room.values())} ranks here",
+        )
+    used: Counter[int] = Counter()
+    homes: list[int | None] = []
+    for numa in wanted:
+        seated = numa if numa in room and used[numa] < room[numa] else None
+        homes.append(seated)
+        if seated is not None:
+            used[seated] += 1
+    spare = []
+    for _ in range(homes.count(None)):
+        roomiest = max(room, key=lambda index: room[index] / (used[index] + 1))
+        used[roomiest] += 1
+        spare.append(roomiest)
+    # Neighbouring ranks talk most: keep them on one node.
+    others = iter(sorted(spare))
+    return [next(others) if home is None else home for home in homes]
+
+
+def _shares(nodes: Sequence[NumaNode], homes: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """The cores of each rank: those of its node split evenly, in runs of neighbours."""
+    cores = {node.index: sorted(node.cores) for node in nodes}
+    ranks = Counter(homes)
+    before: Counter[int | None] = Counter()
+    shares = []
+    for home in homes:
+        own = cores[home] if home in cores else []
+        position, before[home] = before[home], before[home] + 1
+        shares.append(tuple(own[len(own) * position // ranks[home] : len(own) * (position + 1) // ranks[home]]))
+    return shares
+
+
+def _nearest_adapters(node_map: NodeMap, gpus: Sequence[Gpu | None], homes: Sequence[int | None]) -> list[str | None]:
+    """The adapter of each rank: among the nearest ones, that with the fewest ranks so far."""
+    usable = node_map.fabric_adapters
+    if not usable:
+        return [None] * len(gpus)
+
+    def nearest(rank: int) -> list[Adapter]:
+        gpu, home = gpus[rank], homes[rank]
+        classes = [node_map.distance(gpu, a) if gpu else ("NODE" if a.numa == home else "SYS") for a in usable]
+        best = min(classes, key=PCI_CLASSES.index)
+        return [adapter for adapter, name in zip(usable, classes, strict=True) if name == best]
+
+    choices = [nearest(rank) for rank in range(len(gpus))]
+    used: Counter[str] = Counter()
+    chosen: list[str | None] = [None] * len(gpus)
+    # Those with few choices first, so that the others can step aside.
+    for rank in sorted(range(len(gpus)), key=lambda rank: len(choices[rank])):
+        name = min(choices[rank], key=lambda adapter: used[adapter.name]).name
+        used[name] += 1
+        chosen[rank] = name
+    return chosen
+
+
+def node_map_of_tree(
+    gpus: Mapping[Gpu, Bridges],
+    adapters: Mapping[Adapter, Bridges],
+    numa_nodes: Sequence[NumaNode],
+    *,
+    nvlinks: Mapping[str, Mapping[str, int]],
+    warnings: Sequence[str] = (),
+) -> NodeMap:
+    """The node map of devices whose places in the PCIe tree are known.
+
+    Args:
+        gpus, adapters: the bridges above each device.
+        nvlinks: by bus ID of a GPU, how many NVLinks it has to each other end (a GPU or an NVSwitch, by bus ID).
+    """
+    ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
+    names = tuple(sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name)))
+    to_switches = {
+        gpu.bus_id: sum(
+            count
+            for end, count in nvlinks.get(gpu.bus_id or "", {}).items()
+            if end not in {other.bus_id for other in gpus}
+        )
+        for gpu in gpus
+    }
+
+    def between_gpus(a: Gpu, b: Gpu) -> str:
+        if a == b:
+            return "X"
+        direct = nvlinks.get(a.bus_id or "", {}).get(b.bus_id or "", 0)
+        links = direct + min(to_switches[a.bus_id], to_switches[b.bus_id])
+        return f"NV{links}" if links else _pci_class(a.numa, gpus[a], b.numa, gpus[b])
+
+    return NodeMap(
+        gpus=ordered,
+        adapters=names,
+        numa_nodes=tuple(sorted(numa_nodes, key=lambda node: node.index)),
+        gpu_gpu=tuple(tuple(between_gpus(a, b) for b in ordered) for a in ordered),
+        gpu_adapter=tuple(tuple(_pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
+        warnings=tuple(warnings),
+    )
+
+
+def _pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
+    """The class of two devices from the bridges above them.
+
+    A PCIe switch is an upstream bridge with a downstream bridge for each device below, so two devices of one switch
+    have at most one bridge each below the last common one.
+    """
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if common == 0:
+        return "NODE" if numa_a == numa_b and numa_a is not None else "SYS"
+    if common == 1:
+        return "PHB"
+    return "PIX" if max(len(a), len(b)) - common <= 1 else "PXB"
