@@ -182,7 +182,7 @@ def _shares(nodes: Sequence[NumaNode], homes: Sequence[int | None]) -> list[tupl
     before: Counter[int | None] = Counter()
     shares = []
     for home in homes:
-        own = cores[home] if home in cores else []
+        own = cores.get(home, []) if home is not None else []
         position, before[home] = before[home], before[home] + 1
         shares.append(tuple(own[len(own) * position // ranks[home] : len(own) * (position + 1) // ranks[home]]))
     return shares
