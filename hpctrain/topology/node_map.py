@@ -211,12 +211,24 @@ def _nearest_adapters(node_map: NodeMap, gpus: Sequence[Gpu | None], homes: Sequ
     return chosen
 
 
+def link_layer_of_name(name: str) -> Literal["InfiniBand", "Ethernet"] | None:
+    """The link layer that a device's name tells, if it does.
+
+    Only Ethernet ports are bonded (``mlx5_bond_0``), and rdma-core names devices by their layer: ``ibp…``, ``rocep…``.
+    Source: rdma-core, ``kernel-boot/rdma_rename.c``.
+    """
+    if "bond" in name or name.startswith(("roce", "iw", "eth", "en")):
+        return "Ethernet"
+    return "InfiniBand" if name.startswith("ib") else None
+
+
 def node_map_of_tree(
     gpus: Mapping[Gpu, Bridges],
     adapters: Mapping[Adapter, Bridges],
     numa_nodes: Sequence[NumaNode],
     *,
     nvlinks: Mapping[str, Mapping[str, int]],
+    where: str,
     warnings: Sequence[str] = (),
 ) -> NodeMap:
     """The node map of devices whose places in the PCIe tree are known.
@@ -251,6 +263,12 @@ def node_map_of_tree(
         gpu_adapter=tuple(tuple(_pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
         warnings=tuple(warnings),
     )
+
+
+def _refuse_twice(kind: str, names: Sequence[object], where: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise HpctrainError(f"{where}: {kind} {twice[0]} comes twice", "give one file of one host")
 
 
 def _pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
