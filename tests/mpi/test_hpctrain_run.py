@@ -97,13 +97,18 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # a shell's background job, such as this test may be part of, ignores SIGINT, and its children inherit that
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
-        assert any("ready" in line for line in process.stdout)
-        started = psutil.Process(process.pid).children(recursive=True)
-        assert len(started) >= 3
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        try:
+            assert any("ready" in line for line in process.stdout)
+            started = psutil.Process(process.pid).children(recursive=True)
+            assert len(started) >= 3
+            process.send_signal(number)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.terminate()
     assert process.returncode == 1
     assert f"interrupted by {number.name}; every process was ended" in output
     assert not [member for member in started if member.is_running()]
