@@ -1,0 +1,195 @@
+"""Slurm's ``topology.conf`` and the output of ``scontrol show topology``: one switch or block a line.
+
+Source: https://slurm.schedmd.com/topology.conf.html. ``scontrol`` prints the same keys in the same form and adds
+``Level``, ``BlockIndex``, ``BlockSize`` and, of blocks of blocks, ``AggregatedBlock``.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Iterator, Sequence
+
+from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology.records import Group, Record, Remark
+
+# By its first key, what a line is about and which further keys it may have.
+_LINES = {
+    "switchname": ("switches", "nodes", "linkspeed", "level"),
+    "blockname": ("nodes", "blockindex", "blocksize"),
+    "aggregatedblock": ("nodes", "blockindex", "blocksize"),
+    "blocksizes": (),
+}
+_SPELLING = {
+    key.lower(): key
+    for key in (
+        *("SwitchName", "Switches", "Nodes", "LinkSpeed", "Level"),
+        *("BlockName", "BlockSizes", "BlockIndex", "BlockSize", "AggregatedBlock"),
+    )
+}
+_PAIR = re.compile(r"\s*([A-Za-z]+)\s*=\s*(?:\"([^\"]*)\"|([^\s\"]+))")
+
+Line = tuple[dict[str, str], str]
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """The switches or blocks of a text, hosts at the leaves.
+
+    Args:
+        text: a topology.conf (tree or block), or what ``scontrol show topology`` printed.
+        where: its file name.
+
+    Raises:
+        HpctrainError: it is not such a text, mixes a tree with blocks, or names what it does not define; with the line.
+    """
+    lines = list(_lines(text, where))
+    kinds = {next(iter(pairs)) == "switchname" for pairs, _ in lines}
+    if len(kinds) > 1:
+        raise HpctrainError(
+            f"{lines[-1][1]}: switches and blocks in one file", "Slurm takes one of them: see its TopologyPlugin"
+        )
+    groups = [_switch(pairs, place) for pairs, place in lines] if True in kinds else list(_blocks(lines))
+    return check_groups(groups, where)
+
+
+def check_groups(groups: Sequence[Group], where: str) -> Iterator[Record]:
+    """The groups, if they make up trees with hosts; a group without hosts and switches is remarked upon.
+
+    Raises:
+        HpctrainError: no hosts, a name that is used twice or not defined, or a switch that is below itself.
+    """
+    by_name: dict[str, Group] = {}
+    for group in groups:
+        if (first := by_name.setdefault(group.name, group)) is not group:
+            raise HpctrainError(f"{group.where}: {group.name!r} is defined a second time, after {first.where}")
+    for group in groups:
+        for child in group.switches:
+            if child not in by_name:
+                raise HpctrainError(
+                    f"{group.where}: below {group.name!r} is {child!r}, which the text does not define: is it complete?",
+                    nearest(child, by_name) if len(by_name) <= 50 else "",
+                )
+    try:
+        graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        raise HpctrainError(
+            f"{by_name[circle[0]].where}: {circle[0]!r} is below itself: {' - '.join(circle)}", "a tree has no circles"
+        ) from error
+    if not any(group.hosts for group in groups):
+        raise HpctrainError(
+            f"{where}: no switch and no block with hosts", "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]"
+        )
+    return _with_remarks(groups)
+
+
+def _with_remarks(groups: Sequence[Group]) -> Iterator[Record]:
+    for group in groups:
+        yield group
+        if not group.switches and not group.hosts:
+            yield Remark(text=f"{group.name!r} has no hosts", where=group.where)
+
+
+def _lines(text: str, where: str) -> Iterator[Line]:
+    """The pairs of each line, keys in lower case, and its place; comments left out, continued lines joined."""
+    continued, start = "", 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.partition("#")[0].rstrip()
+        start = start if continued else number
+        if line.endswith("\\"):
+            continued += line[:-1] + " "
+            continue
+        line, continued = continued + line, ""
+        if line.strip():
+            yield _pairs(line, f"{where}:{start}"), f"{where}:{start}"
+    if continued:
+        raise HpctrainError(f"{where}:{start}: the text ends within a line that is continued", "is it complete?")
+
+
+def _pairs(line: str, place: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    end = 0
+    while match := _PAIR.match(line, end):
+        key, end = match[1].lower(), match.end()
+        if key in pairs:
+            raise HpctrainError(f"{place}: {match[1]} is there twice")
+        pairs[key] = match[3] if match[2] is None else match[2]
+    first = next(iter(pairs), "")
+    if line[end:].strip() or first not in _LINES:
+        shown = line.strip()[:60]
+        raise HpctrainError(
+            f"{place}: not a line of a Slurm topology: {shown!r}",
+            "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…",
+        )
+    for key in pairs:
+        if key != first and key not in _LINES[first]:
+            valid = [_SPELLING[known] for known in _LINES[first]]
+            raise HpctrainError(f"{place}: {_SPELLING[first]} has no {key!r}", nearest(key, valid) if valid else "")
+    return pairs
+
+
+def _switch(pairs: dict[str, str], place: str) -> Group:
+    switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
+    if switches and hosts and "level" not in pairs:
+        raise HpctrainError(
+            f"{place}: {pairs['switchname']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
+        )
+    return Group(
+        name=pairs["switchname"],
+        where=place,
+        switches=switches,
+        # Of a switch above others, scontrol prints all hosts below it.
+        hosts=() if switches else hosts,
+        speed=_number(pairs["linkspeed"], "LinkSpeed", place) if "linkspeed" in pairs else None,
+    )
+
+
+def _blocks(lines: Sequence[Line]) -> Iterator[Group]:
+    blocks = []
+    sizes = None
+    for pairs, place in lines:
+        if "blocksizes" in pairs:
+            sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
+        elif "aggregatedblock" in pairs:
+            below = _names(pairs, "aggregatedblock", place)
+            yield Group(name=pairs["aggregatedblock"], where=place, switches=below)
+        else:
+            blocks.append(Group(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
+    yield from blocks
+    if sizes:
+        yield from aggregate(blocks, *sizes)
+
+
+def aggregate(blocks: Sequence[Group], sizes: Sequence[int], place: str) -> Iterator[Group]:
+    """The larger blocks that BlockSizes asks for: as many neighbours together as the ratio to the first size says.
+
+    Raises:
+        HpctrainError: a size is not a power of two times the first one, or does not rise.
+    """
+    names = [block.name for block in blocks]
+    members = 1
+    for size in sizes[1:]:
+        ratio, rest = divmod(size, max(sizes[0], 1))
+        if rest or ratio <= members or ratio & (ratio - 1):
+            raise HpctrainError(
+                f"{place}: block size {size}: each must be a larger power of two times the first one, {sizes[0]}"
+            )
+        step = ratio // members
+        groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
+        names = [f"{group[0]}+{len(group) - 1}" for group in groups]
+        members = ratio
+        for name, group in zip(names, groups, strict=True):
+            yield Group(name=name, where=place, switches=group)
+
+
+def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
+    text = pairs.get(key)
+    return expand_hosts(text, f"{place}: {_SPELLING[key]}") if text else ()
+
+
+def _number(text: str, key: str, place: str) -> int:
+    # At most nine digits: Slurm keeps 32 bits.
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise HpctrainError(f"{place}: {key}={text[:60]}: expected a whole number")
+    return int(text)

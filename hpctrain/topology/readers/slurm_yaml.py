@@ -1,0 +1,174 @@
+"""Slurm's ``topology.yaml`` (25.05 and later): named topologies, each a tree, blocks or flat.
+
+Source: https://slurm.schedmd.com/topology.yaml.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+
+from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology.readers.slurm import aggregate, check_groups
+from hpctrain.topology.records import Group, Record
+
+_KINDS = ("tree", "block", "flat")
+# A list of topologies, of switches, and their keys: deeper means another file.
+_DEEPEST = 10
+
+Keys = dict[str, yaml.Node]
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes a plain tree of nodes: no aliases, which can be circular, and no depth that Python cannot follow."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark: Any = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, "an alias has no place in a topology", mark)
+        if self._depth == _DEEPEST:
+            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """The switches or blocks of the cluster's default topology, else of the first one that is not flat.
+
+    Args:
+        text: a topology.yaml.
+        where: its file name.
+
+    Raises:
+        HpctrainError: it is not such a file, holds nothing but flat topologies, or names what it does not define;
+            with the line.
+    """
+    topologies = [_keys(node, where, "a topology") for node in _items(_compose(text, where), where, "topologies")]
+    shaped = []
+    for keys in topologies:
+        kind = _kind(keys, where)
+        if kind != "flat":
+            shaped.append((keys, kind))
+    if not shaped:
+        raise HpctrainError(
+            f"{where}: it describes no tree and no blocks",
+            "there is nothing to place ranks by: give `ibnetdiscover` output instead",
+        )
+    keys, kind = next((each for each in shaped if _is_default(each[0])), shaped[0])
+    body = _keys(keys[kind], where, kind)
+    groups = list(_tree(body, keys[kind], where) if kind == "tree" else _blocks(body, keys[kind], where))
+    return check_groups(groups, where)
+
+
+def _compose(text: str, where: str) -> yaml.Node:
+    try:
+        root = yaml.compose(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}:{mark.line + 1}" if mark else where
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise HpctrainError(f"{place}: not YAML: {problem}", "expected a Slurm topology.yaml") from error
+    if root is None:
+        raise HpctrainError(f"{where}: empty", "expected a Slurm topology.yaml")
+    return root
+
+
+def _place(node: yaml.Node, where: str) -> str:
+    return f"{where}:{node.start_mark.line + 1}"
+
+
+def _items(node: yaml.Node, where: str, what: str) -> list[yaml.Node]:
+    if not isinstance(node, yaml.SequenceNode):
+        raise HpctrainError(f"{_place(node, where)}: expected a list of {what}", "see man topology.yaml")
+    items: list[yaml.Node] = node.value
+    return items
+
+
+def _keys(node: yaml.Node, where: str, what: str) -> Keys:
+    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+        raise HpctrainError(f"{_place(node, where)}: expected the keys of {what}", "see man topology.yaml")
+    keys: Keys = {}
+    for key, value in node.value:
+        if key.value in keys:
+            raise HpctrainError(f"{_place(key, where)}: {key.value} is there twice")
+        keys[key.value] = value
+    return keys
+
+
+def _kind(keys: Keys, where: str) -> str:
+    found = [key for key in keys if key not in ("topology", "cluster_default")]
+    place = _place(next(iter(keys.values())), where) if keys else where
+    if "topology" not in keys or len(found) != 1:
+        raise HpctrainError(
+            f"{place}: a topology has its name and exactly one of {', '.join(_KINDS)}", "see man topology.yaml"
+        )
+    if found[0] not in _KINDS:
+        raise HpctrainError(f"{place}: {found[0]!r} is no kind of topology", nearest(found[0], _KINDS))
+    return found[0]
+
+
+def _is_default(keys: Keys) -> bool:
+    node = keys.get("cluster_default")
+    return isinstance(node, yaml.ScalarNode) and node.value.lower() in ("true", "yes", "on")
+
+
+def _tree(body: Keys, node: yaml.Node, where: str) -> Iterator[Group]:
+    for item in _items(_value(body, "switches", node, where), where, "switches"):
+        keys = _keys(item, where, "a switch")
+        place = _place(item, where)
+        switches, hosts = _names(keys, "children", where), _names(keys, "nodes", where)
+        if switches and hosts:
+            raise HpctrainError(f"{place}: a switch has children or nodes, not both", "see man topology.yaml")
+        yield Group(name=_text(keys, "switch", item, where), where=place, switches=switches, hosts=hosts)
+
+
+def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[Group]:
+    blocks = []
+    for item in _items(_value(body, "blocks", node, where), where, "blocks"):
+        keys = _keys(item, where, "a block")
+        name = _text(keys, "block", item, where)
+        blocks.append(Group(name=name, where=_place(item, where), hosts=_names(keys, "nodes", where)))
+    yield from blocks
+    if "block_sizes" in body:
+        sizes = body["block_sizes"]
+        # A single size may stand without a list.
+        items = [sizes] if isinstance(sizes, yaml.ScalarNode) else _items(sizes, where, "block sizes")
+        yield from aggregate(blocks, [_size(item, where) for item in items], _place(sizes, where))
+
+
+def _size(node: yaml.Node, where: str) -> int:
+    if not isinstance(node, yaml.ScalarNode) or not node.value.isdecimal() or len(node.value) > 9:
+        raise HpctrainError(f"{_place(node, where)}: block_sizes: expected whole numbers")
+    return int(node.value)
+
+
+def _names(keys: Keys, key: str, where: str) -> tuple[str, ...]:
+    if key not in keys:
+        return ()
+    text = _text(keys, key, keys[key], where)
+    return expand_hosts(text, f"{_place(keys[key], where)}: {key}") if text else ()
+
+
+def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:
+    node = _value(keys, key, parent, where)
+    if not isinstance(node, yaml.ScalarNode):
+        raise HpctrainError(f"{_place(node, where)}: {key}: expected a text")
+    text: str = node.value
+    return text
+
+
+def _value(keys: Keys, key: str, parent: yaml.Node, where: str) -> yaml.Node:
+    if key not in keys:
+        hint = f"it has: {', '.join(map(repr, keys))}" if keys else ""
+        raise HpctrainError(f"{_place(parent, where)}: {key!r} is missing", hint)
+    return keys[key]
