@@ -19,16 +19,13 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.errors import HpctrainError
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
-
-# The host bridge of a device and the PCIe bridges between it and the device, from the root.
-Bridges = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,64 +219,21 @@ def link_layer_of_name(name: str) -> Literal["InfiniBand", "Ethernet"] | None:
     return "InfiniBand" if name.startswith("ib") else None
 
 
-def node_map_of_tree(
-    gpus: Mapping[Gpu, Bridges],
-    adapters: Mapping[Adapter, Bridges],
-    numa_nodes: Sequence[NumaNode],
-    *,
-    nvlinks: Mapping[str, Mapping[str, int]],
-    where: str,
-    warnings: Sequence[str] = (),
-) -> NodeMap:
-    """The node map of devices whose places in the PCIe tree are known.
+def checked(node_map: NodeMap, where: str) -> NodeMap:
+    """A node map that was read, if every device and core in it is there once.
 
-    Args:
-        gpus, adapters: the bridges above each device.
-        nvlinks: by bus ID of a GPU, how many NVLinks it has to each other end (a GPU or an NVSwitch, by bus ID).
+    Raises:
+        HpctrainError: one comes twice.
     """
-    ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
-    names = tuple(sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name)))
-    to_switches = {
-        gpu.bus_id: sum(
-            count
-            for end, count in nvlinks.get(gpu.bus_id or "", {}).items()
-            if end not in {other.bus_id for other in gpus}
-        )
-        for gpu in gpus
+    named: dict[str, Sequence[object]] = {
+        "GPU": [gpu.index for gpu in node_map.gpus],
+        "GPU at": [gpu.bus_id for gpu in node_map.gpus if gpu.bus_id],
+        "adapter": [adapter.name for adapter in node_map.adapters],
+        "NUMA node": [node.index for node in node_map.numa_nodes],
+        "core": [core for node in node_map.numa_nodes for core in node.cores],
     }
-
-    def between_gpus(a: Gpu, b: Gpu) -> str:
-        if a == b:
-            return "X"
-        direct = nvlinks.get(a.bus_id or "", {}).get(b.bus_id or "", 0)
-        links = direct + min(to_switches[a.bus_id], to_switches[b.bus_id])
-        return f"NV{links}" if links else _pci_class(a.numa, gpus[a], b.numa, gpus[b])
-
-    return NodeMap(
-        gpus=ordered,
-        adapters=names,
-        numa_nodes=tuple(sorted(numa_nodes, key=lambda node: node.index)),
-        gpu_gpu=tuple(tuple(between_gpus(a, b) for b in ordered) for a in ordered),
-        gpu_adapter=tuple(tuple(_pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
-        warnings=tuple(warnings),
-    )
-
-
-def _refuse_twice(kind: str, names: Sequence[object], where: str) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise HpctrainError(f"{where}: {kind} {twice[0]} comes twice", "give one file of one host")
-
-
-def _pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
-    """The class of two devices from the bridges above them.
-
-    A PCIe switch is an upstream bridge with a downstream bridge for each device below, so two devices of one switch
-    have at most one bridge each below the last common one.
-    """
-    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    if common == 0:
-        return "NODE" if numa_a == numa_b and numa_a is not None else "SYS"
-    if common == 1:
-        return "PHB"
-    return "PIX" if max(len(a), len(b)) - common <= 1 else "PXB"
+    for kind, names in named.items():
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise HpctrainError(f"{where}: {kind} {name} comes {count} times", "give one file of one host")
+    return node_map

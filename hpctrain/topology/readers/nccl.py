@@ -11,7 +11,8 @@ from typing import Literal
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_mask, first_threads
-from hpctrain.topology.node_map import Adapter, Bridges, Gpu, NodeMap, NumaNode, link_layer_of_name, node_map_of_tree
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_layer_of_name
+from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
 _MEND = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"

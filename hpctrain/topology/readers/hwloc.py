@@ -1,0 +1,191 @@
+"""hwloc's XML, versions 2 and 3: what ``lstopo --of xml`` writes. Format: hwloc2.dtd and hwloc.h of open-mpi/hwloc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.cores import cores_of_mask
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.topology.readers.xml_tree import Element, parse
+
+_MEND = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
+_NVIDIA = "10de"
+_INFINIBAND = "0207"
+_PORT_ACTIVE = "4"
+# hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
+_OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
+# MB/s of one NVLink in hwloc/topology-nvml.c: generation 1, later ones.
+_LINK_SPEEDS = (20000, 25000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """A PCI device with the mask of NUMA nodes (by number) around it and the bridges above it."""
+
+    element: Element
+    nodes: tuple[int, ...]
+    bridges: Bridges
+
+    @property
+    def bus_id(self) -> str:
+        return self.element.attribute("pci_busid")
+
+    @property
+    def kind(self) -> str:
+        """Its PCI class and vendor: ``0302 [10de``."""
+        return self.element.attributes.get("pci_type", "").partition(":")[0]
+
+    @property
+    def functions(self) -> list[Element]:
+        """The devices that the operating system makes of it: nvml0, mlx5_0, ib0."""
+        return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
+
+
+@dataclass(kw_only=True)
+class _Found:
+    numa_nodes: list[Element] = field(default_factory=list)
+    cores: list[Element] = field(default_factory=list)
+    threads: list[Element] = field(default_factory=list)
+    devices: list[_Device] = field(default_factory=list)
+
+
+def read(text: str, where: str) -> NodeMap:
+    """The node map of an export. A reader of one host, so it returns a NodeMap rather than fabric records.
+
+    NVLinks are known where hwloc was built with NVML.
+
+    Raises:
+        HpctrainError: not such a file, of hwloc 1, cut short, or without a NUMA node.
+    """
+    topology = parse(text, where, root="topology", mend=_MEND)
+    version = topology.attributes.get("version", "1").partition(".")[0]
+    if version not in _OPENFABRICS:
+        raise HpctrainError(f"{topology.where}: hwloc XML of version {version}, not 2 or 3", _MEND)
+    found = _walk(topology)
+    numa_nodes = _numa_nodes(found)
+    if not numa_nodes:
+        raise HpctrainError(f"{topology.where}: no NUMA node in this file", _MEND)
+    with_cores = {node.index for node in numa_nodes if node.cores}
+
+    def numa(device: _Device) -> int | None:
+        """Its NUMA node, if it is near one alone. GPUs' own memories are nodes too, without cores."""
+        near = with_cores.intersection(device.nodes)
+        return near.pop() if len(near) == 1 else None
+
+    gpus = [device for device in found.devices if device.kind.startswith("03") and device.kind.endswith(_NVIDIA)]
+    return node_map_of_tree(
+        {
+            Gpu(index=index, bus_id=gpu.bus_id, numa=numa(gpu)): gpu.bridges
+            for index, gpu in zip(_indices(gpus), gpus, strict=True)
+        },
+        {
+            adapter: device.bridges
+            for device in found.devices
+            for adapter in _adapters(device, numa(device), _OPENFABRICS[version])
+        },
+        numa_nodes,
+        nvlinks=_nvlinks(topology, found.devices),
+        where=topology.where,
+    )
+
+
+def _walk(topology: Element) -> _Found:
+    found = _Found()
+    below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
+    while below:
+        element, nodes, bridges = below.pop()
+        kind = element.attributes.get("type", "")
+        if "nodeset" in element.attributes:
+            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
+        if kind == "NUMANode":
+            found.numa_nodes.append(element)
+        elif kind == "Core":
+            found.cores.append(element)
+        elif kind == "PU":
+            found.threads.append(element)
+        elif kind == "Bridge":
+            bridges = (*bridges, element.attributes.get("pci_busid", f"host bridge of {element.where}"))
+        elif kind == "PCIDev":
+            # An export without bridges does not tell which share a host bridge.
+            found.devices.append(_Device(element=element, nodes=nodes, bridges=bridges or (element.where,)))
+        below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
+    return found
+
+
+def _numa_nodes(found: _Found) -> list[NumaNode]:
+    cpus = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores or found.threads]
+    first = {threads[0] for threads in cpus if threads}
+    return [
+        NumaNode(
+            index=node.number("os_index"),
+            cores=tuple(cpu for cpu in cores_of_mask(node.attribute("cpuset"), node.where) if cpu in first),
+        )
+        for node in found.numa_nodes
+    ]
+
+
+def _indices(gpus: list[_Device]) -> list[int]:
+    """NVML's numbers where every GPU has one, else the order by bus ID, which is the same."""
+    nvml = [
+        int(name.removeprefix("nvml"))
+        for gpu in gpus
+        for function in gpu.functions
+        if (name := function.attributes.get("name", "")).startswith("nvml") and name[4:].isdecimal()
+    ]
+    ordered = sorted(gpu.bus_id for gpu in gpus)
+    return nvml if len(nvml) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
+
+
+def _adapters(device: _Device, numa: int | None, is_rdma: Callable[[int], bool]) -> list[Adapter]:
+    infiniband = device.kind.startswith(_INFINIBAND)
+    rdma = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+    adapters = []
+    for function in rdma:
+        infos = {info.attribute("name"): info.attributes.get("value", "") for info in function.all("info")}
+        states = [value for name, value in infos.items() if name.startswith("Port") and name.endswith("State")]
+        adapters.append(
+            Adapter(
+                name=function.attribute("name"),
+                bus_id=device.bus_id,
+                numa=numa,
+                link_layer="InfiniBand" if infiniband else "Ethernet",
+                active=_PORT_ACTIVE in states if states else None,
+            )
+        )
+    if infiniband and not rdma:
+        adapters.append(Adapter(name=device.bus_id, bus_id=device.bus_id, numa=numa, link_layer="InfiniBand"))
+    return adapters
+
+
+def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, int]]:
+    """How many NVLinks join two devices, from the bandwidth matrix; its ends that are no PCI devices are CPUs."""
+    bus_ids = {
+        element.attributes.get("gp_index"): device.bus_id
+        for device in devices
+        for element in (device.element, *device.functions)
+    }
+    links: dict[str, dict[str, int]] = {}
+    for matrix in (*topology.all("distances2"), *topology.all("distances2hetero")):
+        if matrix.attributes.get("name") != "NVLinkBandwidth":
+            continue
+        ends = [
+            bus_ids.get(end.rpartition(":")[2]) for indexes in matrix.all("indexes") for end in indexes.text.split()
+        ]
+        values = [value for part in matrix.all("u64values") for value in part.text.split()]
+        if len(values) != len(ends) ** 2 or not all(value.isdecimal() for value in values):
+            raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _MEND)
+        for row, source in enumerate(ends):
+            bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
+            for target, bandwidth in zip(ends, bandwidths, strict=True):
+                # The diagonal is a made-up figure.
+                if source and target and source != target and bandwidth:
+                    links.setdefault(source, {})[target] = _links(bandwidth)
+    return links
+
+
+def _links(bandwidth: int) -> int:
+    old, new = _LINK_SPEEDS
+    return bandwidth // (old if bandwidth % new else new)

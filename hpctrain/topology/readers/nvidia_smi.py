@@ -1,0 +1,158 @@
+"""``nvidia-smi topo -m``: a matrix of distance classes, CPU and NUMA affinity, and a legend of the adapters' names."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.cores import cores_of_list, first_threads
+from hpctrain.topology.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked, link_layer_of_name
+
+_MEND = "write it on the host with: nvidia-smi topo -m > node.txt"
+# The header is underlined even in a file.
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
+_NUMBERED = re.compile(r"NIC\d+")
+# What early drivers say for SYS.
+_OLD_CLASSES = {"SOC": "SYS"}
+_UNKNOWN = "N/A"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One row: the classes, by the header's devices, and what stands behind them."""
+
+    name: str
+    classes: tuple[str, ...]
+    rest: tuple[str, ...]
+    where: str
+
+
+def read(text: str, where: str) -> NodeMap:
+    """The node map of one host's matrix. A reader of one host, so it returns a NodeMap rather than fabric records.
+
+    The format has no bus IDs and no link layers: an adapter is taken for Ethernet only where its name says so. NUMA
+    nodes are those near a GPU.
+
+    Raises:
+        HpctrainError: no such matrix, or one whose rows do not fit its header.
+    """
+    lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
+    start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
+    if start is None:
+        raise HpctrainError(f"{where}: no header line that starts with GPU0", _MEND)
+    header, columns = lines[start]
+    devices, affinities = _header(header, columns)
+    rows = _rows(devices, lines[start + 1 :], header)
+    gpus = [row for row in rows if _is_gpu(row.name)]
+    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities)
+    return checked(
+        NodeMap(
+            gpus=tuple(
+                Gpu(index=int(row.name.removeprefix("GPU")), bus_id=None, numa=numa)
+                for row, numa in zip(gpus, numa_of_gpu, strict=True)
+            ),
+            adapters=tuple(
+                Adapter(
+                    name=name,
+                    bus_id=None,
+                    numa=_numa_near(devices.index(column), gpus, numa_of_gpu),
+                    link_layer=link_layer_of_name(name),
+                )
+                for column, name in _adapters(devices, lines, header).items()
+            ),
+            numa_nodes=numa_nodes,
+            gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
+            gpu_adapter=tuple(_columns(row, devices, gpu=False) for row in gpus),
+        ),
+        where,
+    )
+
+
+def _is_gpu(name: str) -> bool:
+    return re.fullmatch(r"GPU(0|[1-9][0-9]{0,3})", name) is not None
+
+
+def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
+    """The devices of the columns, and which affinities follow them."""
+    columns, *affinities = re.split(r"\b(CPU Affinity|NUMA Affinity|GPU NUMA ID)\b", line)
+    devices = columns.split()
+    twice = [name for name in devices if devices.count(name) > 1]
+    if twice:
+        raise HpctrainError(f"{where}: the column {twice[0]} comes twice", _MEND)
+    return devices, tuple(affinities[::2])
+
+
+def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
+    rows: dict[str, _Row] = {}
+    for where, line in lines:
+        name, *cells = line.split() or [""]
+        if name not in devices:
+            continue
+        if name in rows:
+            raise HpctrainError(f"{where}: a second row {name}", "give one matrix of one host")
+        classes = tuple(_OLD_CLASSES.get(cell, cell) for cell in cells[: len(devices)])
+        _check(name, classes, devices, where)
+        rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
+    missing = [name for name in devices if name not in rows]
+    if missing:
+        raise HpctrainError(f"{header}: no row for the column {missing[0]}: cut short?", _MEND)
+    return [rows[name] for name in devices]
+
+
+def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
+    """Refuse a row with a cell too few, X anywhere but on the diagonal, or NVLinks to an adapter."""
+    if len(classes) < len(devices):
+        raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _MEND)
+    for column, cell in zip(devices, classes, strict=True):
+        links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
+        if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
+            valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_MEND}"
+            raise HpctrainError(f"{where}: {cell[:40]!r} is no distance of {name} and {column}", valid)
+
+
+def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
+    return tuple(cell for cell, name in zip(row.classes, devices, strict=True) if _is_gpu(name) == gpu)
+
+
+def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[NumaNode, ...], list[int | None]]:
+    """The NUMA nodes that GPUs are near to, and that of each GPU.
+
+    GPUs of one CPU affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
+    number: it gets the lowest free one.
+    """
+    nodes: dict[str, NumaNode] = {}
+    numa_of_gpu: list[int | None] = []
+    for row in gpus:
+        told = dict(zip(affinities, row.rest, strict=False))
+        cpus, numa = told.get("CPU Affinity", _UNKNOWN), told.get("NUMA Affinity", _UNKNOWN)
+        number = int(numa) if numa.isdecimal() else None
+        if cpus == _UNKNOWN:
+            numa_of_gpu.append(number)
+            continue
+        if cpus not in nodes:
+            taken = {node.index for node in nodes.values()}
+            free = next(index for index in itertools.count() if index not in taken)
+            index = free if number is None or number in taken else number
+            nodes[cpus] = NumaNode(index=index, cores=first_threads(cores_of_list(cpus, row.where)))
+        numa_of_gpu.append(nodes[cpus].index)
+    return tuple(sorted(nodes.values(), key=lambda node: node.index)), numa_of_gpu
+
+
+def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:
+    """The NUMA node of an adapter: that of the GPUs which share one with it."""
+    near = {numa for row, numa in zip(gpus, numa_of_gpu, strict=True) if row.classes[column] != "SYS"}
+    return near.pop() if len(near) == 1 else None
+
+
+def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str) -> dict[str, str]:
+    """The name of each adapter by its column: the legend's, or the column's own in drivers that print no legend."""
+    legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
+    columns = [name for name in devices if not _is_gpu(name)]
+    unnamed = [name for name in columns if _NUMBERED.fullmatch(name) and name not in legend]
+    if unnamed:
+        raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _MEND)
+    return {name: legend.get(name, name) for name in columns}
