@@ -1,0 +1,103 @@
+"""All-reduce as steps of simultaneous flows, and the time that its most loaded links allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.topology.fabric import Ints
+from hpctrain.topology.routes import Routes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Flows that run at the same time; the next step begins when all have arrived.
+
+    Attributes:
+        source, target: adapters.
+        share: what each flow carries, as a fraction of the buffer that is reduced.
+        repeats: how many equal steps follow each other.
+    """
+
+    source: Ints
+    target: Ints
+    share: float
+    repeats: int = 1
+
+
+def ring(order: Ints) -> list[Step]:
+    """A ring: reduce-scatter, then all-gather, each n - 1 steps of one n-th of the buffer (Patarasu and Yuan, 2009).
+
+    Args:
+        order: adapters, in the order of the ring.
+    """
+    return rail_rings(order[:, None])
+
+
+def rail_rings(adapters: Ints) -> list[Step]:
+    """One ring a rail over the same order of hosts; each rail reduces an equal part of the buffer.
+
+    Args:
+        adapters: (hosts, rails).
+    """
+    hosts, rails = adapters.shape
+    if hosts < 2:
+        return []
+    following = np.roll(adapters, -1, axis=0)
+    return [Step(source=adapters.ravel(), target=following.ravel(), share=1 / hosts / rails, repeats=2 * (hosts - 1))]
+
+
+def halving_doubling(order: Ints) -> list[Step]:
+    """Recursive halving, then doubling (Rabenseifner, 2004).
+
+    Of n adapters the first 2 (n - p), with p the largest power of two up to n, are folded into pairs before and
+    unfolded after.
+    """
+    power = 1 << (len(order).bit_length() - 1)
+    folded = 2 * (len(order) - power)
+    even, odd = order[0:folded:2], order[1:folded:2]
+    core = np.concatenate([odd, order[folded:]])
+    distances = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
+    halving = [
+        Step(source=core, target=core[np.arange(power) ^ distance], share=distance / power) for distance in distances
+    ]
+    fold = [Step(source=even, target=odd, share=1.0)] if folded else []
+    unfold = [Step(source=odd, target=even, share=1.0)] if folded else []
+    return fold + halving + halving[::-1] + unfold
+
+
+def hierarchical(groups: Ints) -> list[Step]:
+    """Reduce-scatter inside each group, a ring across groups for each part, all-gather inside each group.
+
+    Where the groups are hosts and what stays in a host takes no links, this is ``rail_rings``.
+
+    Args:
+        groups: adapters, (groups, members).
+    """
+    members = groups.shape[1]
+    inside = Step(
+        source=groups.ravel(), target=np.roll(groups, -1, axis=1).ravel(), share=1 / members, repeats=members - 1
+    )
+    return [inside, *rail_rings(groups), inside] if members > 1 else rail_rings(groups)
+
+
+def predict_allreduce(routes: Routes, steps: Sequence[Step], size: float, latency: float = 0.0) -> float:
+    """Seconds of an all-reduce of ``size`` bytes: of each step the latency, and the bytes on its slowest link.
+
+    Exact where the flows of a step carry the same and share links fairly.
+
+    Args:
+        steps: of ``ring``, ``rail_rings``, ``halving_doubling`` or ``hierarchical``.
+        latency: seconds a step.
+
+    Raises:
+        HpctrainError: two adapters have no route.
+    """
+    seconds = 0.0
+    for step in steps:
+        loads = routes.loads(step.source, step.target)
+        slowest = float((loads / routes.fabric.bandwidth).max(initial=0.0))
+        seconds += step.repeats * (latency + size * step.share * slowest)
+    return seconds
