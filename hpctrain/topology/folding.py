@@ -1,0 +1,196 @@
+"""A fabric folded until it fits a page: boxes of like hosts and like switches, and the cables between them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hpctrain.topology.fabric import Fabric, Ints
+
+# So many boxes side by side can still be read.
+MOST_IN_A_ROW = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """Hosts (level 0), or switches of one level, that are drawn as one.
+
+    Attributes:
+        level: as in :class:`Fabric`.
+        members: numbers of hosts at level 0, else of nodes.
+        names: theirs, in natural order.
+    """
+
+    level: int
+    members: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """All cables between two boxes; ``links`` are their directed links, both ways. ``lower`` may equal ``upper``."""
+
+    lower: int
+    upper: int
+    links: Ints
+
+    @property
+    def cables(self) -> int:
+        return len(self.links) // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """Boxes, by level and then from left to right, and the bundles between them."""
+
+    boxes: tuple[Box, ...]
+    bundles: tuple[Bundle, ...]
+
+    def row(self, level: int) -> list[int]:
+        """The boxes of a level."""
+        return [number for number, box in enumerate(self.boxes) if box.level == level]
+
+    @cached_property
+    def box_of_host(self) -> dict[int, int]:
+        """The box of each host."""
+        return {host: number for number in self.row(0) for host in self.boxes[number].members}
+
+    def above(self, number: int) -> list[tuple[int, Bundle]]:
+        """What a box is cabled to one level up, or higher."""
+        level = self.boxes[number].level
+        return [(b.upper, b) for b in self.bundles if b.lower == number and self.boxes[b.upper].level > level]
+
+
+def natural(name: str) -> list[str | int]:
+    """A sort key in which node9 comes before node10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def leaf_sets(fabric: Fabric, hosts: Iterable[int]) -> dict[int, frozenset[int]]:
+    """The leaves of each host: :meth:`Fabric.leaves` of many hosts at the cost of one."""
+    at_leaf = (fabric.host[fabric.source] >= 0) & (fabric.level[fabric.target] == 1)
+    leaves: dict[int, set[int]] = {host: set() for host in hosts}
+    ends = zip(fabric.host[fabric.source[at_leaf]].tolist(), fabric.target[at_leaf].tolist(), strict=True)
+    for host, leaf in ends:
+        if host in leaves:
+            leaves[host].add(leaf)
+    return {host: frozenset(found) for host, found in leaves.items()}
+
+
+def fold(fabric: Fabric, hosts: Sequence[int], *, most: int = MOST_IN_A_ROW) -> Folded:
+    """Hosts and every switch above them, each a box of its own where a level has at most ``most`` of them.
+
+    Larger levels are folded: hosts by the set of their leaves, leaves by the switches above them, higher switches by
+    those below them. A level of a fabric without such likeness stays wide.
+    """
+    part = _ancestry(fabric, hosts)
+    rows = _rows(fabric, part, hosts, most)
+    neighbours = _box_links(fabric, rows, part)
+    order = _untangled(rows, neighbours)
+    number = {old: new for new, old in enumerate(order)}
+    bundles: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for (one, other), links in neighbours.items():
+        bundles[min(number[one], number[other]), max(number[one], number[other])] += links
+    return Folded(
+        boxes=tuple(rows[old] for old in order),
+        bundles=tuple(
+            Bundle(lower=lower, upper=upper, links=np.array(sorted(links), np.int32))
+            for (lower, upper), links in sorted(bundles.items())
+        ),
+    )
+
+
+def _ancestry(fabric: Fabric, hosts: Sequence[int]) -> set[int]:
+    """The hosts' adapters and each switch that a path upwards from them meets."""
+    found = np.isin(fabric.host, np.asarray(hosts, np.int32))
+    for level in range(int(fabric.level.max())):
+        upwards = found[fabric.source] & (fabric.level[fabric.source] == level) & (fabric.level[fabric.target] > level)
+        found[fabric.target[upwards]] = True
+    return set(np.flatnonzero(found).tolist())
+
+
+def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> list[Box]:
+    """The boxes, level by level; their order inside a level is not settled yet."""
+    above: dict[int, set[int]] = defaultdict(set)
+    below: dict[int, set[int]] = defaultdict(set)
+    for source, target in zip(fabric.source.tolist(), fabric.target.tolist(), strict=True):
+        if source in part and target in part and fabric.level[source] < fabric.level[target]:
+            above[source].add(target)
+            below[target].add(source)
+    boxes: list[Box] = []
+    by_level: dict[int, list[int]] = defaultdict(list)
+    for node in part:
+        by_level[int(fabric.level[node])].append(node)
+    box_of: dict[int, int] = {}
+    for level in sorted(by_level.keys() - {0}, reverse=True):
+        like = above if level == 1 else below
+        for members in _groups(by_level[level], most, lambda node, like=like: frozenset(like[node])):  # type: ignore[misc]
+            box_of.update(dict.fromkeys(members, len(boxes)))
+            boxes.append(_box(level, members, fabric.names))
+    leaves = leaf_sets(fabric, hosts)
+    for members in _groups(list(hosts), most, lambda host: frozenset(box_of[leaf] for leaf in leaves[host])):
+        boxes.append(_box(0, members, fabric.hosts))
+    return boxes
+
+
+def _groups(members: list[int], most: int, key: Callable[[int], Hashable]) -> list[list[int]]:
+    if len(members) <= most:
+        return [[member] for member in members]
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for member in members:
+        groups[key(member)].append(member)
+    return list(groups.values())
+
+
+def _box(level: int, members: Iterable[int], names: Sequence[str]) -> Box:
+    ordered = sorted(members, key=lambda member: natural(names[member]))
+    return Box(level=level, members=tuple(ordered), names=tuple(names[member] for member in ordered))
+
+
+def _box_links(fabric: Fabric, boxes: Sequence[Box], part: set[int]) -> dict[tuple[int, int], list[int]]:
+    """The directed links between each two boxes, also inside a box."""
+    of_host = {host: number for number, box in enumerate(boxes) if box.level == 0 for host in box.members}
+    of_node = {node: number for number, box in enumerate(boxes) if box.level > 0 for node in box.members}
+    of_node |= {node: of_host[int(fabric.host[node])] for node in part if fabric.level[node] == 0}
+    links: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for link, ends in enumerate(zip(fabric.source.tolist(), fabric.target.tolist(), strict=True)):
+        if ends[0] in of_node and ends[1] in of_node:
+            links[of_node[ends[0]], of_node[ends[1]]].append(link)
+    return links
+
+
+def _untangled(boxes: Sequence[Box], links: Iterable[tuple[int, int]]) -> list[int]:
+    """The boxes by level, each level ordered by the mean place of its neighbours (barycentre method of Sugiyama)."""
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for one, other in links:
+        neighbours[one].add(other)
+    levels = sorted({box.level for box in boxes})
+    rows = {level: [number for number, box in enumerate(boxes) if box.level == level] for level in levels}
+    place: dict[int, float] = {}
+    for row in rows.values():
+        row.sort(key=lambda number: natural(boxes[number].names[0]))
+        _settle(row, place)
+
+    def sort(level: int, beside: int) -> None:
+        def key(number: int) -> tuple[float, list[str | int]]:
+            places = [place[other] for other in neighbours[number] if boxes[other].level == beside]
+            return (sum(places) / len(places) if places else place[number], natural(boxes[number].names[0]))
+
+        rows[level].sort(key=key)
+        _settle(rows[level], place)
+
+    for lower, upper in itertools.pairwise(levels):
+        sort(upper, lower)
+    for lower, upper in reversed(list(itertools.pairwise(levels))):
+        sort(lower, upper)
+    return [number for level in levels for number in rows[level]]
+
+
+def _settle(row: Sequence[int], place: dict[int, float]) -> None:
+    place.update({number: (index + 0.5) / len(row) for index, number in enumerate(row)})

@@ -1,0 +1,125 @@
+"""A fabric in words: how much of each kind, which hosts, and the tree that its switches make."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.folding import leaf_sets, natural
+
+_SHOWN_UNKNOWN = 5
+
+Switches = frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """Switches that serve the same hosts, and what hangs on them.
+
+    Attributes:
+        switches: their names, in natural order.
+        down, up: cables to what is below and above them.
+        hosts: that hang on exactly these switches; those of a branch below are not among them.
+    """
+
+    switches: tuple[str, ...]
+    down: int
+    up: int
+    hosts: tuple[str, ...]
+    branches: tuple[Branch, ...]
+
+
+def counts(fabric: Fabric) -> dict[str, int]:
+    """How much of each kind takes part; a link is a cable."""
+    leaves, switches = int((fabric.level == 1).sum()), int((fabric.level >= 1).sum())
+    return {
+        "hosts": len(fabric.hosts),
+        "adapters": int((fabric.level == 0).sum()),
+        "switches": switches,
+        "leaves": leaves,
+        "spines": switches - leaves,
+        "links": len(fabric.source) // 2,
+    }
+
+
+def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
+    """The numbers of hosts.
+
+    Raises:
+        HpctrainError: the fabric does not have one; names the nearest that it has.
+    """
+    numbers = {name: number for number, name in enumerate(fabric.hosts)}
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in numbers]
+    if unknown:
+        shown = ", ".join(_with_nearest(name, numbers) for name in unknown[:_SHOWN_UNKNOWN])
+        more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
+        raise HpctrainError(
+            f"the fabric has no host {shown}{more}",
+            f"it has {len(numbers)} hosts; `hpctrain topology show FABRIC` names them",
+        )
+    return [numbers[name] for name in wanted]
+
+
+def _with_nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name)
+
+
+def branches(fabric: Fabric) -> tuple[Branch, ...]:
+    """The fabric as a tree, from the top: hosts by the set of their leaves, these sets by the switches above them."""
+    above = _above(fabric)
+    hosts: dict[Switches, list[int]] = defaultdict(list)
+    for host, leaves in leaf_sets(fabric, range(len(fabric.hosts))).items():
+        hosts[leaves].append(host)
+    below: dict[Switches, dict[Switches, None]] = defaultdict(dict)
+    roots: dict[Switches, None] = {}
+    front = dict.fromkeys(hosts)
+    while front:
+        parents: dict[Switches, None] = {}
+        for switches in front:
+            higher = frozenset[int]().union(*(above[switch] for switch in switches))
+            if higher:
+                below[higher][switches] = None
+                parents[higher] = None
+            else:
+                roots[switches] = None
+        front = parents
+
+    def branch(switches: Switches) -> Branch:
+        down, up = _cables(fabric, switches)
+        return Branch(
+            switches=tuple(sorted((fabric.names[switch] for switch in switches), key=natural)),
+            down=down,
+            up=up,
+            hosts=tuple(sorted((fabric.hosts[host] for host in hosts.get(switches, ())), key=natural)),
+            branches=tuple(sorted(map(branch, below.get(switches, ())), key=_by_name)),
+        )
+
+    return tuple(sorted(map(branch, roots), key=_by_name))
+
+
+def _by_name(branch: Branch) -> list[list[str | int]]:
+    return [natural(name) for name in branch.switches]
+
+
+def _above(fabric: Fabric) -> dict[int, set[int]]:
+    """Of each switch, those one level up or higher that it is cabled to."""
+    above: dict[int, set[int]] = defaultdict(set)
+    upwards = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > fabric.level[fabric.source])
+    for source, target in zip(fabric.source[upwards].tolist(), fabric.target[upwards].tolist(), strict=True):
+        above[source].add(target)
+    return above
+
+
+def _cables(fabric: Fabric, switches: Switches) -> tuple[int, int]:
+    from_here = np.isin(fabric.source, list(switches))
+    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
+    part = fabric.level[fabric.target[from_here]] >= 0
+    return int((part & (rise < 0)).sum()), int((rise > 0).sum())
