@@ -2,18 +2,219 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import islice
 
-from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.records import Record
+import numpy as np
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.cabling import Found, cable_ends, some, sort_records
+from hpctrain.topology.fabric import Fabric, Floats, Ints
+from hpctrain.topology.forwarding_tables import with_tables
+from hpctrain.topology.levels import degraded_links, levels, subnets
+from hpctrain.topology.link_speed import bandwidth
+from hpctrain.topology.names import (
+    UNNAMED_HOSTS,
+    host_and_device,
+    is_aggregation_node,
+    is_service_host,
+    natural,
+    switch_name,
+)
+from hpctrain.topology.records import Link, Node, Record
+from hpctrain.topology.switch_tree import tree_fabric
+
+# Faults of forwarding tables come in hundreds where they come at all.
+_FAULTS = 3
 
 
-def build_fabric(records: Iterable[Record]) -> Fabric:
-    """The fabric that the records describe."""
-    raise NotImplementedError
+def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) -> Fabric:
+    """The fabric that the records of one or several readers describe.
+
+    Switches come first, then adapters host by host, both in natural order of their names, so that the result does not
+    depend on the order in which the fabric was discovered. An adapter with several cabled ports becomes one adapter a
+    port. What is odd becomes a warning; SHARP aggregation nodes are left out with one.
+
+    Args:
+        records: any order; those of forwarding tables may be among them.
+        leave_out: patterns (``*``, ``?``) of hosts that take no part, for example storage servers.
+
+    Raises:
+        HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables.
+    """
+    found = sort_records(records)
+    if found.groups and (found.nodes or found.ends):
+        raise HpctrainError(f"{found.where}: a switch tree of names and a list of cables at once", "give one of them")
+    if found.groups:
+        return tree_fabric(found)
+    fabric = _cabled(found, leave_out)
+    if not found.forwards:
+        return fabric
+    fabric = with_tables(fabric, found)
+    # Following tables is the business of routes, which stand on the fabric that is built here.
+    from hpctrain.topology.routes import Routes
+
+    faults = list(islice(Routes(fabric).faults(), _FAULTS + 1))
+    more = ("further routes of the forwarding tables do not arrive either",) if len(faults) > _FAULTS else ()
+    return replace(fabric, warnings=(*fabric.warnings, *faults[:_FAULTS], *more))
 
 
-def read_fabric(path: Path, routes: Path | None = None) -> Fabric:
-    """The fabric of a file whose format is found by its content."""
-    raise NotImplementedError
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """An adapter's port that has a cable."""
+
+    guid: str
+    port: int
+    host: str
+    name: str
+    takes_part: bool
+    lid: int
+
+
+def _cabled(found: Found, leave_out: Sequence[str]) -> Fabric:
+    ends, cable_warnings = cable_ends(found)
+    warnings = [*found.warnings, *cable_warnings]
+    switches = sorted(
+        (node for node in found.nodes.values() if node.kind == "switch"),
+        key=lambda node: (natural(node.name), node.guid),
+    )
+    adapters = _adapters(found, ends, leave_out, warnings)
+    hosts = list(dict.fromkeys(adapter.host for adapter in adapters if adapter.takes_part))
+    if not hosts:
+        raise _no_hosts(found)
+    number = {name: place for place, name in enumerate(hosts)}
+    places: dict[tuple[str, int | None], int] = {(node.guid, None): place for place, node in enumerate(switches)}
+    places |= {(adapter.guid, adapter.port): place for place, adapter in enumerate(adapters, start=len(switches))}
+    source, target, port, rate = _links(ends, places, warnings)
+
+    is_switch = np.arange(len(places)) < len(switches)
+    host = np.full(len(places), -1, np.int32)
+    host[len(switches) :] = [number[adapter.host] if adapter.takes_part else -1 for adapter in adapters]
+    service = np.array([is_service_host(name) for name in hosts])
+    level = levels(is_switch, host >= 0, (host >= 0) & service[host], source, target)
+    names = _unique(
+        [switch_name(node.name) for node in switches] + [adapter.name for adapter in adapters],
+        [node.guid for node in switches] + [adapter.guid for adapter in adapters],
+        warnings,
+    )
+    slow = list(degraded_links(level, source, target, rate))
+    if slow:
+        warnings.append(
+            f"{len(slow)} links slower than their peers: "
+            + some([_slow(names, int(source[link]), int(target[link]), rate[link] / usual) for link, usual in slow])
+        )
+    return Fabric(
+        names=names,
+        level=level,
+        subnet=subnets(len(places), source, target),
+        lid=np.array([node.lid or 0 for node in switches] + [adapter.lid for adapter in adapters], np.int32),
+        host=host,
+        hosts=tuple(hosts),
+        source=source,
+        target=target,
+        source_port=port,
+        bandwidth=rate,
+        warnings=tuple(warnings),
+    )
+
+
+def _slow(names: Sequence[str], source: int, target: int, share: float) -> str:
+    return f"{names[source]} to {names[target]} ({share:.0%})"
+
+
+def _no_hosts(found: Found) -> HpctrainError:
+    names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
+    what = f"adapters without a cable to anything: {some(names)}" if names else "no channel adapter"
+    return HpctrainError(
+        f"{found.where}: no host on a fabric, only {what}",
+        "discover again as root from a host whose port is Active (ibstat shows it; -C and -P choose the port)",
+    )
+
+
+def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warnings: list[str]) -> list[_Adapter]:
+    """Every cabled port of an adapter, host by host in natural order."""
+    cabled: dict[str, dict[int, Link]] = {}
+    for end in ends:
+        if found.nodes[end.guid].kind == "adapter":
+            cabled.setdefault(end.guid, {})[end.port] = end
+    adapters: list[_Adapter] = []
+    engines, nameless, apart, loose = 0, [], [], []
+    for node in found.nodes.values():
+        if node.kind != "adapter":
+            continue
+        engine = is_aggregation_node(node)
+        host, _ = host_and_device(node.name)
+        left_out = host is not None and any(fnmatchcase(host, pattern) for pattern in leave_out)
+        ports = cabled.get(node.guid, {})
+        engines += engine
+        if not ports:
+            loose.append(node.name or node.guid)
+        elif left_out:
+            apart.append(node.name)
+        elif host is None and not engine:
+            nameless.append(node.guid)
+        for port, end in ports.items():
+            adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not engine and not left_out))
+    counts: dict[str, list[str]] = {
+        "adapters of hosts that were to be left out": apart,
+        "adapters without a host name, each taken for a host of its own under its GUID": nameless,
+        "adapters without a cable, left out": loose,
+        "hosts with an installer's default name, each perhaps several machines": sorted(
+            {adapter.host for adapter in adapters if adapter.host in UNNAMED_HOSTS}
+        ),
+    }
+    if engines:
+        warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
+    warnings += [f"{len(names)} {what}: {some(names)}" for what, names in counts.items() if names]
+    return sorted(
+        adapters, key=lambda adapter: (natural(adapter.host), natural(adapter.name), adapter.guid, adapter.port)
+    )
+
+
+def _adapter(node: Node, host: str | None, end: Link, *, several: bool, takes_part: bool) -> _Adapter:
+    name = node.name.strip() if host else node.guid
+    return _Adapter(
+        guid=node.guid,
+        port=end.port,
+        host=host or node.guid,
+        name=f"{name}/{end.port}" if several else name,
+        takes_part=takes_part,
+        lid=end.lid or 0,
+    )
+
+
+def _links(
+    ends: Sequence[Link], places: dict[tuple[str, int | None], int], warnings: list[str]
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """Source, target, port and bandwidth of each directed link."""
+
+    def place(guid: str, port: int | None) -> int:
+        at = places.get((guid, None))
+        return places[guid, port] if at is None else at
+
+    rates = {key: bandwidth(*key) for key in {(end.width, end.speed) for end in ends}}
+    rate = np.array([rates[end.width, end.speed] for end in ends], np.float64)
+    if (unknown := np.isnan(rate)).any():
+        warnings.append(f"{unknown.sum() // 2} links of unknown speed, taken to be as fast as the median of the others")
+        rate[unknown] = 1.0 if unknown.all() else np.median(rate[~unknown])
+    return (
+        np.array([place(end.guid, end.port) for end in ends], np.int32),
+        np.array([place(end.peer or "", end.peer_port) for end in ends], np.int32),
+        np.array([end.port for end in ends], np.int32),
+        rate,
+    )
+
+
+def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
+    """The names, with the GUID behind those that several nodes have."""
+    count: dict[str, int] = {}
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+    twice = [name for name in count if count[name] > 1 and name]
+    if twice:
+        warnings.append(f"{len(twice)} names that several nodes have, told apart by their GUIDs: {some(twice)}")
+    return tuple(
+        name if name and count[name] == 1 else f"{name} {guid}".strip() for name, guid in zip(names, guids, strict=True)
+    )

@@ -1,0 +1,100 @@
+"""Nodes and cable ends, as many readers tell them, made into one cable each: what disagrees is a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hpctrain.topology.records import Forward, Group, Link, Node, Record, Remark
+
+# So many of the things that a warning counts are named in it.
+_NAMED = 3
+
+
+@dataclass(kw_only=True)
+class Found:
+    """All records by kind; the first of those that come twice.
+
+    Attributes:
+        nodes: by GUID.
+        ends: cable ends by GUID and port.
+    """
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    ends: dict[tuple[str, int], Link] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    where: str = ""
+
+
+def sort_records(records: Iterable[Record]) -> Found:
+    """The records by kind, remarks as warnings; ``where`` is the file of the first one."""
+    found = Found()
+    for record in records:
+        match record:
+            case Link():
+                found.ends.setdefault((record.guid, record.port), record)
+            case Forward():
+                found.forwards.append(record)
+            case Node():
+                found.nodes.setdefault(record.guid, record)
+            case Group():
+                found.groups.append(record)
+            case Remark():
+                found.warnings.append(f"{record.where}: {record.text}")
+        if not found.where:
+            found.where = record.where.rpartition(":")[0] or record.where
+    return found
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of many, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
+    """Both ends of each cable that joins two nodes, and what is wrong with the others.
+
+    An end that only its peer tells of is made up from that. Cables from a node to itself and ends whose peer tells of
+    another cable carry no traffic and are left out.
+    """
+    ends: list[Link] = []
+    silent: list[str] = []
+    own: list[str] = []
+    one_sided: list[str] = []
+    contradicted: list[str] = []
+    unknown: list[str] = []
+    for key, end in found.ends.items():
+        if end.peer is None or end.peer_port is None:
+            silent.append(_port(found, end))
+        elif end.peer == end.guid:
+            own.append(_port(found, end))
+        elif end.peer not in found.nodes or end.guid not in found.nodes:
+            unknown.append(_port(found, end))
+        else:
+            back = found.ends.get((end.peer, end.peer_port))
+            if back is None or back.peer is None:
+                one_sided.append(_port(found, end))
+                ends += [
+                    end,
+                    replace(end, guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None),
+                ]
+            elif (back.peer, back.peer_port) != key:
+                contradicted.append(_port(found, end))
+            else:
+                ends.append(end)
+    faults = {
+        "switch ports cabled to their own switch, left out": own,
+        "ports at whose other end nothing answers (no cable, or a dead one)": silent,
+        "cables that only one of their ends tells of": one_sided,
+        "ports whose other end tells of another cable, left out": contradicted,
+        "cables to nodes that are not in the file, left out": unknown,
+    }
+    return ends, [f"{len(ports)} {fault}: {some(ports)}" for fault, ports in faults.items() if ports]
+
+
+def _port(found: Found, end: Link) -> str:
+    node = found.nodes.get(end.guid)
+    return f"{node.name if node and node.name else end.guid} port {end.port}"

@@ -1,0 +1,93 @@
+"""The shape of a fabric: which switches are leaves, how far the others are above them, what each leaf lets through."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.topology.fabric import Fabric, Floats, Ints
+
+Mask = NDArray[np.bool_]
+
+
+def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, target: Ints) -> Ints:
+    """The level of each node: 0 an adapter, 1 a leaf, above that one more than the nearest leaf's distance.
+
+    A leaf has adapters. Those of service hosts (management, storage) do not make a leaf of a switch that is cabled to
+    a leaf of other hosts: that is a spine on which somebody found a free port. Switches from which no leaf can be
+    reached, and nodes that are neither switch nor adapter here, are at -1.
+
+    Args:
+        is_switch, is_adapter, is_service: of each node; adapters that take no part are False in all.
+        source, target: of each directed link.
+    """
+    level = np.where(is_adapter, 0, -1).astype(np.int32)
+    if (is_adapter & ~is_service).any():
+        leaf = is_switch & _beside(is_adapter & ~is_service, source, target)
+        leaf |= is_switch & _beside(is_adapter, source, target) & ~_beside(leaf, source, target)
+    else:
+        leaf = is_switch & _beside(is_adapter, source, target)
+    height = 1
+    while leaf.any():
+        level[leaf] = height
+        leaf = is_switch & (level < 0) & _beside(leaf, source, target)
+        height += 1
+    return level
+
+
+def _beside(nodes: Mask, source: Ints, target: Ints) -> Mask:
+    """The nodes that are cabled to one of ``nodes``."""
+    beside = np.zeros_like(nodes)
+    beside[target[nodes[source]]] = True
+    return beside
+
+
+def subnets(nodes: int, source: Ints, target: Ints) -> Ints:
+    """The connected component of each node, numbered from 0."""
+    label = np.arange(nodes)
+    while True:
+        smaller = label.copy()
+        np.minimum.at(smaller, target, label[source])
+        # A node takes over what its label's node has found, which halves long chains.
+        smaller = smaller[smaller]
+        if np.array_equal(smaller, label):
+            return np.unique(label, return_inverse=True)[1].astype(np.int32)
+        label = smaller
+
+
+def oversubscription(fabric: Fabric) -> dict[int, float]:
+    """Of each leaf: the bandwidth down to its adapters over that up to other switches.
+
+    1 and below is non-blocking; infinite where a leaf has no way up.
+    """
+    from_leaf = fabric.level[fabric.source] == 1
+    below = fabric.level[fabric.target]
+    down = _sums(fabric, from_leaf & (below == 0))
+    up = _sums(fabric, from_leaf & (below > 1))
+    leaves = np.flatnonzero(fabric.level == 1).tolist()
+    return {leaf: float(down[leaf] / up[leaf]) if up[leaf] else float("inf") for leaf in leaves}
+
+
+def _sums(fabric: Fabric, links: Mask) -> Floats:
+    return np.bincount(fabric.source[links], fabric.bandwidth[links], minlength=len(fabric.names))
+
+
+def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:
+    """Links that are slower than most of their peers, each with the bandwidth of those; one direction of each cable.
+
+    Peers are the links from one leaf to its adapters, and those from one switch to the switches above it.
+    """
+    peers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for link in np.flatnonzero(level[source] <= level[target]).tolist():
+        low, high = int(source[link]), int(target[link])
+        kind = int(level[low]), int(level[high])
+        if kind[0] < 0 or (kind[0] == kind[1] and low > high):
+            continue
+        peers[(high, 0) if kind[0] == 0 else (low, kind[1])].append(link)
+    for links in peers.values():
+        count = Counter(bandwidth[links].tolist())
+        usual = max(count, key=lambda rate: (count[rate], rate))
+        yield from ((link, usual) for link in links if bandwidth[link] < usual)

@@ -1,0 +1,105 @@
+"""The output of ``ibnetdiscover`` (infiniband-diags): every node with its cables, switches first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from hpctrain.topology.readers.listing import Listing
+from hpctrain.topology.records import Link, Node, Record
+
+_ATTRIBUTE = re.compile(r"(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
+_DEVICE = re.compile(r"devid=0x([0-9a-f]{1,8})\s*")
+_NODE = re.compile(
+    r'(?P<kind>Switch|Ca|Rt)\s+(?P<ports>[0-9]{1,3})\s+"[SHR]-(?P<guid>[0-9a-f]{16})"\s*#\s*"(?P<name>.*)"'
+    r"(?: (?:enhanced|base) port 0 lid (?P<lid>[0-9]{1,5}) lmc [0-7])?\s*"
+)
+_CABLE = re.compile(
+    r"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*"  # this end
+    r'"([SHR])-([0-9a-f]{16})"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*'  # the other
+    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s+lid [0-9]{1,5}\s+([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
+)
+_KINDS: dict[str, Literal["switch", "adapter"]] = {"Switch": "switch", "Ca": "adapter"}
+
+
+def read(text: str, where: str) -> Iterator[Record]:
+    """Nodes and cable ends of a full listing, in its order.
+
+    Lines before the header and between the nodes (``umad`` errors, chassis headings) are passed over with one remark.
+    Routers and the cables to them are passed over as well.
+
+    Raises:
+        HpctrainError: the text is not such a listing, a node or cable in it is damaged, or it is cut off: a cable
+            leads to a node that is not listed.
+    """
+    listing = Listing(text, where, "ibnetdiscover")
+    device: int | None = None
+    open_block = found = False
+    node: re.Match[str] | None = None
+    listed: set[str] = set()
+    mentioned: dict[str, int] = {}
+    for number, line in listing:
+        if line.startswith("["):
+            if node is None:
+                raise listing.fault(number, "a cable before any node", line)
+            link = _link(listing, number, line, node)
+            if link and link.peer and node["kind"] != "Rt":
+                mentioned.setdefault(link.peer, number)
+                yield link
+        elif line.startswith(("Switch", "Ca", "Rt")):
+            node = _NODE.fullmatch(line)
+            if node is None:
+                raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
+            if node["kind"] in _KINDS:
+                found = True
+                yield _node(node, device, f"{where}:{number}")
+            listed.add(node["guid"])
+            device, open_block = None, False
+        elif _ATTRIBUTE.match(line):
+            open_block = True
+            if match := _DEVICE.fullmatch(line):
+                device = int(match[1], 16)
+        elif not line.startswith("#"):
+            listing.pass_over(number, line)
+    if open_block:
+        raise listing.fault(listing.last, "the file is cut off in the middle of a node")
+    if not found:
+        raise listing.fault(1, "no switch and no adapter in it: not the output of ibnetdiscover")
+    if missing := mentioned.keys() - listed:
+        first = min(mentioned[guid] for guid in missing)
+        raise listing.cut_off(len(missing), f"{where}:{first}")
+    yield from listing.remarks()
+
+
+def _node(node: re.Match[str], device: int | None, where: str) -> Node:
+    return Node(
+        kind=_KINDS[node["kind"]],
+        guid=node["guid"],
+        name=node["name"],
+        ports=int(node["ports"]),
+        device_id=device,
+        lid=int(node["lid"]) if node["lid"] else None,
+        where=where,
+    )
+
+
+def _link(listing: Listing, number: int, line: str, node: re.Match[str]) -> Link | None:
+    """A cable end; None for a cable to a router."""
+    found = _CABLE.fullmatch(line)
+    if found is None:
+        raise listing.fault(number, "not a cable as ibnetdiscover lists it", line)
+    port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
+    width, speed = listing.lanes(number, lanes, rate)
+    if peer_kind == "R":
+        return None
+    return Link(
+        guid=node["guid"],
+        port=int(port),
+        peer=peer,
+        peer_port=int(peer_port),
+        lid=int(lid) if lid else None,
+        width=width,
+        speed=speed,
+        where=f"{listing.where}:{number}",
+    )

@@ -1,0 +1,70 @@
+"""A tree of switch and host names, as Slurm has it, made into a fabric."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology.cabling import Found, some
+from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.levels import levels, subnets
+from hpctrain.topology.names import natural
+
+# Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
+ABOVE_ALL = "(above all)"
+
+
+def tree_fabric(found: Found) -> Fabric:
+    """The fabric of the groups: an adapter a host, a cable of bandwidth 1 wherever one name is below another.
+
+    Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
+    by a network of which the file says nothing.
+
+    Raises:
+        HpctrainError: a group names a switch that the file does not define, or there are no hosts.
+    """
+    groups = {group.name: group for group in found.groups}
+    hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural)
+    if not hosts:
+        raise HpctrainError(f"{found.where}: no hosts in it", "its leaves need Nodes=")
+    warnings = list(found.warnings)
+    switches = sorted(groups, key=natural)
+    below = {child for group in groups.values() for child in group.switches}
+    if unknown := sorted(below - groups.keys()):
+        raise HpctrainError(f"{found.where}: switch {unknown[0]!r} is not defined", nearest(unknown[0], groups))
+    tops = [name for name in switches if name not in below]
+    cables = [(child, group.name) for group in groups.values() for child in group.switches]
+    if len(tops) > 1:
+        warnings.append(f"nothing joins {some(tops)} in {found.where}: taken to hang on one switch above them")
+        switches.append(ABOVE_ALL)
+        cables += [(top, ABOVE_ALL) for top in tops]
+    place = {name: number for number, name in enumerate(switches)}
+    host_place = {name: number for number, name in enumerate(hosts, start=len(switches))}
+    ends = [(place[child], place[parent]) for child, parent in cables]
+    ends += [(host_place[host], place[group.name]) for group in groups.values() for host in group.hosts]
+    low, high = np.array(sorted(set(ends)), np.int32).T
+    source, target = np.concatenate([low, high]), np.concatenate([high, low])
+    nodes = len(switches) + len(hosts)
+    is_switch = np.arange(nodes) < len(switches)
+    return Fabric(
+        names=tuple(name if name not in host_place else f"switch {name}" for name in switches) + tuple(hosts),
+        level=levels(is_switch, ~is_switch, np.zeros(nodes, bool), source, target),
+        subnet=subnets(nodes, source, target),
+        lid=np.zeros(nodes, np.int32),
+        host=np.concatenate([np.full(len(switches), -1), np.arange(len(hosts))]).astype(np.int32),
+        hosts=tuple(hosts),
+        source=source,
+        target=target,
+        source_port=_ports(source),
+        bandwidth=np.ones(len(source)),
+        warnings=tuple(warnings),
+    )
+
+
+def _ports(source: np.typing.NDArray[np.int32]) -> np.typing.NDArray[np.int32]:
+    """Ports in the order of the links: each node's are numbered from 1."""
+    order = np.argsort(source, kind="stable")
+    _, first, count = np.unique(source[order], return_index=True, return_counts=True)
+    ports = np.empty(len(source), np.int32)
+    ports[order] = np.arange(len(source)) - np.repeat(first, count) + 1
+    return ports
