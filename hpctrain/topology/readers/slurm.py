@@ -67,7 +67,7 @@ def check_groups(groups: Sequence[Group], where: str) -> Iterator[Record]:
         for child in group.switches:
             if child not in by_name:
                 raise HpctrainError(
-                    f"{group.where}: below {group.name!r} is {child!r}, which the text does not define: is it complete?",
+                    f"{group.where}: below {group.name!r} is {child!r}, not defined in this text: is it complete?",
                     nearest(child, by_name) if len(by_name) <= 50 else "",
                 )
     try:

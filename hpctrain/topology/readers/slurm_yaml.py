@@ -31,8 +31,9 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark: Any = self.peek_event().start_mark
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
             raise ComposerError(None, None, "an alias has no place in a topology", mark)
         if self._depth == _DEEPEST:
             raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)

@@ -1,0 +1,141 @@
+"""What launchers and libraries are told of a placement: rankfile, hostfiles, CPU masks, environment. Text and values.
+
+A placement is a list of hosts in the order of their ranks, each with a slot a rank: ranks count through the first
+host's slots, then the second's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.cluster.mpi import Flavour
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.node_map import Slot
+
+Placed = Sequence[tuple[str, Sequence[Slot]]]
+
+
+def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
+    """Open MPI's rankfile, versions 4 and 5: host and cores of each rank.
+
+    Args:
+        hosts: the placement.
+        logical: hwloc's number of each core, by the operating system's: Open MPI 5 counts cores by hwloc's order only.
+            See :func:`logical_cores`.
+
+    Raises:
+        HpctrainError: a slot without cores, or with a core that ``logical`` lacks.
+    """
+    lines: list[str] = []
+    for host, slots in hosts:
+        for slot in slots:
+            _require_cores(host, slot)
+            if missing := sorted(set(slot.cores) - set(logical)):
+                raise HpctrainError(f"{host}: core {missing[0]} is not in its node map")
+            cores = ",".join(str(number) for number in sorted(logical[core] for core in slot.cores))
+            lines.append(f"rank {len(lines)}={host} slot={cores}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
+    """hwloc's number of each core: hwloc counts NUMA node by NUMA node.
+
+    Args:
+        numa_nodes: of each NUMA node, the operating system's number of each core's first hardware thread.
+    """
+    return {core: number for number, core in enumerate(core for node in numa_nodes for core in sorted(node))}
+
+
+def rankfile_options(flavour: Flavour, rankfile: Path) -> list[str]:
+    """How Open MPI's mpirun is told to use a rankfile; version 5 has deprecated ``--rankfile``."""
+    if flavour == "open-mpi-4":
+        return ["--rankfile", str(rankfile)]
+    if ":" in str(rankfile):
+        raise HpctrainError(
+            f"{rankfile}: Open MPI 5 reads no rankfile with a colon in its path", "choose another place"
+        )
+    return ["--map-by", f"rankfile:file={rankfile}"]
+
+
+def open_mpi_hostfile(hosts: Placed) -> str:
+    """Open MPI's hostfile, versions 4 and 5."""
+    return "".join(f"{host} slots={len(slots)}\n" for host, slots in hosts)
+
+
+def hydra_hostfile(hosts: Placed) -> str:
+    """The hostfile of Hydra, which starts MPICH's and Intel MPI's ranks."""
+    return "".join(f"{host}:{len(slots)}\n" for host, slots in hosts)
+
+
+def slurm_hostfile(hosts: Placed) -> str:
+    """What ``SLURM_HOSTFILE`` names for ``srun --distribution=arbitrary``: the host of each task."""
+    return "".join(f"{host}\n" for host, slots in hosts for _ in slots)
+
+
+def cpu_bind(hosts: Placed) -> str:
+    """srun's option that binds each task to its slot's cores.
+
+    Raises:
+        HpctrainError: a slot without cores, or hosts that differ: srun uses one list of masks on every host.
+    """
+    first_host, first = hosts[0]
+    for host, slots in hosts:
+        for slot in slots:
+            _require_cores(host, slot)
+        if [slot.cores for slot in slots] != [slot.cores for slot in first]:
+            raise HpctrainError(
+                f"the ranks of {host} and {first_host} have different cores, and srun has one list for all hosts",
+                "start with mpirun and a rankfile",
+            )
+    return "--cpu-bind=mask_cpu:" + ",".join(f"{sum(1 << core for core in slot.cores):#x}" for slot in first)
+
+
+def host_variables(slots: Sequence[Slot], *, interface: str | None = None, rails: bool = False) -> dict[str, str]:
+    """What every rank of a host is told.
+
+    ``CUDA_VISIBLE_DEVICES`` has the host's GPUs in the order of its ranks: a rank's own is the one that its local rank
+    counts to, and the others stay visible for transfers between GPUs.
+
+    Args:
+        slots: of the host's ranks.
+        interface: the network interface for connections that are not InfiniBand, None to leave the choice to NCCL and
+            Open MPI.
+        rails: each adapter of a host is on a switch of its own, so that traffic between rails goes a long way.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. A leading ``=`` makes names exact, where
+    ``mlx5_1`` alone would take ``mlx5_10`` too.
+    """
+    variables = {}
+    if gpus := list(dict.fromkeys(str(slot.gpu) for slot in slots if slot.gpu is not None)):
+        # The numbers of a slot are nvidia-smi's; CUDA's own order is by speed.
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if adapters := list(dict.fromkeys(slot.adapter for slot in slots if slot.adapter is not None)):
+        variables["NCCL_IB_HCA"] = "=" + ",".join(adapters)
+    if rails:
+        variables["NCCL_CROSS_NIC"] = "0"
+    if interface:
+        variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        variables["OMPI_MCA_btl_tcp_if_include"] = interface
+    return variables
+
+
+def slot_variables(slot: Slot) -> dict[str, str]:
+    """What one rank is told beyond :func:`host_variables`: the adapter that is nearest to it.
+
+    Source: https://openucx.readthedocs.io/en/master/faq.html, ``UCX_NET_DEVICES`` (device and port).
+    """
+    return {"UCX_NET_DEVICES": f"{slot.adapter}:1"} if slot.adapter is not None else {}
+
+
+def own_gpu(slot: Slot) -> dict[str, str]:
+    """``CUDA_VISIBLE_DEVICES`` of a rank whose program takes the first GPU that it sees."""
+    if slot.gpu is None:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(slot.gpu)}
+
+
+def _require_cores(host: str, slot: Slot) -> None:
+    if not slot.cores:
+        raise HpctrainError(f"{host}: the cores of its ranks are not known", "give a node map that tells them")
