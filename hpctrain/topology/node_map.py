@@ -19,8 +19,8 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpctrain.errors import HpctrainError
@@ -222,6 +222,8 @@ def link_layer_of_name(name: str) -> Literal["InfiniBand", "Ethernet"] | None:
 def checked(node_map: NodeMap, where: str) -> NodeMap:
     """A node map that was read, if every device and core in it is there once.
 
+    Its warnings name the adapters that training leaves out.
+
     Raises:
         HpctrainError: one comes twice.
     """
@@ -236,4 +238,16 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
         for name, count in Counter(names).items():
             if count > 1:
                 raise HpctrainError(f"{where}: {kind} {name} comes {count} times", "give one file of one host")
-    return node_map
+    return replace(node_map, warnings=(*node_map.warnings, *_left_out(node_map, where)))
+
+
+def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
+    for adapter in node_map.adapters:
+        if adapter.link_layer == "Ethernet":
+            yield f"{where}: {adapter.name} is Ethernet: left out"
+        elif adapter.active is False:
+            yield f"{where}: {adapter.name} is down: left out"
+    if not node_map.gpus:
+        yield f"{where}: no GPU"
+    if not node_map.fabric_adapters:
+        yield f"{where}: no InfiniBand adapter that is up"

@@ -1,0 +1,170 @@
+"""The node map of the machine this runs on: the kernel's /sys, and NVML for GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pynvml
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.cores import cores_of_list
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.topology.readers import hwloc
+
+_PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+_PORT_ACTIVE = "4:"
+
+_Links = dict[str, dict[str, int]]
+
+
+def this_node(root: Path = Path("/")) -> NodeMap:
+    """What this host has, and what of it this process may use: its CPUs, and the GPUs that NVML shows.
+
+    Without NVML (no driver library) the GPUs are those that the kernel's nvidia driver holds, and NVLinks are unknown.
+    Where the system has no /sys, ``lstopo`` is asked.
+
+    Args:
+        root: where /sys and /proc are; under another root than "/" NVML and lstopo, which know this machine only, are
+            not asked.
+
+    Raises:
+        HpctrainError: neither /sys nor lstopo.
+    """
+    here = root == Path("/")
+    sys = root / "sys"
+    if not (sys / "devices/system/cpu").is_dir():
+        return _lstopo(sys)
+    gpus, nvlinks = (_nvml() if here else None) or (_gpus_of_driver(sys), {})
+    return node_map_of_tree(
+        {
+            Gpu(index=index, bus_id=bus_id, numa=_numa(device)): _bridges(device)
+            for index, bus_id in enumerate(gpus)
+            for device in [(sys / "bus/pci/devices" / bus_id).resolve()]
+        },
+        dict(_adapters(sys)),
+        _numa_nodes(root),
+        nvlinks=nvlinks,
+        where=str(sys),
+    )
+
+
+def _lstopo(sys: Path) -> NodeMap:
+    program = shutil.which("lstopo")
+    if program is None:
+        raise HpctrainError(f"{sys} tells no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
+    export = subprocess.run([program, "--of", "xml"], capture_output=True, text=True, check=False)
+    return hwloc.read(export.stdout, program)
+
+
+def _numa_nodes(root: Path) -> list[NumaNode]:
+    """The nodes with the cores that this process may use; one node where the kernel tells none."""
+    status = (root / "proc/self/status").read_text()
+    allowed = set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
+    system = root / "sys/devices/system"
+
+    def cores(cpus: Path) -> tuple[int, ...]:
+        usable = allowed.intersection(cores_of_list(_value(cpus), str(cpus)))
+        return tuple(sorted({min(_threads(system, cpu) & allowed) for cpu in usable}))
+
+    nodes = [
+        NumaNode(index=int(node.name[4:]), cores=cores(node / "cpulist")) for node in system.glob("node/node[0-9]*")
+    ]
+    return nodes or [NumaNode(index=0, cores=cores(system / "cpu/online"))]
+
+
+def _threads(system: Path, cpu: int) -> set[int]:
+    """The hardware threads of a CPU's core. A sandbox may tell none: then it is its own core."""
+    siblings = system / f"cpu/cpu{cpu}/topology/thread_siblings_list"
+    return {cpu, *cores_of_list(_value(siblings), str(siblings))}
+
+
+def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
+    for entry in sorted((sys / "class/infiniband").glob("*")):
+        device = (entry / "device").resolve()
+        # RDMA in software, over any Ethernet interface, has no device.
+        if not _bridges(device):
+            continue
+        layer, active = _ports(entry)
+        yield (
+            Adapter(name=entry.name, bus_id=device.name, numa=_numa(device), link_layer=layer, active=active),
+            _bridges(device),
+        )
+
+
+def _ports(entry: Path) -> tuple[Literal["InfiniBand", "Ethernet"] | None, bool]:
+    """Whether any port is InfiniBand, else Ethernet, and whether one of that kind is up."""
+    states = [(_value(port / "link_layer"), _value(port / "state")) for port in sorted(entry.glob("ports/*"))]
+    layers = {layer for layer, _ in states}
+    layer: Literal["InfiniBand", "Ethernet"] | None = None
+    if "InfiniBand" in layers:
+        layer = "InfiniBand"
+    elif "Ethernet" in layers:
+        layer = "Ethernet"
+    return layer, any(state.startswith(_PORT_ACTIVE) for kind, state in states if layer in (kind, None))
+
+
+def _gpus_of_driver(sys: Path) -> list[str]:
+    return sorted(
+        device.name
+        for device in (sys / "bus/pci/devices").glob("*")
+        if _value(device / "vendor") == _NVIDIA
+        and _value(device / "class").startswith(_DISPLAY)
+        and (device / "driver").resolve().name == "nvidia"
+    )
+
+
+def _nvml() -> tuple[list[str], _Links] | None:
+    """Bus IDs of the GPUs in NVML's order, and their NVLinks; None where there is no NVML."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        bus_ids = [_bus_id(pynvml.nvmlDeviceGetPciInfo(device)) for device in devices]
+        return bus_ids, {bus_id: _nvlinks(device) for bus_id, device in zip(bus_ids, devices, strict=True)}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvlinks(device: object) -> dict[str, int]:
+    """The active NVLinks of a GPU by their other end; none to a CPU (POWER9)."""
+    ends: dict[str, int] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        # NVML refuses the numbers of links that this model does not have.
+        with contextlib.suppress(pynvml.NVMLError):
+            active = pynvml.nvmlDeviceGetNvLinkState(device, link)
+            to_cpu = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU
+            end = _bus_id(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link))
+            if active and not to_cpu:
+                ends[end] = ends.get(end, 0) + 1
+    return ends
+
+
+def _bus_id(pci: object) -> str:
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"  # type: ignore[attr-defined]
+
+
+def _bridges(device: Path) -> Bridges:
+    """The host bridge and bridges in a device's path: /sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0."""
+    return tuple(part for part in device.parts[:-1] if _PCI.fullmatch(part))
+
+
+def _numa(device: Path) -> int | None:
+    """The kernel says -1 where the firmware does not tell."""
+    node = _value(device / "numa_node")
+    return int(node) if node.isdecimal() else None
+
+
+def _value(path: Path) -> str:
+    """What a file of /sys holds; empty where the kernel has no such file."""
+    return path.read_text().strip() if path.is_file() else ""
