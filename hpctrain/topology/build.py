@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.cabling import Found, cable_ends, some, sort_records
+from hpctrain.topology.cabling import Found, cable_ends, counted, some, sort_records
 from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.forwarding_tables import with_tables
 from hpctrain.topology.levels import degraded_links, levels, subnets
@@ -23,6 +24,7 @@ from hpctrain.topology.names import (
     natural,
     switch_name,
 )
+from hpctrain.topology.read import read_records
 from hpctrain.topology.records import Link, Node, Record
 from hpctrain.topology.switch_tree import tree_fabric
 
@@ -59,6 +61,20 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     faults = list(islice(Routes(fabric).faults(), _FAULTS + 1))
     more = ("further routes of the forwarding tables do not arrive either",) if len(faults) > _FAULTS else ()
     return replace(fabric, warnings=(*fabric.warnings, *faults[:_FAULTS], *more))
+
+
+def read_fabric(path: Path, routes: Path | None = None, *, leave_out: Sequence[str] = ()) -> Fabric:
+    """The fabric of a file, in whichever format it is.
+
+    Args:
+        path: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's.
+        routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
+        leave_out: as of ``build_fabric``.
+
+    Raises:
+        HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
+    """
+    return build_fabric(read_records(path, routes), leave_out=leave_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +118,10 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> Fabric:
     slow = list(degraded_links(level, source, target, rate))
     if slow:
         warnings.append(
-            f"{len(slow)} links slower than their peers: "
-            + some([_slow(names, int(source[link]), int(target[link]), rate[link] / usual) for link, usual in slow])
+            counted(
+                "links slower than their peers",
+                [_slow(names, int(source[link]), int(target[link]), rate[link] / usual) for link, usual in slow],
+            )
         )
     return Fabric(
         names=names,
@@ -155,7 +173,7 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
             apart.append(node.name)
         elif host is None and not engine:
             nameless.append(node.guid)
-        for port, end in ports.items():
+        for end in ports.values():
             adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not engine and not left_out))
     counts: dict[str, list[str]] = {
         "adapters of hosts that were to be left out": apart,
@@ -167,7 +185,7 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
     }
     if engines:
         warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
-    warnings += [f"{len(names)} {what}: {some(names)}" for what, names in counts.items() if names]
+    warnings += [counted(what, names) for what, names in counts.items() if names]
     return sorted(
         adapters, key=lambda adapter: (natural(adapter.host), natural(adapter.name), adapter.guid, adapter.port)
     )
@@ -214,7 +232,7 @@ def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> 
         count[name] = count.get(name, 0) + 1
     twice = [name for name in count if count[name] > 1 and name]
     if twice:
-        warnings.append(f"{len(twice)} names that several nodes have, told apart by their GUIDs: {some(twice)}")
+        warnings.append(counted("names that several nodes have, told apart by their GUIDs", twice))
     return tuple(
         name if name and count[name] == 1 else f"{name} {guid}".strip() for name, guid in zip(names, guids, strict=True)
     )

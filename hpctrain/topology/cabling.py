@@ -31,6 +31,7 @@ class Found:
 def sort_records(records: Iterable[Record]) -> Found:
     """The records by kind, remarks as warnings; ``where`` is the file of the first one."""
     found = Found()
+    remarks: dict[str, list[str]] = {}
     for record in records:
         match record:
             case Link():
@@ -42,10 +43,16 @@ def sort_records(records: Iterable[Record]) -> Found:
             case Group():
                 found.groups.append(record)
             case Remark():
-                found.warnings.append(f"{record.where}: {record.text}")
+                remarks.setdefault(record.text, []).append(record.where)
         if not found.where:
             found.where = record.where.rpartition(":")[0] or record.where
+    found.warnings += [f"{some(places)}: {text}" for text, places in remarks.items()]
     return found
+
+
+def counted(what: str, names: Sequence[str]) -> str:
+    """A warning about many things of a kind."""
+    return f"{what} ({len(names)}): {some(names)}"
 
 
 def some(names: Sequence[str]) -> str:
@@ -92,7 +99,7 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
         "ports whose other end tells of another cable, left out": contradicted,
         "cables to nodes that are not in the file, left out": unknown,
     }
-    return ends, [f"{len(ports)} {fault}: {some(ports)}" for fault, ports in faults.items() if ports]
+    return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
 
 
 def _port(found: Found, end: Link) -> str:

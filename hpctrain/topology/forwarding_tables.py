@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.cabling import Found, some
+from hpctrain.topology.cabling import Found, counted, some
 from hpctrain.topology.fabric import NO_PORT, Fabric
 
 
@@ -43,7 +43,7 @@ def with_tables(fabric: Fabric, found: Found) -> Fabric:
     tables[rows, lids] = ports
     warnings = list(fabric.warnings)
     if strangers:
-        warnings.append(f"{len(strangers)} forwarding tables of unknown switches: {some(list(strangers))}")
+        warnings.append(counted("forwarding tables of unknown switches, left out", list(strangers)))
     if without := [fabric.names[node] for node in by_lid.values() if node not in row]:
-        warnings.append(f"{len(without)} switches without a forwarding table: {some(without)}")
+        warnings.append(counted("switches without a forwarding table", without))
     return replace(fabric, tables=tables, table_switches=np.array(list(row), np.int32), warnings=tuple(warnings))

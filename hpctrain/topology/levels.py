@@ -72,7 +72,7 @@ def oversubscription(fabric: Fabric) -> dict[int, float]:
 
 
 def _sums(fabric: Fabric, links: Mask) -> Floats:
-    return np.bincount(fabric.source[links], fabric.bandwidth[links], minlength=len(fabric.names))
+    return np.bincount(fabric.source[links], fabric.bandwidth[links], len(fabric.names)).astype(np.float64)
 
 
 def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:

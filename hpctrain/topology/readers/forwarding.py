@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hpctrain.topology.readers.listing import Listing
 from hpctrain.topology.records import Forward, Record
@@ -30,41 +31,54 @@ def read(text: str, where: str) -> Iterator[Record]:
             than its last line says, or neither that line nor an error ends it.
     """
     listing = Listing(text, where, "dump_lfts")
-    switch: re.Match[str] | None = None
-    entries, ended, seen = 0, True, False
+    table: _Table | None = None
+    found = False
     for number, line in listing:
         if entry := _ENTRY.fullmatch(line):
-            if switch is None:
+            if table is None:
                 raise listing.fault(number, "an entry before the switch that it belongs to", line)
-            entries += 1
+            table.entries += 1
             port = int(entry[2])
             if port < _DROP:
-                seen = True
+                found = True
                 yield Forward(
-                    switch=switch["guid"],
-                    switch_lid=int(switch["lid"]) if switch["lid"] else None,
-                    lid=int(entry[1], 16),
-                    port=port,
-                    where=f"{where}:{number}",
+                    switch=table.guid, switch_lid=table.lid, lid=int(entry[1], 16), port=port, where=f"{where}:{number}"
                 )
-        elif found := _SWITCH.fullmatch(line):
-            _check_end(listing, number, ended)
-            switch, entries, ended = found, 0, False
-        elif end := _END.fullmatch(line):
-            if int(end[1]) != entries:
-                raise listing.fault(number, f"the table says {end[1]} entries and has {entries}")
-            ended = True
-        elif line.startswith(("0x", "Unicast")):
-            raise listing.fault(number, "not an entry of a forwarding table", line)
-        elif line.strip() and not _COLUMNS.fullmatch(line):
-            listing.pass_over(number, line)
-            ended = ended or entries > 0
-    if not seen:
+        elif heading := _SWITCH.fullmatch(line):
+            _check_end(listing, number, table)
+            table = _Table(heading["guid"], int(heading["lid"]) if heading["lid"] else None)
+        else:
+            _other(listing, number, line, table)
+    if not found:
         raise listing.fault(1, "no entry of a forwarding table in it: not the output of ibroute or dump_lfts")
-    _check_end(listing, listing.last, ended)
+    _check_end(listing, listing.last, table)
     yield from listing.remarks()
 
 
-def _check_end(listing: Listing, number: int, ended: bool) -> None:
-    if not ended:
-        raise listing.fault(number, "the forwarding table before this line is cut off")
+@dataclass(slots=True)
+class _Table:
+    guid: str
+    lid: int | None
+    entries: int = 0
+    ended: bool = False
+
+
+def _other(listing: Listing, number: int, line: str, table: _Table | None) -> None:
+    """A line that is no entry and no heading: the end of a table, the names of its columns, or noise."""
+    if end := _END.fullmatch(line):
+        if table is None or int(end[1]) != table.entries:
+            raise listing.fault(
+                number, f"{table.entries if table else 0} entries before the line that counts them", line
+            )
+        table.ended = True
+    elif line.startswith(("0x", "Unicast")):
+        raise listing.fault(number, "not an entry of a forwarding table", line)
+    elif line.strip() and not _COLUMNS.fullmatch(line):
+        listing.pass_over(number, line)
+        if table and table.entries:
+            table.ended = True
+
+
+def _check_end(listing: Listing, number: int, table: _Table | None) -> None:
+    if table and not table.ended:
+        raise listing.fault(number, f"the forwarding table of switch {table.guid} is cut off before this line")

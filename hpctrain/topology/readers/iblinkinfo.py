@@ -12,9 +12,9 @@ from hpctrain.topology.records import Link, Node, Record, Remark
 
 _HEADING = re.compile(r"(?:(?P<adapter>CA): (?P<name>.*)|Switch: 0x(?P<guid>[0-9a-f]{16}) (?P<switch>.*)):\s*")
 _ROW = re.compile(
-    r'\s*(?:0x(?P<guid>[0-9a-f]{16})\s+)?(?:"\s*(?P<name>.*?)"\s+)?(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})\[[ 0-9]*\]'
-    r"\s+==\((?P<state>.*?)\)==>\s+(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+(?P<peer_port>[0-9]{1,3})?"
-    r'\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)\s*'
+    r'\s*(?:0x(?P<guid>[0-9a-f]{16})\s+)?(?:"\s*(?P<name>.*?)"\s+)?(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})'
+    r"\[[ 0-9]*\]\s+==\((?P<state>.*?)\)==>\s+(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+"
+    r'(?P<peer_port>[0-9]{1,3})?\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)\s*'
 )
 _LANES = re.compile(r"\s*([0-9]{1,2})X\s+([0-9.]+) Gbps( \(FDR10\))?")
 # Signalling rate of a lane as libibmad prints it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.topology.readers.listing import Listing
@@ -20,7 +21,8 @@ _CABLE = re.compile(
     r'"([SHR])-([0-9a-f]{16})"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*'  # the other
     r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s+lid [0-9]{1,5}\s+([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
 )
-_KINDS: dict[str, Literal["switch", "adapter"]] = {"Switch": "switch", "Ca": "adapter"}
+Kind = Literal["switch", "adapter"]
+_KINDS: dict[str, Kind] = {"Switch": "switch", "Ca": "adapter"}
 
 
 def read(text: str, where: str) -> Iterator[Record]:
@@ -34,47 +36,63 @@ def read(text: str, where: str) -> Iterator[Record]:
             leads to a node that is not listed.
     """
     listing = Listing(text, where, "ibnetdiscover")
-    device: int | None = None
-    open_block = found = False
-    node: re.Match[str] | None = None
+    block = _Block()
     listed: set[str] = set()
     mentioned: dict[str, int] = {}
+    found = False
     for number, line in listing:
         if line.startswith("["):
-            if node is None:
-                raise listing.fault(number, "a cable before any node", line)
-            link = _link(listing, number, line, node)
-            if link and link.peer and node["kind"] != "Rt":
+            link = _link(listing, number, line, block.node)
+            if link and link.peer:
                 mentioned.setdefault(link.peer, number)
                 yield link
         elif line.startswith(("Switch", "Ca", "Rt")):
-            node = _NODE.fullmatch(line)
-            if node is None:
-                raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
-            if node["kind"] in _KINDS:
-                found = True
-                yield _node(node, device, f"{where}:{number}")
+            node, kind = block.begin(listing, number, line)
             listed.add(node["guid"])
-            device, open_block = None, False
-        elif _ATTRIBUTE.match(line):
-            open_block = True
-            if match := _DEVICE.fullmatch(line):
-                device = int(match[1], 16)
-        elif not line.startswith("#"):
+            if kind:
+                found = True
+                yield _node(node, kind, block.device, f"{where}:{number}")
+        elif not block.attribute(line) and not line.startswith("#"):
             listing.pass_over(number, line)
-    if open_block:
+    if block.unnamed:
         raise listing.fault(listing.last, "the file is cut off in the middle of a node")
     if not found:
         raise listing.fault(1, "no switch and no adapter in it: not the output of ibnetdiscover")
     if missing := mentioned.keys() - listed:
-        first = min(mentioned[guid] for guid in missing)
-        raise listing.cut_off(len(missing), f"{where}:{first}")
+        raise listing.cut_off(len(missing), f"{where}:{min(mentioned[guid] for guid in missing)}")
     yield from listing.remarks()
 
 
-def _node(node: re.Match[str], device: int | None, where: str) -> Node:
+@dataclass(slots=True)
+class _Block:
+    """The node whose lines are being read: its attributes come first, then its name, then its cables."""
+
+    node: re.Match[str] | None = None
+    device: int | None = None
+    unnamed: bool = False
+
+    def attribute(self, line: str) -> bool:
+        """Take up an attribute of the next node; False for any other line."""
+        if not _ATTRIBUTE.match(line):
+            return False
+        if not self.unnamed:
+            self.device, self.unnamed = None, True
+        if match := _DEVICE.fullmatch(line):
+            self.device = int(match[1], 16)
+        return True
+
+    def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
+        """The line that names the node, and its kind; None for a router."""
+        self.node = _NODE.fullmatch(line)
+        if self.node is None:
+            raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
+        self.unnamed = False
+        return self.node, _KINDS.get(self.node["kind"])
+
+
+def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Node:
     return Node(
-        kind=_KINDS[node["kind"]],
+        kind=kind,
         guid=node["guid"],
         name=node["name"],
         ports=int(node["ports"]),
@@ -84,14 +102,16 @@ def _node(node: re.Match[str], device: int | None, where: str) -> Node:
     )
 
 
-def _link(listing: Listing, number: int, line: str, node: re.Match[str]) -> Link | None:
-    """A cable end; None for a cable to a router."""
+def _link(listing: Listing, number: int, line: str, node: re.Match[str] | None) -> Link | None:
+    """A cable end; None for one of a router's cables."""
+    if node is None:
+        raise listing.fault(number, "a cable before any node", line)
     found = _CABLE.fullmatch(line)
     if found is None:
         raise listing.fault(number, "not a cable as ibnetdiscover lists it", line)
     port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
     width, speed = listing.lanes(number, lanes, rate)
-    if peer_kind == "R":
+    if peer_kind == "R" or node["kind"] == "Rt":
         return None
     return Link(
         guid=node["guid"],

@@ -79,8 +79,7 @@ class Listing:
         """One remark for all the lines that were passed over."""
         if self._noise:
             yield Remark(
-                text=f"lines that {self.tool} does not print were passed over ({self._noise} of them), "
-                f"the first: {self._first_noise!r}",
+                text=f"passed over what {self.tool} does not print (lines: {self._noise}): {self._first_noise!r}",
                 where=f"{self.where}:{self._first_noise_line}",
             )
 

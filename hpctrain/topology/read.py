@@ -1,0 +1,85 @@
+"""Files of a fabric: which tool wrote them is found by what they contain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.readers import (
+    forwarding,
+    iblinkinfo,
+    ibnetdiscover,
+    ibnetdiscover_ports,
+    slurm,
+    slurm_address,
+    slurm_yaml,
+)
+from hpctrain.topology.records import Record
+
+Reader = Callable[[str, str], Iterator[Record]]
+
+# What some line of each format begins with and no line of another.
+_FORMATS: dict[str, tuple[str, Reader]] = {
+    "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s+[0-9]+\s+"|# Topology file', ibnetdiscover.read),
+    "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
+    "iblinkinfo": (r"(?:CA|Switch): |0x[0-9a-f]{16} \"", iblinkinfo.read),
+    "topology.conf or scontrol show topology": (
+        r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
+        slurm.read,
+    ),
+    "topology.yaml": (r"[ -]*(?:topology|tree|block|flat)\s*:", slurm_yaml.read),
+    "SLURM_TOPOLOGY_ADDR": (r"\S+\s+(?:switch\.|block\.)+node\s*$", slurm_address.read),
+}
+_LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
+_TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
+
+
+def read_records(path: Path, routes: Path | None = None) -> Iterator[Record]:
+    """What a fabric's file says, and what its forwarding tables say.
+
+    Args:
+        path: a file in one of the formats above.
+        routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
+
+    Raises:
+        HpctrainError: a file cannot be read or is of no known format.
+    """
+    text = _text(path)
+    yield from reader_of(text, str(path))(text, str(path))
+    if routes is None:
+        return
+    files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]
+    if not files:
+        raise HpctrainError(f"{routes}: an empty folder", "it should hold the output of ibroute of each switch")
+    yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
+
+
+def reader_of(text: str, where: str) -> Reader:
+    """The reader for a text.
+
+    Raises:
+        HpctrainError: it is of no known format.
+    """
+    for line, reader in _LINES:
+        if line.search(text):
+            return reader
+    if _TABLE.search(text):
+        raise HpctrainError(
+            f"{where}: forwarding tables alone do not say what is cabled to what",
+            f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
+        )
+    what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
+    raise HpctrainError(f"{where}: {what}", f"valid: the output of {', '.join(_FORMATS)}")
+
+
+def _text(path: Path) -> str:
+    try:
+        # A node's description may hold any byte.
+        return path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise HpctrainError(
+            f"cannot read {path}: {error.strerror}", f"valid: the output of {', '.join(_FORMATS)}"
+        ) from error
