@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from hpctrain.topology.readers.xml_tree import Element, parse
 _MEND = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA = "10de"
 _INFINIBAND = "0207"
+_NVML = re.compile(r"nvml([0-9]{1,4})")
+_BANDWIDTH = re.compile(r"[0-9]{1,20}")
 _PORT_ACTIVE = "4"
 # hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
 _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
@@ -23,7 +26,7 @@ _LINK_SPEEDS = (20000, 25000)
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """A PCI device with the mask of NUMA nodes (by number) around it and the bridges above it."""
+    """A PCI device, with the NUMA nodes around it and the bridges above it."""
 
     element: Element
     nodes: tuple[int, ...]
@@ -107,10 +110,11 @@ def _walk(topology: Element) -> _Found:
         elif kind == "PU":
             found.threads.append(element)
         elif kind == "Bridge":
-            bridges = (*bridges, element.attributes.get("pci_busid", f"host bridge of {element.where}"))
+            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
-            # An export without bridges does not tell which share a host bridge.
-            found.devices.append(_Device(element=element, nodes=nodes, bridges=bridges or (element.where,)))
+            # An export without bridges does not tell which devices share one.
+            above = bridges or (element.attribute("pci_busid"),)
+            found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
         below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
     return found
 
@@ -130,10 +134,10 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
 def _indices(gpus: list[_Device]) -> list[int]:
     """NVML's numbers where every GPU has one, else the order by bus ID, which is the same."""
     nvml = [
-        int(name.removeprefix("nvml"))
+        int(match[1])
         for gpu in gpus
         for function in gpu.functions
-        if (name := function.attributes.get("name", "")).startswith("nvml") and name[4:].isdecimal()
+        if (match := _NVML.fullmatch(function.attributes.get("name", "")))
     ]
     ordered = sorted(gpu.bus_id for gpu in gpus)
     return nvml if len(nvml) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
@@ -175,7 +179,7 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
             bus_ids.get(end.rpartition(":")[2]) for indexes in matrix.all("indexes") for end in indexes.text.split()
         ]
         values = [value for part in matrix.all("u64values") for value in part.text.split()]
-        if len(values) != len(ends) ** 2 or not all(value.isdecimal() for value in values):
+        if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
             raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _MEND)
         for row, source in enumerate(ends):
             bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]

@@ -35,7 +35,8 @@ def read(text: str, where: str) -> NodeMap:
     gpus: list[tuple[Element, int, Bridges]] = []
     adapters: dict[Adapter, Bridges] = {}
     for cpu in system.all("cpu"):
-        numa = cpu.number("numaid")
+        # A virtual machine may tell none: -1.
+        numa = cpu.number("numaid", least=-1)
         cores = first_threads(cores_of_mask(cpu.attributes.get("affinity", ""), cpu.where))
         numa_nodes.append(NumaNode(index=numa, cores=cores))
         for device, bridges in _devices(cpu, f"cpu {numa}"):

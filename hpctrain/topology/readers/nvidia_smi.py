@@ -15,6 +15,7 @@ _MEND = "write it on the host with: nvidia-smi topo -m > node.txt"
 # The header is underlined even in a file.
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
+_NUMBER = re.compile(r"[0-9]{1,4}")
 _NUMBERED = re.compile(r"NIC\d+")
 # What early drivers say for SYS.
 _OLD_CLASSES = {"SOC": "SYS"}
@@ -129,7 +130,7 @@ def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[
     for row in gpus:
         told = dict(zip(affinities, row.rest, strict=False))
         cpus, numa = told.get("CPU Affinity", _UNKNOWN), told.get("NUMA Affinity", _UNKNOWN)
-        number = int(numa) if numa.isdecimal() else None
+        number = int(numa) if _NUMBER.fullmatch(numa) else None
         if cpus == _UNKNOWN:
             numa_of_gpu.append(number)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
@@ -37,17 +38,16 @@ class Element:
             raise HpctrainError(f"{self.where}: <{self.tag}> lacks the attribute {name!r}")
         return self.attributes[name]
 
-    def number(self, name: str, base: int = 10) -> int:
+    def number(self, name: str, *, least: int = 0) -> int:
         """An attribute that is a whole number.
 
         Raises:
-            HpctrainError: it is missing or not a number.
+            HpctrainError: it is missing, not a number, or below the least.
         """
         value = self.attribute(name)
-        try:
-            return int(value, base)
-        except ValueError as error:
-            raise HpctrainError(f"{self.where}: <{self.tag}> has {name}={value!r}, which is no number") from error
+        if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
+            raise HpctrainError(f"{self.where}: <{self.tag}> has {name}={value[:40]!r}, not a number from {least}")
+        return int(value)
 
 
 def parse(text: str, where: str, *, root: str, mend: str) -> Element:
