@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.topology.node_map import Slot
 
 BACKENDS = ("auto", "horovod", "single")
 
@@ -30,6 +31,26 @@ class Slots(BaseModel):
 
     host: str
     slots: int = Field(ge=1)
+    places: tuple[Slot, ...] = Field(
+        (), description="GPU, adapter and cores of each local rank; empty leaves them to the launcher"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Slots:
+        if len(self.places) not in (0, self.slots):
+            raise ValueError(f"{self.host}: {len(self.places)} places for {self.slots} slots")
+        return self
+
+
+class HostOrder(BaseModel):
+    """What the order of the hosts is worth: how often a ring over them goes from one group of leaves to another."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fabric: str = Field(description="where the fabric is known from")
+    crossings_given: int = Field(description="in the order in which the hosts were named")
+    crossings: int = Field(description="in the order of the plan")
+    bound: int = Field(description="that no order can be under")
 
 
 class Plan(BaseModel):
@@ -43,8 +64,17 @@ class Plan(BaseModel):
     backend: str = "auto"
     ranks: int = Field(ge=1)
     hosts: tuple[Slots, ...]
+    host_order: HostOrder | None = Field(None, description="None for one host")
+    environment: dict[str, str] = Field(default_factory=dict, description="what every rank is told of the network")
     threads_per_rank: int = Field(ge=1)
     versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        placed = {bool(host.places) for host in self.hosts}
+        if len(placed) > 1:
+            raise ValueError("all hosts have places for their ranks, or none has")
+        return self
 
     @property
     def title(self) -> str:
@@ -53,3 +83,7 @@ class Plan(BaseModel):
             return self.recipe.name
         assert self.script is not None
         return self.script.path.name
+
+    def place(self, rank: int) -> tuple[Slots, Slot]:
+        """The host of a rank, and its slot there; for a plan whose hosts have places."""
+        return [(host, slot) for host in self.hosts for slot in host.places][rank]

@@ -15,7 +15,9 @@ from hpctrain.errors import HpctrainError
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
     "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
+    "plan": ("hpctrain.cli.plan", "plan", "See what a run would be: ranks, hosts in order, environment."),
     "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
+    "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
     "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.host_options import FabricFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
+from hpctrain.launch.hosts import HostOptions, arrange
 from hpctrain.launch.start import command_for, find_launcher, launch_plan
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.machine import Machine, this_machine
@@ -26,12 +28,20 @@ from hpctrain.rundir import RunDirectory, new_directory, write_json
 def run(
     work: Annotated[str, typer.Argument(metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
-    ranks: Annotated[int, typer.Option("-np", metavar="N", help="How many ranks.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option("-np", metavar="N", help="How many ranks; by default one a host, or one a GPU of --node."),
+    ] = None,
     backend: Annotated[str, typer.Option(help="What reduces gradients: auto, horovod or single.")] = "auto",
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
+    hosts: HostList = None,
+    fabric: FabricFile = None,
+    routes: Routes = None,
+    node: NodeFile = None,
+    interface: Interface = None,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
@@ -39,12 +49,14 @@ def run(
         bool, typer.Option("--dry-run", help="Print the command with its environment; run nothing.")
     ] = False,
 ) -> None:
-    """Train a recipe, or run a script, on one or more ranks of this machine."""
+    """Train a recipe, or run a script, on one or more ranks of this machine, or of --hosts, which share its files."""
+    chosen = _work(work, overrides or [], arguments or [])
     machine = this_machine()
-    plan = make_plan(
-        _work(work, overrides or [], arguments or []), machine, ranks=ranks, backend=backend, framework=framework
-    )
-    if warning := oversubscription(plan, machine):
+    options = HostOptions(hosts=hosts, fabric=fabric, routes=routes, node=node, interface=interface)
+    arranged, warnings = arrange(options, machine.host, ranks)
+    plan = make_plan(chosen, machine, hosts=arranged, backend=backend, framework=framework)
+    too_many = oversubscription(plan, machine)
+    for warning in (*warnings, too_many) if too_many else warnings:
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     mpi = find_launcher(plan)
     if dry_run:

@@ -57,6 +57,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": threads,
+        **plan.environment,
     }
 
 
@@ -70,7 +71,8 @@ def launch_command(
         run_directory: absolute path of the directory that holds its plan.
         python: the interpreter of the ranks.
         mpi: whose mpirun starts them; None, and no mpirun, for the backend ``single``.
-        cores: physical cores of each host; ranks are bound to cores where there are enough.
+        cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
+            for them, which they take by themselves.
         root: whether the superuser starts the run, which Open MPI wants to be told.
     """
     # -P: the current directory is not searched, so that no file of the user's hides a module.
@@ -78,7 +80,8 @@ def launch_command(
     environment = rank_environment(plan)
     if mpi is None:
         return Command(program=program, environment=environment, without=SIZE_VARIABLES)
-    bound = plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
+    placed = any(host.places for host in plan.hosts)
+    bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     if root and mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = ["--allow-run-as-root", *options]
@@ -91,6 +94,9 @@ def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> lis
         options += ["--map-by", f"slot:PE={plan.threads_per_rank}", "--bind-to", "core"]
     else:
         options += ["--bind-to", "none"]
+        if len(plan.hosts) > 1 or plan.hosts[0].places:
+            # By default ranks may go round the hosts; a plan fills one after the other.
+            options += ["--map-by", "slot"]
     # Without an InfiniBand adapter the UCX one-sided component prints an error line a rank.
     options += ["--mca", "osc", "^ucx"]
     for name, value in environment.items():

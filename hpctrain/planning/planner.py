@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS, Plan, Script, Slots
+from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine
 from hpctrain.recipes.schema import Framework, Recipe
 
@@ -17,37 +18,49 @@ def make_plan(
     ranks: int = 1,
     backend: str = "auto",
     framework: str | None = None,
+    hosts: Hosts | None = None,
 ) -> Plan:
-    """The plan of one run on one machine.
+    """The plan of one run.
 
     Args:
         work: what to run.
         machine: where.
-        ranks: how many processes; they share the machine's cores evenly.
+        ranks: how many processes where no hosts are given; they share the machine's cores evenly.
         backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank, else ``horovod``.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
+        hosts: where the ranks are; by default all on this machine.
 
     Raises:
         HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that cannot
             join several ranks.
     """
-    if ranks < 1:
-        raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
+    if hosts is None:
+        require_ranks(ranks)
+        hosts = Hosts(slots=(Slots(host=machine.host, slots=ranks),))
+    ranks = sum(host.slots for host in hosts.slots)
     return Plan(
         recipe=work if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
         framework=_framework(work, machine, framework),
         backend=_backend(backend, ranks),
         ranks=ranks,
-        hosts=(Slots(host=machine.host, slots=ranks),),
-        threads_per_rank=max(1, machine.cores // ranks),
+        hosts=hosts.slots,
+        host_order=hosts.order,
+        environment=hosts.environment,
+        threads_per_rank=_threads(hosts, machine),
         versions=machine.versions,
     )
 
 
+def _threads(hosts: Hosts, machine: Machine) -> int:
+    """The cores of the smallest slot, else a share of a host's cores, every host being like this one."""
+    cores = [len(place.cores) for host in hosts.slots for place in host.places if place.cores]
+    return min(cores) if cores else max(1, machine.cores // max(host.slots for host in hosts.slots))
+
+
 def oversubscription(plan: Plan, machine: Machine) -> str | None:
     """The warning for a plan with more ranks than cores, None for any other."""
-    if plan.ranks <= machine.cores:
+    if len(plan.hosts) > 1 or plan.ranks <= machine.cores:
         return None
     return (
         f"{plan.ranks} ranks share {machine.cores} cores of {machine.host}: each step takes about "

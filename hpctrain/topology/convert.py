@@ -40,51 +40,58 @@ class Switch:
             yield from switch.depth_first()
 
 
-def topology_conf(fabric: Fabric, kind: str = "tree") -> str:
-    """Slurm's topology.conf, for ``TopologyPlugin=topology/tree`` or ``topology/block``.
+def topology_conf(fabric: Fabric) -> str:
+    """Slurm's topology.conf for ``TopologyPlugin=topology/tree``.
 
     Raises:
-        HpctrainError: an unknown kind, or names that Slurm cannot read.
+        HpctrainError: a host has a name that Slurm cannot read.
     """
-    switches = _tree(fabric)
-    if _is_block(kind):
-        leaves = _leaves(switches)
-        lines = [f"BlockName={leaf.name} Nodes={leaf.below}" for leaf in leaves]
-        return "\n".join([*lines, f"BlockSizes={_block_size(leaves)}"]) + "\n"
     return "".join(
-        f"SwitchName={switch.name} {'Switches' if switch.switches else 'Nodes'}={switch.below}\n" for switch in switches
+        f"SwitchName={switch.name} {'Switches' if switch.switches else 'Nodes'}={switch.below}\n"
+        for switch in _tree(fabric)
     )
 
 
-def topology_yaml(fabric: Fabric, kind: str = "tree") -> str:
-    """Slurm's topology.yaml, with the fabric as the default topology.
+def block(fabric: Fabric) -> str:
+    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block a leaf, neighbours side by side.
 
     Raises:
         HpctrainError: as of :func:`topology_conf`.
     """
-    switches = _tree(fabric)
-    lines = ["- topology: fabric", "  cluster_default: true"]
-    if _is_block(kind):
-        leaves = _leaves(switches)
-        lines += ["  block:", "    block_sizes:", f"      - {_block_size(leaves)}", "    blocks:"]
-        for leaf in leaves:
-            lines += [f'      - block: "{leaf.name}"', f'        nodes: "{leaf.below}"']
-    else:
-        lines += ["  tree:", "    switches:"]
-        for switch in switches:
-            key = "children" if switch.switches else "nodes"
-            lines += [f'      - switch: "{switch.name}"', f'        {key}: "{switch.below}"']
+    leaves = _leaves(fabric)
+    lines = [f"BlockName={leaf.name} Nodes={leaf.below}\n" for leaf in leaves]
+    return "".join([*lines, f"BlockSizes={_block_size(leaves)}\n"])
+
+
+def topology_yaml(fabric: Fabric) -> str:
+    """Slurm's topology.yaml with the fabric as a tree, the default topology.
+
+    Raises:
+        HpctrainError: as of :func:`topology_conf`.
+    """
+    lines = ["- topology: fabric", "  cluster_default: true", "  tree:", "    switches:"]
+    for switch in _tree(fabric):
+        key = "children" if switch.switches else "nodes"
+        lines += [f'      - switch: "{switch.name}"', f'        {key}: "{switch.below}"']
     return "\n".join(lines) + "\n"
 
 
-def _is_block(kind: str) -> bool:
-    if kind not in ("tree", "block"):
-        raise HpctrainError(f"unknown kind of topology {kind!r}", "valid: tree, block")
-    return kind == "block"
+def block_yaml(fabric: Fabric) -> str:
+    """Slurm's topology.yaml with the fabric's leaves as blocks, the default topology.
+
+    Raises:
+        HpctrainError: as of :func:`topology_conf`.
+    """
+    leaves = _leaves(fabric)
+    lines = ["- topology: fabric", "  cluster_default: true", "  block:"]
+    lines += ["    block_sizes:", f"      - {_block_size(leaves)}", "    blocks:"]
+    for leaf in leaves:
+        lines += [f'      - block: "{leaf.name}"', f'        nodes: "{leaf.below}"']
+    return "\n".join(lines) + "\n"
 
 
-def _leaves(switches: Sequence[Switch]) -> list[Switch]:
-    return [switch for switch in switches if switch.hosts]
+def _leaves(fabric: Fabric) -> list[Switch]:
+    return [switch for switch in _tree(fabric) if switch.hosts]
 
 
 def _block_size(blocks: Sequence[Switch]) -> int:

@@ -91,33 +91,40 @@ def cpu_bind(hosts: Placed) -> str:
     return "--cpu-bind=mask_cpu:" + ",".join(f"{sum(1 << core for core in slot.cores):#x}" for slot in first)
 
 
-def host_variables(slots: Sequence[Slot], *, interface: str | None = None, rails: bool = False) -> dict[str, str]:
-    """What every rank of a host is told.
-
-    ``CUDA_VISIBLE_DEVICES`` has the host's GPUs in the order of its ranks: a rank's own is the one that its local rank
-    counts to, and the others stay visible for transfers between GPUs.
+def network_variables(*, interface: str | None = None, rails: bool = False) -> dict[str, str]:
+    """What every rank is told of the network.
 
     Args:
-        slots: of the host's ranks.
         interface: the network interface for connections that are not InfiniBand, None to leave the choice to NCCL and
             Open MPI.
-        rails: each adapter of a host is on a switch of its own, so that traffic between rails goes a long way.
+        rails: each adapter of a host is on a leaf switch of its own, so that a ring must stay on its rail.
 
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. A leading ``=`` makes names exact, where
-    ``mlx5_1`` alone would take ``mlx5_10`` too.
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+    """
+    variables = {"NCCL_CROSS_NIC": "0"} if rails else {}
+    if interface:
+        # The sign makes NCCL take the name as it is: eth1 alone would take eth10 too.
+        variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        variables["OMPI_MCA_btl_tcp_if_include"] = interface
+    return variables
+
+
+def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
+    """What every rank of a host is told of its devices.
+
+    ``CUDA_VISIBLE_DEVICES`` has the host's GPUs in the order of its ranks: a rank's own is the one that its local rank
+    counts to, and the others stay visible for transfers between GPUs. ``NCCL_IB_HCA`` leaves out adapters for storage
+    and Ethernet; its leading ``=`` makes names exact, where ``mlx5_1`` alone would take ``mlx5_10`` too.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
     """
     variables = {}
     if gpus := list(dict.fromkeys(str(slot.gpu) for slot in slots if slot.gpu is not None)):
         # The numbers of a slot are nvidia-smi's; CUDA's own order is by speed.
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if adapters := list(dict.fromkeys(slot.adapter for slot in slots if slot.adapter is not None)):
-        variables["NCCL_IB_HCA"] = "=" + ",".join(adapters)
-    if rails:
-        variables["NCCL_CROSS_NIC"] = "0"
-    if interface:
-        variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
-        variables["OMPI_MCA_btl_tcp_if_include"] = interface
+    if adapters := [device for slot in slots if (device := _device(slot)) is not None]:
+        variables["NCCL_IB_HCA"] = "=" + ",".join(dict.fromkeys(adapters))
     return variables
 
 
@@ -126,7 +133,8 @@ def slot_variables(slot: Slot) -> dict[str, str]:
 
     Source: https://openucx.readthedocs.io/en/master/faq.html, ``UCX_NET_DEVICES`` (device and port).
     """
-    return {"UCX_NET_DEVICES": f"{slot.adapter}:1"} if slot.adapter is not None else {}
+    device = _device(slot)
+    return {} if device is None else {"UCX_NET_DEVICES": f"{device}:1"}
 
 
 def own_gpu(slot: Slot) -> dict[str, str]:
@@ -134,6 +142,11 @@ def own_gpu(slot: Slot) -> dict[str, str]:
     if slot.gpu is None:
         return {}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(slot.gpu)}
+
+
+def _device(slot: Slot) -> str | None:
+    """The adapter's device name. Some node maps have bus IDs only, which NCCL and UCX do not take for names."""
+    return None if slot.adapter is None or ":" in slot.adapter else slot.adapter
 
 
 def _require_cores(host: str, slot: Slot) -> None:

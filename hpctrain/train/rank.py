@@ -27,6 +27,7 @@ from hpctrain.events import disk_error
 from hpctrain.plan import Plan, Script
 from hpctrain.records import RankError, RankRecord, write_record
 from hpctrain.rundir import RunDirectory
+from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ def run_rank(path: Path) -> int:
         status="running",
     )
     write_record(directory, record)
-    failure = _attempt(directory)
+    failure = _attempt(directory, rank)
     try:
         write_record(directory, record.model_copy(update=_ending(failure)))
     except HpctrainError as error:
@@ -85,11 +86,12 @@ def _redirect_output(log: Path) -> int:
     return terminal
 
 
-def _attempt(directory: RunDirectory) -> Failure | None:
+def _attempt(directory: RunDirectory, rank: int) -> Failure | None:
     """Do the work; what goes wrong is printed to the log and returned."""
     script = None
     try:
         plan = Plan.model_validate_json(directory.plan.read_text())
+        _take_place(plan, rank)
         script = plan.script
         if script:
             _run_script(script)
@@ -104,6 +106,24 @@ def _attempt(directory: RunDirectory) -> Failure | None:
             _print_error(error, script)
         return _describe(error)
     return None
+
+
+def _take_place(plan: Plan, rank: int) -> None:
+    """Keep to the cores, GPUs and adapters that the plan has for this rank. What the user has set stays."""
+    if not any(host.places for host in plan.hosts):
+        return
+    host, slot = plan.place(rank)
+    for name, value in {**host_variables(host.places), **slot_variables(slot)}.items():
+        os.environ.setdefault(name, value)
+    if slot.cores:
+        allowed = os.sched_getaffinity(0)
+        if not allowed.issuperset(slot.cores):
+            raise HpctrainError(
+                f"rank {rank} on {host.host}: the plan has cores {slot.cores} for it, of which it may use "
+                f"{sorted(allowed.intersection(slot.cores))}",
+                "give the node map of this host, or leave --node out",
+            )
+        os.sched_setaffinity(0, slot.cores)
 
 
 def _run_script(script: Script) -> None:

@@ -1,0 +1,27 @@
+"""The options about hosts that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HostList = Annotated[str | None, typer.Option("--hosts", metavar="LIST", help="The hosts: gpu[001-032],gpu040.")]
+FabricFile = Annotated[
+    Path | None, typer.Option("--fabric", metavar="FILE", help="Order the hosts by it; as `topology show` reads.")
+]
+Routes = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
+]
+NodeFile = Annotated[
+    str | None,
+    typer.Option(
+        "--node",
+        metavar="FILE|live",
+        help="GPUs, adapters and cores of each host: from nvidia-smi topo -m, lstopo --of xml, NCCL, or this machine.",
+    ),
+]
+Interface = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Network interface for connections that are not InfiniBand.")
+]

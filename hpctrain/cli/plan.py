@@ -1,0 +1,89 @@
+"""``hpctrain plan``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpctrain.cli.host_options import FabricFile, HostList, Interface, NodeFile, Routes
+from hpctrain.launch.command import rank_environment
+from hpctrain.launch.hosts import HostOptions, arrange
+from hpctrain.plan import Plan
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.recipes.load import load_recipe
+from hpctrain.topology.launch_files import host_variables, slot_variables
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")],
+    ranks: Annotated[
+        int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
+    ] = None,
+    hosts: HostList = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="The first N hosts of the list, the allocation or the fabric.")
+    ] = None,
+    fabric: FabricFile = None,
+    routes: Routes = None,
+    node: NodeFile = None,
+    interface: Interface = None,
+    backend: Annotated[str, typer.Option(help="What reduces gradients: auto, horovod or single.")] = "auto",
+    framework: Annotated[str | None, typer.Option(help="torch or keras.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+) -> None:
+    """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
+    machine = this_machine()
+    options = HostOptions(hosts=hosts, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface)
+    arranged, warnings = arrange(options, machine.host, ranks)
+    for warning in warnings:
+        typer.echo(f"hpctrain: warning: {warning}", err=True)
+    made = make_plan(
+        load_recipe(recipe, overrides or []),
+        machine,
+        backend=backend,
+        framework=framework,
+        hosts=arranged,
+    )
+    typer.echo(made.model_dump_json(indent=2) if as_json else _text(made))
+
+
+def _text(plan: Plan) -> str:
+    from ClusterShell.RangeSet import RangeSet
+
+    ranks = "1 rank" if plan.ranks == 1 else f"{plan.ranks} ranks"
+    lines = [
+        f"{plan.title}: {ranks}, {plan.framework}, backend {plan.backend}",
+        "",
+        "hosts, in the order of their ranks:",
+    ]
+    first = 0
+    for host in plan.hosts:
+        last = first + host.slots - 1
+        numbers = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        lines.append(f"  {host.host}  {numbers}")
+        for local, slot in enumerate(host.places):
+            cores = (
+                f"cores {RangeSet(','.join(map(str, slot.cores)))}" if slot.cores else "cores as the launcher has them"
+            )
+            gpu = f"GPU {slot.gpu}, " if slot.gpu is not None else ""
+            adapter = f"{slot.adapter}, " if slot.adapter is not None else ""
+            lines.append(f"    rank {first + local}: {gpu}{adapter}{cores}")
+        first = last + 1
+    if order := plan.host_order:
+        saved = f"{order.crossings_given} in the order given, {order.crossings} in this one"
+        lines += ["", f"crossings of leaves by a ring over the hosts: {saved}; no order has fewer than {order.bound}"]
+        lines += [f"fabric: {order.fabric}"]
+    lines += ["", "environment of every rank:"]
+    lines += [f"  {name}={value}" for name, value in rank_environment(plan).items()]
+    if plan.hosts[0].places:
+        host = plan.hosts[0]
+        lines += ["", f"environment of the ranks of {host.host}:"]
+        lines += [f"  {name}={value}" for name, value in host_variables(host.places).items()]
+        for local, slot in enumerate(host.places):
+            lines += [f"  rank {local}: {name}={value}" for name, value in slot_variables(slot).items()]
+    return "\n".join(lines)

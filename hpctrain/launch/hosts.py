@@ -1,0 +1,100 @@
+"""The hosts of a run and their order: what the user says, what Slurm says, and what the fabric makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.fabric import FLAT, find_fabric
+from hpctrain.planning.hosts import Hosts, place_hosts
+from hpctrain.topology.build import read_fabric
+from hpctrain.topology.node_file import read_node_map
+from hpctrain.topology.node_map import NodeMap
+
+LIVE = "live"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """What the command line says of hosts; None where it says nothing.
+
+    Attributes:
+        hosts: a list in bracket form.
+        nodes: how many hosts of the allocation or the fabric.
+        fabric: a file.
+        routes: its forwarding tables.
+        node: a file with a host's node map, or :data:`LIVE` for this machine's own; every host is taken to be like it.
+        interface: for connections that are not InfiniBand.
+    """
+
+    hosts: str | None = None
+    nodes: int | None = None
+    fabric: Path | None = None
+    routes: Path | None = None
+    node: str | None = None
+    interface: str | None = None
+
+
+def arrange(
+    options: HostOptions, this_host: str, ranks: int | None, environment: Mapping[str, str] = os.environ
+) -> tuple[Hosts, tuple[str, ...]]:
+    """The hosts in the order of the plan with their slots, and warnings.
+
+    Args:
+        options: of the command line.
+        this_host: taken where no other is named.
+        ranks: of all hosts together; by default one a GPU, or one a host where no node map tells the GPUs.
+        environment: this process's.
+
+    Raises:
+        HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
+    """
+    names = _names(options, this_host, environment)
+    node_map = _node_map(options.node) if options.node else None
+    fabric, known_from = find_fabric(options.fabric, options.routes, names, environment)
+    each = len(node_map.gpus) if node_map and node_map.gpus else 1
+    hosts = place_hosts(
+        names,
+        len(names) * each if ranks is None else ranks,
+        fabric,
+        known_from=known_from,
+        node_map=node_map,
+        interface=options.interface,
+    )
+    warnings = node_map.warnings if node_map else ()
+    if known_from == FLAT and len(names) > 1:
+        warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
+    return hosts, warnings
+
+
+def _node_map(node: str) -> NodeMap:
+    if node != LIVE:
+        return read_node_map(Path(node))
+    # NVML's Python half, which is not needed to read a file.
+    from hpctrain.topology.live import this_node
+
+    return this_node()
+
+
+def _names(options: HostOptions, this_host: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    allocated = environment.get("SLURM_JOB_NODELIST")
+    if options.hosts:
+        names, where = expand_hosts(options.hosts, "--hosts"), "--hosts"
+    elif allocated and (options.fabric or options.nodes):
+        names, where = expand_hosts(allocated, "SLURM_JOB_NODELIST"), "the allocation"
+    elif options.fabric:
+        names, where = read_fabric(options.fabric).hosts, str(options.fabric)
+    else:
+        names, where = (this_host,), "this machine"
+    if options.nodes is None:
+        return names
+    if not 1 <= options.nodes <= len(names):
+        raise HpctrainError(
+            f"--nodes {options.nodes}: {where} has {len(names)} host{'' if len(names) == 1 else 's'}",
+            "name more with --hosts, or give their --fabric",
+        )
+    return names[: options.nodes]

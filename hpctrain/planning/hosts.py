@@ -1,0 +1,84 @@
+"""Which hosts, in which order, and what each rank finds there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import HostOrder, Slots
+from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.launch_files import network_variables
+from hpctrain.topology.node_map import NodeMap, slots
+from hpctrain.topology.placement import report
+from hpctrain.topology.summary import host_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Hosts in the order of their ranks, what that order is worth, and what all ranks are told of the network."""
+
+    slots: tuple[Slots, ...]
+    order: HostOrder | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def place_hosts(
+    names: Sequence[str],
+    ranks: int,
+    fabric: Fabric,
+    *,
+    known_from: str,
+    node_map: NodeMap | None = None,
+    interface: str | None = None,
+) -> Hosts:
+    """Order hosts so that a ring over them crosses as few leaves as it can, and give each rank its slot.
+
+    Args:
+        names: the hosts in the order in which they were named.
+        ranks: of all of them together; each host gets as many as the others.
+        fabric: has all of them.
+        known_from: what to say of where the fabric is known from.
+        node_map: of each host; None leaves GPUs, adapters and cores to the launcher.
+        interface: the network interface for connections that are not InfiniBand.
+
+    Raises:
+        HpctrainError: a host that the fabric does not have, or ranks that the hosts cannot share evenly.
+    """
+    require_ranks(ranks)
+    if ranks % len(names):
+        raise HpctrainError(
+            f"-np {ranks}: {len(names)} hosts cannot have equally many ranks", f"for example -np {len(names)}"
+        )
+    each = ranks // len(names)
+    places = slots(node_map, each) if node_map else ()
+    numbers = host_numbers(fabric, names)
+    environment = network_variables(interface=interface, rails=_on_rails(fabric, numbers))
+    order, worth = list(names), None
+    if len(names) > 1:
+        found = report(fabric, numbers)
+        order = [fabric.hosts[host] for host in found.placed.order]
+        worth = HostOrder(
+            fabric=known_from,
+            crossings_given=found.given.crossings,
+            crossings=found.placed.crossings,
+            bound=found.bound,
+        )
+    return Hosts(
+        slots=tuple(Slots(host=name, slots=each, places=places) for name in order), order=worth, environment=environment
+    )
+
+
+def require_ranks(ranks: int) -> None:
+    """Refuse a run without ranks."""
+    if ranks < 1:
+        raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
+
+
+def _on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
+    """Whether a host hangs on several leaves: its adapters are on rails."""
+    towards = np.isin(fabric.host[fabric.source], hosts) & (fabric.level[fabric.target] == 1)
+    pairs = np.unique(np.stack([fabric.host[fabric.source[towards]], fabric.target[towards]]), axis=1)
+    return bool(pairs.shape[1] > len(np.unique(pairs[0])))
