@@ -135,6 +135,7 @@ def test_what_training_leaves_out_is_named() -> None:
         (("h0", "root", "up", "down 0"), ("h0", "root", "up", "down 1"), "PIX"),
         (("h0", "root"), ("h0", "root"), "PIX"),
         (("h0", "root", "up", "down 0"), ("h0", "root", "up", "down 1", "up 2", "down 2"), "PXB"),
+        (("h0", "root", "up", "down 0"), ("h0", "root", "up", "down 1", "PCI bridge"), "PXB"),
         (("h0", "root 0"), ("h0", "root 1"), "PHB"),
         (("h0", "root"), ("h1", "root"), "NODE"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from node_texts import EARLY, GPUS_ONLY, LEGEND, NCCL_DUMP, NO_AFFINITY, WITH_AD
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_list, cores_of_mask, first_threads
+from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import NodeMap, NumaNode, slots
 from hpctrain.topology.readers import hwloc, nccl, nvidia_smi
 
@@ -152,6 +155,45 @@ def test_hwloc_export(version: str) -> None:
     assert node_map.gpu_adapter == (("PIX", "PIX", "PIX"),)
     assert node_map.numa_nodes == (NumaNode(index=0, cores=(0, 1)),)
     assert slots(node_map, 1)[0].adapter == "mlx5_0"
+
+
+def test_hwloc_device_near_two_numa_nodes_is_on_none() -> None:
+    far = '<object type="NUMANode" os_index="1" cpuset="0x00000010" nodeset="0x2"/><object type="PU" os_index="4"'
+    text = hwloc_export("2.0").replace(
+        'nodeset="0x1" gp_index="2">', 'nodeset="0x3" gp_index="2">' + far + ' cpuset="0x10"/>'
+    )
+    text = text.replace('type="Core"', 'type="Group"')
+    node_map = hwloc.read(text, "node.xml")
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1, 2, 3), (4,)]
+    assert [device.numa for device in (*node_map.gpus, *node_map.adapters)] == [None] * 4
+    assert node_map.gpu_adapter == (("PIX", "PIX", "PIX"),)
+    # A node without cores is the memory of a GPU.
+    alone = hwloc.read(text.replace('cpuset="0x00000010"', 'cpuset="0x0"'), "node.xml")
+    assert [device.numa for device in (*alone.gpus, *alone.adapters)] == [0] * 4
+
+
+def _lstopo(*arguments: str) -> str:
+    program = shutil.which("lstopo")
+    if program is None:
+        pytest.skip("no lstopo: apt-get install hwloc-nox")
+    return subprocess.run([program, *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
+
+
+def test_what_the_real_lstopo_writes_of_a_made_up_machine() -> None:
+    text = _lstopo("--input", "package:2 numa:2 core:4 pu:2(indexes=package:numa:core)")
+    node_map = hwloc.read(text, "lstopo")
+    assert [(node.index, len(node.cores)) for node in node_map.numa_nodes] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert len({core for node in node_map.numa_nodes for core in node.cores}) == 16
+    assert [slot.cores for slot in slots(node_map, 16)] == [(core,) for n in node_map.numa_nodes for core in n.cores]
+
+
+def test_the_real_lstopo_and_the_kernel_agree_on_this_machine() -> None:
+    here = this_node()
+    cores = {core for node in here.numa_nodes for core in node.cores}
+    exported = hwloc.read(_lstopo(), "lstopo")
+    assert {core for node in exported.numa_nodes for core in node.cores} >= cores
+    assert [gpu.bus_id for gpu in exported.gpus] == [gpu.bus_id for gpu in here.gpus]
+    assert [adapter.name for adapter in exported.adapters] == [adapter.name for adapter in here.adapters]
 
 
 def test_hwloc_counts_direct_nvlinks() -> None:
