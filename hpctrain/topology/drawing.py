@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +22,17 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from hpctrain.topology.fabric import Fabric, Floats
-from hpctrain.topology.folding import Bundle, Folded, fold, leaf_sets
+from hpctrain.topology.folding import Box, Bundle, Folded, fold, leaf_sets
 from hpctrain.topology.routes import Routes
 from hpctrain.topology.traffic import rail_rings
 
-_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fabric", "font.size": 8}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fabric",
+    "font.size": 8,
+    # A dollar in a name is no formula.
+    "text.parse_math": False,
+}
 _INK, _FILL, _IDLE = "#1f2933", {0: "#eef2f6", 1: "#dde7f0"}, "#b8c2cc"
 _FILL_ABOVE = "#c9d8e6"
 _INSIDE, _CROSSING = "#7fb3dd", "#0b4f8a"
@@ -37,7 +45,8 @@ _LINE = 0.14
 _NARROW = 0.9  # of a place in a row: text is turned by 90 degrees
 _MIN_WIDTH, _MAX_WIDTH, _PLACE = 8.0, 18.0, 0.42
 _ARC_HEIGHT = 1.3
-_LONGEST_NAME = 18
+_LONGEST_NAME = 20
+_OVERHEAD = 0.3
 # One flow a link is as good as it gets, and must not look like a fault.
 _SCALE_END = 2.0
 _ARC_ALPHA = 0.8
@@ -71,16 +80,18 @@ def ring_load(fabric: Fabric, hosts: Sequence[int]) -> Floats:
     routes = Routes(fabric)
     flows = sum((routes.loads(step.source, step.target) for step in rail_rings(adapters)), np.zeros(len(fabric.source)))
     fastest = fabric.bandwidth[np.isin(fabric.source, adapters)].max()
-    return flows * fastest / fabric.bandwidth
+    shares: Floats = flows * fastest / fabric.bandwidth
+    return shares
 
 
 def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
     """One panel a ring, one above the other, with the same places and the same colours.
 
     A fabric of many hosts is folded (:func:`hpctrain.topology.folding.fold`); only switches above the rings' hosts are
-    drawn. A bundle of parallel cables takes the colour of its busiest.
+    drawn, the hosts as far as possible in the order of the last ring. A bundle of parallel cables takes the colour of
+    its busiest.
     """
-    hosts = list(dict.fromkeys(host for ring in rings for host in ring.hosts))
+    hosts = list(dict.fromkeys(host for ring in reversed(rings) for host in ring.hosts))
     folded = fold(fabric, hosts)
     sketch = _Sketch(folded)
     loads = [float(ring.load.max(initial=0.0)) for ring in rings if ring.load is not None]
@@ -123,9 +134,10 @@ class _Sketch:
         self.turned: set[int] = set()
         y = 0.0
         for row in rows:
+            names = _short_names([name for number in row for name in folded.boxes[number].names])
             place = self.width / len(row)
             turned = place < _NARROW
-            texts = {number: _label(folded, number, tall=not turned) for number in row}
+            texts = {number: _label(folded.boxes[number], names) for number in row}
             lines = max(text.count("\n") + 1 for text in texts.values())
             longest = max(len(line) for text in texts.values() for line in text.split("\n"))
             long, short = 0.075 * longest + 0.14, _LINE * lines + 0.1
@@ -136,7 +148,11 @@ class _Sketch:
             self.text |= texts
             self.turned |= set(row) if turned else set()
             y += height + _ROW_GAP
-        self.top = y - _ROW_GAP
+        # Cables between switches of the top row go over their heads.
+        beside = any(
+            bundle.lower != bundle.upper and {bundle.lower, bundle.upper} <= {*rows[-1]} for bundle in folded.bundles
+        )
+        self.top = y - _ROW_GAP + (_OVERHEAD if beside else 0)
         self.height = self.top + _ARC_HEIGHT + 0.15
 
     def edge(self, number: int, side: int) -> tuple[float, float]:
@@ -145,17 +161,23 @@ class _Sketch:
         return x, y + side * self.size[number][1] / 2
 
 
-def _label(folded: Folded, number: int, *, tall: bool) -> str:
-    box = folded.boxes[number]
-    if len(box.members) == 1:
-        return _short(box.names[0])
+def _label(box: Box, names: Mapping[str, str]) -> str:
+    if len(box.names) == 1:
+        return names[box.names[0]]
     what = "hosts" if box.level == 0 else "leaves" if box.level == 1 else "switches"
-    names = [_short(box.names[0]), "… " + _short(box.names[-1])]
-    return "\n".join([f"{len(box.members)} {what}", *(names if tall or box.level == 0 else [])])
+    return f"{len(box.names)} {what}\n{names[box.names[0]]}\n… {names[box.names[-1]]}"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    """The names of a row without the words that they all begin with, if they are long, and without their middles."""
+    ends = zip(min(names), max(names), strict=False)
+    start = "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    start = re.sub(r"[^\W_]*$", "", start) if max(map(len, names)) > _LONGEST_NAME else ""
+    rests = {name: name[len(start) :] or name for name in names}
+    half = _LONGEST_NAME // 2
+    return {
+        name: f"{rest[:half]}…{rest[-half:]}" if len(rest) > _LONGEST_NAME else rest for name, rest in rests.items()
+    }
 
 
 def _panel(
@@ -208,7 +230,7 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
     if sketch.centre[bundle.lower][1] == sketch.centre[bundle.upper][1]:
         # Two switches of one level: over their heads.
         end = sketch.edge(bundle.upper, 1)
-        middle = [middle[0], start[1] + 0.6]
+        middle = [middle[0], start[1] + 2 * _OVERHEAD]
     path = Path([start, (middle[0], middle[1]), end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
     # The busiest last, or the idle ones would cover them.
     axes.add_patch(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from hpctrain.topology.fabric import Fabric, Ints
+from hpctrain.topology.names import natural
 
 # So many boxes side by side can still be read.
 MOST_IN_A_ROW = 40
+_SWEEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,6 @@ class Folded:
         return [(b.upper, b) for b in self.bundles if b.lower == number and self.boxes[b.upper].level > level]
 
 
-def natural(name: str) -> list[str | int]:
-    """A sort key in which node9 comes before node10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-
-
 def leaf_sets(fabric: Fabric, hosts: Iterable[int]) -> dict[int, frozenset[int]]:
     """The leaves of each host: :meth:`Fabric.leaves` of many hosts at the cost of one."""
     at_leaf = (fabric.host[fabric.source] >= 0) & (fabric.level[fabric.target] == 1)
@@ -88,11 +84,13 @@ def fold(fabric: Fabric, hosts: Sequence[int], *, most: int = MOST_IN_A_ROW) -> 
 
     Larger levels are folded: hosts by the set of their leaves, leaves by the switches above them, higher switches by
     those below them. A level of a fabric without such likeness stays wide.
+
+    Hosts keep the order given as far as cables are not crossed for it.
     """
     part = _ancestry(fabric, hosts)
     rows = _rows(fabric, part, hosts, most)
     neighbours = _box_links(fabric, rows, part)
-    order = _untangled(rows, neighbours)
+    order = _untangled(rows, neighbours, {host: place for place, host in enumerate(hosts)})
     number = {old: new for new, old in enumerate(order)}
     bundles: dict[tuple[int, int], list[int]] = defaultdict(list)
     for (one, other), links in neighbours.items():
@@ -165,30 +163,39 @@ def _box_links(fabric: Fabric, boxes: Sequence[Box], part: set[int]) -> dict[tup
     return links
 
 
-def _untangled(boxes: Sequence[Box], links: Iterable[tuple[int, int]]) -> list[int]:
-    """The boxes by level, each level ordered by the mean place of its neighbours (barycentre method of Sugiyama)."""
-    neighbours: dict[int, set[int]] = defaultdict(set)
-    for one, other in links:
-        neighbours[one].add(other)
+def _untangled(
+    boxes: Sequence[Box], links: Mapping[tuple[int, int], Sequence[int]], given: Mapping[int, int]
+) -> list[int]:
+    """The boxes by level: the top one by name, others by the mean place of their cables' other ends (barycentre method
+    of Sugiyama); hosts and leaves, where rails cross, several times.
+    """
+    neighbours: dict[int, dict[int, int]] = defaultdict(dict)
+    for (one, other), between in links.items():
+        neighbours[one][other] = len(between)
     levels = sorted({box.level for box in boxes})
     rows = {level: [number for number, box in enumerate(boxes) if box.level == level] for level in levels}
     place: dict[int, float] = {}
-    for row in rows.values():
+    for level, row in rows.items():
         row.sort(key=lambda number: natural(boxes[number].names[0]))
+        if level == 0:
+            row.sort(key=lambda number: min(given[host] for host in boxes[number].members))
         _settle(row, place)
 
     def sort(level: int, beside: int) -> None:
-        def key(number: int) -> tuple[float, list[str | int]]:
-            places = [place[other] for other in neighbours[number] if boxes[other].level == beside]
-            return (sum(places) / len(places) if places else place[number], natural(boxes[number].names[0]))
+        def key(number: int) -> float:
+            cables = {other: count for other, count in neighbours[number].items() if boxes[other].level == beside}
+            total = sum(place[other] * count for other, count in cables.items())
+            mean = total / sum(cables.values()) if cables else place[number]
+            return round(mean, 6)
 
         rows[level].sort(key=key)
         _settle(rows[level], place)
 
-    for lower, upper in itertools.pairwise(levels):
+    for _ in range(_SWEEPS):
+        sort(1, 0)
+        sort(0, 1)
+    for lower, upper in itertools.pairwise(levels[1:-1]):
         sort(upper, lower)
-    for lower, upper in reversed(list(itertools.pairwise(levels))):
-        sort(lower, upper)
     return [number for level in levels for number in rows[level]]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.folding import leaf_sets, natural
+from hpctrain.topology.folding import leaf_sets
+from hpctrain.topology.names import natural
 
 _SHOWN_UNKNOWN = 5
 
@@ -67,6 +68,18 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
     return [numbers[name] for name in wanted]
 
 
+def connected_hosts(fabric: Fabric) -> list[list[int]]:
+    """Hosts in natural order of their names, apart where their adapters are in different subnets."""
+    subnets: dict[int, set[int]] = defaultdict(set)
+    taking_part = fabric.host >= 0
+    for host, subnet in zip(fabric.host[taking_part].tolist(), fabric.subnet[taking_part].tolist(), strict=True):
+        subnets[host].add(subnet)
+    groups: dict[frozenset[int], list[int]] = defaultdict(list)
+    for host in sorted(subnets, key=lambda host: natural(fabric.hosts[host])):
+        groups[frozenset(subnets[host])].append(host)
+    return list(groups.values())
+
+
 def _with_nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name)
@@ -82,15 +95,13 @@ def branches(fabric: Fabric) -> tuple[Branch, ...]:
     roots: dict[Switches, None] = {}
     front = dict.fromkeys(hosts)
     while front:
-        parents: dict[Switches, None] = {}
-        for switches in front:
-            higher = frozenset[int]().union(*(above[switch] for switch in switches))
-            if higher:
-                below[higher][switches] = None
-                parents[higher] = None
-            else:
-                roots[switches] = None
-        front = parents
+        higher = {switches: frozenset[int]().union(*(above[switch] for switch in switches)) for switches in front}
+        roots |= {switches: None for switches, up in higher.items() if not up}
+        parents = _joined(up for up in higher.values() if up)
+        for switches, up in higher.items():
+            if up:
+                below[next(parent for parent in parents if up <= parent)][switches] = None
+        front = dict.fromkeys(parents)
 
     def branch(switches: Switches) -> Branch:
         down, up = _cables(fabric, switches)
@@ -103,6 +114,15 @@ def branches(fabric: Fabric) -> tuple[Branch, ...]:
         )
 
     return tuple(sorted(map(branch, roots), key=_by_name))
+
+
+def _joined(sets: Iterable[Switches]) -> list[Switches]:
+    """Unions of the sets that overlap: a missing cable makes no other tree."""
+    joined: list[Switches] = []
+    for each in sets:
+        overlapping = [other for other in joined if other & each]
+        joined = [*(other for other in joined if not other & each), each.union(*overlapping)]
+    return joined
 
 
 def _by_name(branch: Branch) -> list[list[str | int]]:

@@ -202,8 +202,9 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[l
 def _usual_latency(flows: Sequence[Flow], hops: Ints) -> Floats:
     """Of each flow: the median latency over as many links, divided by its own."""
     latency = np.array([flow.latency for flow in flows])
-    usual: Floats = np.array([np.median(latency[hops == hop]) for hop in hops.tolist()])
-    return usual / latency
+    usual = np.array([np.median(latency[hops == hop]) for hop in hops.tolist()])
+    relative: Floats = usual / latency
+    return relative
 
 
 def _explain(

@@ -62,7 +62,7 @@ def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> No
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert result.stderr == "0 []\n"
-    for command in ("run", "recipes", "report", "bench", "horovod"):
+    for command in ("run", "recipes", "topology", "report", "bench", "horovod"):
         assert f" {command} " in result.stdout
 
 

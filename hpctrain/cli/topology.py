@@ -1,0 +1,316 @@
+"""``hpctrain topology``: what is cabled to what, where ranks belong, and whether the links keep their promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpctrain.errors import HpctrainError, nearest
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from hpctrain.topology.drawing import Ring
+    from hpctrain.topology.fabric import Fabric
+    from hpctrain.topology.placement import Placement, PlacementReport
+    from hpctrain.topology.summary import Branch
+    from hpctrain.topology.verify import Flow
+
+app = typer.Typer(no_args_is_help=True)
+
+FabricFile = Annotated[
+    Path, typer.Argument(metavar="FABRIC", help="What ibnetdiscover, iblinkinfo or Slurm print of the fabric: a file.")
+]
+FabricOption = Annotated[Path, typer.Option("--fabric", metavar="FABRIC", help="The same as `topology show` reads.")]
+Routes = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
+]
+LeaveOut = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
+Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
+
+KINDS = ("hostfile", "hydra", "rankfile", "slurm")
+_NAMED = 3
+ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "placed"}
+
+
+@app.command()
+def show(
+    fabric_file: FabricFile,
+    routes: Routes = None,
+    leave_out: LeaveOut = None,
+    as_json: AsJson = False,
+    svg: Svg = None,
+    png: Png = None,
+) -> None:
+    """A fabric as table and tree, and what is odd in it. The picture shows the ring over all hosts by name."""
+    from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.summary import connected_hosts, counts
+
+    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
+    if svg or png:
+        _draw(fabric, [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)], svg, png)
+    if as_json:
+        typer.echo(json.dumps({**counts(fabric), "warnings": fabric.warnings}, indent=2))
+    else:
+        _print_fabric(fabric, str(fabric_file))
+
+
+@app.command()
+def place(
+    fabric_file: FabricOption,
+    hosts: Annotated[str, typer.Option(metavar="LIST", help="The job's hosts, in order: gpu[001-032],gpu040.")],
+    routes: Routes = None,
+    leave_out: LeaveOut = None,
+    ranks_per_host: Annotated[int, typer.Option(min=1, help="For the files that are written.")] = 1,
+    node: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What lstopo --of xml, NCCL or nvidia-smi topo -m print of each host."),
+    ] = None,
+    write: Annotated[
+        list[str] | None, typer.Option(metavar="KIND=FILE", help=f"Write {', '.join(KINDS)}; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+    svg: Svg = None,
+    png: Png = None,
+) -> None:
+    """The order of hosts in which a ring crosses the fewest leaves and shares its links least."""
+    from hpctrain.cluster.host_list import expand_hosts
+    from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.placement import report
+    from hpctrain.topology.summary import host_numbers
+
+    files = [_kind_and_file(each) for each in write or []]
+    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
+    found = report(fabric, host_numbers(fabric, expand_hosts(hosts, "--hosts")))
+    order = [fabric.hosts[host] for host in found.placed.order]
+    texts = {kind: _launch_file(kind, order, ranks_per_host, node) for kind, _ in files}
+    for kind, file in files:
+        _save(file, texts[kind].encode())
+    if svg or png:
+        rings = [_ring(_title(name, found), fabric, getattr(found, name).order) for name in ("given", "placed")]
+        _draw(fabric, rings, svg, png)
+    if as_json:
+        rows = {name: _row(getattr(found, name), found.bound) for name in ORDERS}
+        typer.echo(json.dumps({"order": order, **rows, "already_optimal": found.already_optimal}, indent=2))
+    else:
+        _print_placement(found, order)
+
+
+@app.command()
+def verify(
+    ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=2, help="Ranks of this machine.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Hosts of the job; by default those of the Slurm allocation.")
+    ] = None,
+    ranks_per_host: Annotated[int, typer.Option(min=1, help="One an adapter measures every rail.")] = 1,
+    fabric_file: Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC", help="Compare with it.")] = None,
+    routes: Routes = None,
+    leave_out: LeaveOut = None,
+    size_mb: Annotated[float, typer.Option(min=0.001, help="Size of a message.")] = 16.0,
+    slow: Annotated[float, typer.Option(min=0.0, max=1.0, help="Slow is below this share of the usual.")] = 0.7,
+    as_json: AsJson = False,
+) -> None:
+    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
+    from hpctrain.launch.links import allocated_hosts, measure_links
+    from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.placement import place
+    from hpctrain.topology.summary import host_numbers
+    from hpctrain.topology.verify import compare
+
+    if ranks and (hosts or fabric_file):
+        raise HpctrainError(
+            "-np measures between ranks of this machine, without a fabric", "leave -np or the other out"
+        )
+    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or []) if fabric_file else None
+    names = () if ranks else allocated_hosts(hosts)
+    if fabric:
+        names = tuple(fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order)
+    flows = measure_links(names, ranks or ranks_per_host, round(size_mb * 1e6))
+    faults = compare(flows, fabric, slow=slow)
+    if as_json:
+        rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
+        typer.echo(json.dumps({"flows": rows, "faults": [asdict(fault) for fault in faults]}, indent=2))
+    else:
+        _print_flows(flows)
+        for fault in faults:
+            typer.echo(f"slow: {fault}")
+    raise typer.Exit(3 if faults else 0)
+
+
+@app.command()
+def convert(
+    fabric_file: FabricFile,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="topology.conf, topology.yaml, block, block.yaml.")],
+    routes: Routes = None,
+    leave_out: LeaveOut = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="By default standard output.")] = None,
+) -> None:
+    """A fabric as Slurm's topology file."""
+    from hpctrain.topology import convert as formats
+    from hpctrain.topology.build import read_fabric
+
+    writers: dict[str, Callable[[Fabric], str]] = {
+        "topology.conf": formats.topology_conf,
+        "topology.yaml": formats.topology_yaml,
+        "block": formats.block,
+        "block.yaml": formats.block_yaml,
+    }
+    if to not in writers:
+        raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
+    text = writers[to](read_fabric(fabric_file, routes, leave_out=leave_out or []))
+    if out:
+        _save(out, text.encode())
+    else:
+        typer.echo(text, nl=False)
+
+
+def _kind_and_file(text: str) -> tuple[str, Path]:
+    kind, separator, file = text.partition("=")
+    if kind not in KINDS:
+        raise HpctrainError(f"--write {text}: no such kind of file", nearest(kind, KINDS))
+    if not separator or not file:
+        raise HpctrainError(f"--write {text}: no file to write", f"for example --write {kind}=job.{kind}")
+    return kind, Path(file)
+
+
+def _launch_file(kind: str, order: Sequence[str], ranks: int, node: Path | None) -> str:
+    from hpctrain.topology import launch_files
+    from hpctrain.topology.node_file import read_node_map
+    from hpctrain.topology.node_map import Slot, slots
+
+    if kind == "rankfile":
+        if node is None:
+            raise HpctrainError("a rankfile names cores, which the fabric does not know", "add --node FILE")
+        node_map = read_node_map(node)
+        logical = launch_files.logical_cores([each.cores for each in node_map.numa_nodes])
+        return launch_files.open_mpi_rankfile([(host, slots(node_map, ranks)) for host in order], logical)
+    placed = [(host, [Slot(gpu=None, adapter=None, cores=())] * ranks) for host in order]
+    write = {
+        "hostfile": launch_files.open_mpi_hostfile,
+        "hydra": launch_files.hydra_hostfile,
+        "slurm": launch_files.slurm_hostfile,
+    }
+    return write[kind](placed)
+
+
+def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
+    from hpctrain.topology.drawing import Ring, ring_load
+
+    return Ring(title=title, hosts=order, load=ring_load(fabric, order))
+
+
+def _title(name: str, found: PlacementReport) -> str:
+    order: Placement = getattr(found, name)
+    return f"{ORDERS[name]}: {order.crossings} crossings (at least {found.bound}), worst link load {order.worst_load:g}"
+
+
+def _draw(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path | None) -> None:
+    from hpctrain.topology.drawing import draw, to_png, to_svg
+
+    figure = draw(fabric, rings)
+    if svg:
+        _save(svg, to_svg(figure).encode())
+    if png:
+        _save(png, to_png(figure))
+
+
+def _save(path: Path, content: bytes) -> None:
+    from hpctrain.events import disk_error
+
+    if not path.parent.is_dir():
+        raise HpctrainError(
+            f"cannot write {path}: there is no folder {path.parent}", f"mkdir -p {quote(str(path.parent))}"
+        )
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise disk_error(error, path, "choose another place for it") from error
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _print_fabric(fabric: Fabric, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from hpctrain.topology.summary import branches, counts
+
+    numbers = counts(fabric)
+    table = Table(*numbers, title=Text(title))
+    table.add_row(*(f"{number:,}" for number in numbers.values()))
+    console = Console()
+    console.print(table)
+    tree = Tree("fabric")
+    for branch in branches(fabric):
+        _grow(tree, branch)
+    console.print(tree)
+    for warning in fabric.warnings:
+        console.print(Text(f"warning: {warning}"))
+
+
+def _grow(tree: Tree, branch: Branch) -> None:
+    from rich.text import Text
+
+    cables = f"{branch.down} down, {branch.up} up" if branch.up else f"{branch.down} down"
+    grown = tree.add(Text(f"{_span(branch.switches, 'switch', 'switches')}; {cables}"))
+    if branch.hosts:
+        grown.add(Text(_span(branch.hosts, "host", "hosts")))
+    for each in branch.branches:
+        _grow(grown, each)
+
+
+def _span(names: Sequence[str], one: str, many: str) -> str:
+    if len(names) == 1:
+        return f"{one} {names[0]}"
+    return f"{len(names)} {many}: {', '.join(names) if len(names) <= _NAMED else f'{names[0]} … {names[-1]}'}"
+
+
+def _row(order: Placement, bound: int) -> dict[str, Any]:
+    return {
+        "crossings": order.crossings,
+        "bound": bound,
+        "worst_load": order.worst_load,
+        "bandwidth_bytes_per_s": order.bandwidth_bytes_per_s,
+    }
+
+
+def _print_placement(found: PlacementReport, order: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    each = "1 adapter" if found.rails == 1 else f"{found.rails} adapters"
+    title = f"{len(order)} hosts with {each} each; no order has fewer than {found.bound} crossings"
+    table = Table("order", "crossings", "worst link load", "all-reduce bandwidth", title=title)
+    for name, words in ORDERS.items():
+        row: Placement = getattr(found, name)
+        speed = row.bandwidth_bytes_per_s
+        table.add_row(
+            words, str(row.crossings), f"{row.worst_load:g}", f"{speed / 1e9:.1f} GB/s" if speed else "speeds unknown"
+        )
+    Console().print(table)
+    if found.already_optimal:
+        typer.echo("the given order is already optimal")
+    typer.echo(",".join(order))
+
+
+def _print_flows(flows: Sequence[Flow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("from", "to", "bandwidth", "latency")
+    for flow in sorted(flows, key=lambda flow: flow.bandwidth):
+        table.add_row(
+            str(flow.source), str(flow.target), f"{flow.bandwidth / 1e9:.2f} GB/s", f"{flow.latency * 1e6:.2f} µs"
+        )
+    Console().print(table)

@@ -1,0 +1,26 @@
+"""A node map from a file, whichever tool wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.node_map import NodeMap
+from hpctrain.topology.readers import hwloc, nccl, nvidia_smi
+
+
+def read_node_map(path: Path) -> NodeMap:
+    """The node map of what ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m`` wrote.
+
+    Raises:
+        HpctrainError: it cannot be read, or is none of these.
+    """
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "lstopo --of xml writes such a file") from error
+    if not text.lstrip().startswith("<"):
+        return nvidia_smi.read(text, str(path))
+    if "<system" in text:
+        return nccl.read(text, str(path))
+    return hwloc.read(text, str(path))

@@ -1,0 +1,227 @@
+"""``hpctrain topology`` on generated fat trees, on listings of real clusters, and on what is not a fabric."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hpctrain.cli import topology
+from hpctrain.cli.main import main
+from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.topology.verify import End, Flow
+
+DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")
+INTERLEAVED = ",".join(f"node{host:04d}" for host in (1, 5, 2, 6, 3, 7, 4, 8))
+DEPTH_FIRST = [f"node{host:04d}" for host in range(1, 9)]
+
+
+@pytest.fixture
+def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Two leaves of four hosts, two spines: 2 : 1 oversubscribed."""
+    monkeypatch.chdir(tmp_path)
+    Path("fabric.txt").write_text(fat_tree(hosts=8, leaf_down=4, leaf_up=2))
+    return "fabric.txt"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What the command prints: its result, or where it must fail its message."""
+    assert main(["topology", *arguments]) == code
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    return printed.err if code == 2 else printed.out
+
+
+def test_show_counts(fabric: str, capsys: pytest.CaptureFixture[str]):
+    shown = json.loads(run(capsys, "show", fabric, "--json"))
+    counts = {"hosts": 8, "adapters": 8, "switches": 4, "leaves": 2, "spines": 2, "links": 12}
+    assert {name: shown[name] for name in counts} == counts
+    assert shown["warnings"] == []
+
+
+def test_show_prints_the_tree(fabric: str, capsys: pytest.CaptureFixture[str]):
+    lines = [line.lstrip("│├└─ ").rstrip() for line in run(capsys, "show", fabric).splitlines()]
+    start = lines.index("2 switches: spine001, spine002; 4 down")
+    assert lines[start + 1 :] == [
+        "switch leaf001; 4 down, 2 up",
+        "4 hosts: node0001 … node0004",
+        "switch leaf002; 4 down, 2 up",
+        "4 hosts: node0005 … node0008",
+    ]
+
+
+def test_show_groups_rails_and_pods(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    file = tmp_path / "pods.txt"
+    file.write_text(fat_tree(hosts=8, rails=2, leaf_down=2, leaf_up=2, levels=3, pod_leaves=4, spine_up=2))
+    lines = [line.lstrip("│├└─ ").rstrip() for line in run(capsys, "show", str(file)).splitlines()]
+    assert "4 switches: core001 … core004; 8 down" in lines
+    assert lines.count("2 switches: spine001, spine002; 8 down, 4 up") == 1
+    assert lines.count("2 switches: leaf001, leaf002; 4 down, 4 up") == 1
+    assert lines.count("2 hosts: node0001, node0002") == 1
+
+
+def test_show_draws(fabric: str, capsys: pytest.CaptureFixture[str]):
+    run(capsys, "show", fabric, "--svg", "a.svg", "--png", "a.png")
+    texts = [element.text for element in ElementTree.parse("a.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert {"node0001", "node0008", "leaf001", "spine002"} <= set(texts)
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_place(fabric: str, capsys: pytest.CaptureFixture[str]):
+    placed = json.loads(run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED, "--json"))
+    assert placed["order"] == DEPTH_FIRST
+    assert placed["given"]["crossings"] == 8
+    for order in ("name", "tree", "placed"):
+        assert placed[order]["crossings"] == placed[order]["bound"] == 2
+        assert placed[order]["worst_load"] == 1
+        assert placed[order]["bandwidth_bytes_per_s"] > placed["given"]["bandwidth_bytes_per_s"]
+    # four flows leave each leaf over two uplinks
+    assert placed["given"]["worst_load"] >= 2
+    assert placed["already_optimal"] is False
+
+
+def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureFixture[str]):
+    words = "already optimal"
+    assert words in run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001-0008]")
+    assert words not in run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED)
+
+
+def test_place_writes_what_launchers_read(fabric: str, capsys: pytest.CaptureFixture[str]):
+    files = [f"--write={kind}={kind}.txt" for kind in ("hostfile", "hydra", "slurm")]
+    run(capsys, "place", "--fabric", fabric, "--hosts", "node0005,node0001", "--ranks-per-host", "2", *files)
+    assert Path("hostfile.txt").read_text() == "node0001 slots=2\nnode0005 slots=2\n"
+    assert Path("hydra.txt").read_text() == "node0001:2\nnode0005:2\n"
+    assert Path("slurm.txt").read_text() == "node0001\nnode0001\nnode0005\nnode0005\n"
+
+
+def test_place_writes_a_rankfile_with_a_node_map(fabric: str, capsys: pytest.CaptureFixture[str]):
+    Path("node.txt").write_text(
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tSYS\t0-1\t0\n"
+        "GPU1\tSYS\t X \t2-3\t1\n"
+        "\nLegend:\n\n  X    = Self\n"
+    )
+    wanted = ["--ranks-per-host", "2", "--node", "node.txt", "--write", "rankfile=ranks"]
+    run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *wanted)
+    assert Path("ranks").read_text().splitlines() == [
+        "rank 0=node0001 slot=0,1",
+        "rank 1=node0001 slot=2,3",
+        "rank 2=node0005 slot=0,1",
+        "rank 3=node0005 slot=2,3",
+    ]
+
+
+def test_place_draws_before_and_after(fabric: str, capsys: pytest.CaptureFixture[str]):
+    run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED, "--svg", "a.svg")
+    text = Path("a.svg").read_text()
+    assert "as given: 8 crossings (at least 2)" in text
+    assert "placed: 2 crossings (at least 2), worst link load 1" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "node0009"], ["no host 'node0009'", "did you mean 'node000", "it has 8 hosts"]),
+        (["--hosts", "node[0008-0020]"], ["'node0009'", "and 7 more"]),
+        (["--hosts", "node[1"], ["--hosts", "node[1", "for example"]),
+        (["--hosts", "node0001,node0002", "--write", "hostfil=x"], ["hostfil=x", "did you mean 'hostfile'"]),
+        (["--hosts", "node0001,node0002", "--write", "hostfile"], ["no file", "--write hostfile="]),
+        (["--hosts", "node0001,node0002", "--write", "rankfile=x"], ["cores", "--node"]),
+        (["--hosts", "node0001,node0002", "--write", "hostfile=no/where"], ["no/where"]),
+        (["--hosts", "node0001,node0002", "--write", "rankfile=x", "--node", "nowhere"], ["cannot read nowhere"]),
+    ],
+)
+def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]):
+    message = run(capsys, "place", "--fabric", fabric, *arguments, code=2)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("command", [["show"], ["convert", "--to", "block"], ["place", "--hosts", "a", "--fabric"]])
+@pytest.mark.parametrize("content", [None, b"", b"\x00\xff\x00", b"hello\n"])
+def test_what_is_no_fabric(
+    command: list[str], content: bytes | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    file = tmp_path / "odd name.txt"
+    if content is not None:
+        file.write_bytes(content)
+    assert "odd name.txt" in run(capsys, *command, str(file), code=2)
+
+
+def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
+    tree = run(capsys, "convert", fabric, "--to", "topology.conf")
+    assert "Nodes=node[0001-0004]" in tree
+    run(capsys, "convert", fabric, "--to", "topology.conf", "--out", "topology.conf")
+    assert Path("topology.conf").read_text() == tree
+    assert "BlockName=" in run(capsys, "convert", fabric, "--to", "block")
+    assert "cluster_default: true" in run(capsys, "convert", fabric, "--to", "topology.yaml")
+    assert "did you mean 'topology.conf'" in run(capsys, "convert", fabric, "--to", "topology.con", code=2)
+
+
+def test_hosts_can_be_left_out(fabric: str, capsys: pytest.CaptureFixture[str]):
+    assert json.loads(run(capsys, "show", fabric, "--leave-out", "node000[1-2]", "--json"))["hosts"] == 6
+
+
+def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    assert "-np 2" in run(capsys, "verify", code=2)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node0001")
+    assert "SLURM_JOB_NODELIST: there is no link" in run(capsys, "verify", code=2)
+    assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
+    assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
+
+
+@pytest.mark.parametrize(("slowest", "code"), [(40e9, 0), (10e9, 3)])
+def test_verify_names_what_is_slow(
+    fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slowest: float, code: int
+):
+    hosts = ["node0001", "node0002", "node0003", "node0004"]
+    ends = [End(host=host, device="mlx5_0") for host in hosts]
+    flows = [
+        Flow(round=2 * a + b, source=ends[a], target=ends[b], bandwidth=slowest if 3 in (a, b) else 40e9, latency=2e-6)
+        for a in range(4)
+        for b in range(4)
+        if a != b
+    ]
+    asked = []
+
+    def measure(names: tuple[str, ...], ranks: int, size: int) -> list[Flow]:
+        asked.append((names, ranks, size))
+        return flows
+
+    monkeypatch.setattr("hpctrain.launch.links.measure_links", measure)
+    printed = run(
+        capsys, "verify", "--hosts", "node0003,node0001,node0004,node0002", "--fabric", fabric, "--json", code=code
+    )
+    result = json.loads(printed)
+    assert asked == [(tuple(hosts), 1, 16_000_000)]
+    assert len(result["flows"]) == 12
+    assert [(fault["kind"], fault["name"]) for fault in result["faults"]] == ([("host", "node0004")] if code else [])
+
+
+@needs_data
+def test_show_real_clusters(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    shown = json.loads(run(capsys, "show", str(DATA / "dgx-ndr-119.ibnetdiscover"), "--json"))
+    assert (shown["adapters"], shown["leaves"], shown["spines"]) == (542, 31, 9)
+    avakas, svg = DATA / "avakas", tmp_path / "avakas.svg"
+    arguments = ["--routes", str(avakas / "ibroutes"), "--json", "--svg", str(svg)]
+    shown = json.loads(run(capsys, "show", str(avakas / "ibnetdiscover-p.txt"), *arguments))
+    assert (shown["adapters"], shown["switches"]) == (281, 25)
+    # the words that all switches share are left out of the picture
+    assert {"L101", "S201A"} <= {
+        element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert "lone-ca" in run(capsys, "show", str(DATA / "lone-ca.ibnetdiscover"), code=2)
+
+
+@needs_data
+def test_place_on_a_real_cluster(capsys: pytest.CaptureFixture[str]):
+    avakas = DATA / "avakas"
+    hosts = ",".join(f"node{(7 * host) % 197:03d}" for host in range(1, 33))
+    arguments = ["--fabric", str(avakas / "ibnetdiscover-p.txt"), "--routes", str(avakas / "ibroutes"), "--json"]
+    placed = json.loads(run(capsys, "place", *arguments, "--hosts", hosts))
+    assert sorted(placed["order"]) == sorted(hosts.split(","))
+    assert placed["placed"]["crossings"] == placed["placed"]["bound"] < placed["given"]["crossings"]
+    assert placed["placed"]["worst_load"] <= min(placed[name]["worst_load"] for name in topology.ORDERS)
