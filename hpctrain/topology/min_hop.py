@@ -30,7 +30,8 @@ def min_hop_tables(fabric: Fabric) -> tuple[NDArray[np.int16], Ints, Ints]:
     column = np.full(len(fabric.names), -1)
     column[adapters] = np.arange(len(adapters))
 
-    leaves, leaf = np.unique(leaf_row, return_inverse=True)
+    leaves = np.unique(leaf_row)
+    leaf = np.searchsorted(leaves, leaf_row).astype(np.int32)
     cables = np.flatnonzero((row[fabric.source] >= 0) & (row[fabric.target] >= 0))
     # Parallel cables side by side, so that the way up and the way down use the same one.
     cables = cables[np.lexsort((fabric.source_port[cables], fabric.target[cables], fabric.source[cables]))]
@@ -42,18 +43,30 @@ def min_hop_tables(fabric: Fabric) -> tuple[NDArray[np.int16], Ints, Ints]:
     tables = np.full((len(switches), len(adapters)), NO_PORT, np.int16)
     first = np.searchsorted(near, np.arange(len(switches) + 1))
     for switch in range(len(switches)):
-        peer = far[first[switch] : first[switch + 1]]
-        target, way = np.nonzero((distance[peer] == distance[switch] - 1).T & (distance[switch] > 0)[:, None])
-        if not target.size:
-            continue
-        ways = np.bincount(target, minlength=len(leaves))
-        start = np.cumsum(ways) - ways
-        crossed = np.minimum(level[switch], level[peer[way[np.minimum(start, len(way) - 1)]]])
-        choice = start[leaf] + digits[crossed[leaf], np.arange(len(adapters))] % np.maximum(ways[leaf], 1)
-        found = ways[leaf] > 0
-        tables[switch, found] = port[first[switch] + way[choice[found]]]
+        mine = slice(first[switch], first[switch + 1])
+        nearer = distance[far[mine]] == distance[switch] - 1
+        if nearer.any():
+            crossed = np.minimum(level[switch], level[far[mine]])
+            tables[switch] = _ports(nearer, port[mine], crossed, leaf, digits)
     tables[leaf_row, column[adapters]] = fabric.source_port[down]
     return tables, switches.astype(np.int32), column.astype(np.int32)
+
+
+def _ports(nearer: NDArray[np.bool_], port: Ints, crossed: Ints, leaf: Ints, digits: Ints) -> Ints:
+    """The port of one switch towards each adapter.
+
+    Args:
+        nearer: (cables, leaves), whether what is behind the cable is nearer to the leaf.
+        port, crossed: of each cable: its port, and the lower of the levels that it joins.
+        leaf: of each adapter.
+        digits: of each level and adapter.
+    """
+    target, way = np.nonzero(nearer.T)
+    ways = np.bincount(target, minlength=nearer.shape[1]).astype(np.int32)
+    start = np.minimum(np.cumsum(ways, dtype=np.int32) - ways, len(way) - 1)
+    digit = digits[crossed[way[start]][leaf], np.arange(len(leaf))]
+    choice = way[start[leaf] + digit % np.maximum(ways, 1)[leaf]]
+    return np.where((ways > 0)[leaf], port[choice], NO_PORT)
 
 
 def _distances(switches: int, near: Ints, far: Ints, leaves: Ints) -> NDArray[np.int16]:
@@ -73,10 +86,10 @@ def _distances(switches: int, near: Ints, far: Ints, leaves: Ints) -> NDArray[np
     return distance
 
 
-def _digits(level: Ints, near: Ints, far: Ints, adapters: int) -> NDArray[np.int64]:
+def _digits(level: Ints, near: Ints, far: Ints, adapters: int) -> Ints:
     """Of each level: the numbers of all destinations divided by the usual up links of the levels below, (levels + 1,
     adapters)."""
     up = np.bincount(near, level[far] > level[near], minlength=len(level))
     widths = [max(1, int(np.median(up[level == height]))) for height in range(1, level.max(initial=1) + 1)]
     divisors = np.cumprod([1, 1, *widths[:-1]])
-    return np.arange(adapters) // divisors[:, None]
+    return (np.arange(adapters) // divisors[:, None]).astype(np.int32)

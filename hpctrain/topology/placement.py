@@ -7,15 +7,17 @@ where real tables send flows over the same cable, or where links are slow, is th
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric, Floats, Ints
+from hpctrain.topology.names import natural
 from hpctrain.topology.routes import Routes
 from hpctrain.topology.traffic import predict_allreduce, rail_rings
 
@@ -85,7 +87,7 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     """
     rings = Rings(fabric, given)
     as_given = np.arange(len(given))
-    by_name = np.array(sorted(range(len(given)), key=lambda host: _natural(fabric.hosts[given[host]])))
+    by_name = np.array(sorted(range(len(given)), key=lambda host: natural(fabric.hosts[given[host]])))
     tree = np.lexsort((np.argsort(by_name), *rings.groups))
     found = min([search(rings, tree, seed=seed), tree, as_given, by_name], key=rings.cost)
     orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": found}
@@ -125,7 +127,7 @@ class Rings:
     def links(self, hosts: Order, following: Order) -> list[Ints]:
         """The links that each host takes to the one that follows it, over all rails."""
         paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
-        return np.split(paths.link, paths.start[self.adapters.shape[1] : -1 : self.adapters.shape[1]])
+        return [paths.link[begin:end] for begin, end in pairwise(paths.start[:: self.adapters.shape[1]])]
 
     def loads(self, links: Sequence[Ints]) -> Floats:
         """Of each link of the fabric, in shares of an adapter's bandwidth."""
@@ -256,15 +258,10 @@ def _joined(fabric: Fabric, height: int) -> Order:
     return label
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts node2 before node10, as schedulers do."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
     if not hosts:
         raise HpctrainError("no hosts to place", "name at least one, such as --hosts gpu[001-032]")
-    twice = [fabric.hosts[host] for host in hosts if list(hosts).count(host) > 1]
+    twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
     if twice:
         raise HpctrainError(f"{twice[0]} is among the hosts twice", "name each host once; ranks share it by its slots")
     bare = [fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if not adapters.size]

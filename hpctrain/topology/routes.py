@@ -92,11 +92,7 @@ class Routes:
     def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
         flow, link, lost, at = self._walk(source, target)
         if lost.size:
-            raise HpctrainError(
-                self._explain(int(source[lost[0]]), int(target[lost[0]]), int(at[0])),
-                "the tables and the cables must be of one day, and every switch must have its table; "
-                "without tables (no --routes) hpctrain assumes shortest paths",
-            )
+            raise self._lost(int(source[lost[0]]), int(target[lost[0]]), int(at[0]))
         return flow, link
 
     def _walk(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -126,6 +122,19 @@ class Routes:
         row = self._row[node]
         behind = self._behind[row, self._table[row, self._column[target]]]
         return np.where(row >= 0, behind, self._cable[node] if first else np.int32(-1))
+
+    def _lost(self, source: int, target: int, at: int) -> HpctrainError:
+        names, subnet = self.fabric.names, self.fabric.subnet
+        if subnet[source] != subnet[target]:
+            return HpctrainError(
+                f"no cables lead from {names[source]} to {names[target]}: they are on separate subnets",
+                "take hosts of one subnet at a time",
+            )
+        return HpctrainError(
+            self._explain(source, target, at),
+            "tables and cables must be of one day, and every switch must have its table; "
+            "without tables (no --routes) hpctrain assumes shortest paths",
+        )
 
     def _explain(self, source: int, target: int, at: int) -> str:
         names = self.fabric.names
