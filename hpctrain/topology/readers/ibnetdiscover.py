@@ -84,7 +84,7 @@ class _Block:
     def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
         """The line that names the node, and its kind; None for a router."""
         self.node = _NODE.fullmatch(line)
-        if self.node is None:
+        if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
             raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
         self.unnamed = False
         return self.node, _KINDS.get(self.node["kind"])

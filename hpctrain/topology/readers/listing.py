@@ -45,8 +45,8 @@ class Listing:
 
     @property
     def last(self) -> int:
-        """The number of the last line."""
-        return len(self._lines)
+        """The number of the last line that is not empty."""
+        return len(self._lines) - (self._lines[-1] == "")
 
     def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
         """The error for a line: what is wrong with it, and how to get the file again."""
@@ -69,7 +69,7 @@ class Listing:
         """
         if not line.strip():
             return
-        if number == self.last:
+        if number == len(self._lines):
             raise self.fault(number, "the file is cut off in the middle of its last line", line)
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
