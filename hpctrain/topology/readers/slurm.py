@@ -170,7 +170,7 @@ def aggregate(blocks: Sequence[Group], sizes: Sequence[int], place: str) -> Iter
     names = [block.name for block in blocks]
     members = 1
     for size in sizes[1:]:
-        ratio, rest = divmod(size, max(sizes[0], 1))
+        ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             raise HpctrainError(
                 f"{place}: block size {size}: each must be a larger power of two times the first one, {sizes[0]}"

@@ -1,0 +1,63 @@
+"""Lists of hosts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.cluster.host_list import MOST_HOSTS, expand_hosts, fold_hosts
+from hpctrain.errors import HpctrainError
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3,5]", ["n1", "n2", "n3", "n5"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("n3,n1,n3", ["n3", "n1"]),
+        ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+        ("n[1-2],login.example.org", ["n1", "n2", "login.example.org"]),
+    ],
+)
+def test_expanded_in_the_order_given(text: str, names: list[str]) -> None:
+    assert list(expand_hosts(text, "--hosts")) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            ",",
+            "n1,",
+            "n1,,n2",
+            "n[1-3",
+            "n]1",
+            "n[[1]]",
+            "n[]",
+            "n[-]",
+            "n[3-1]",
+            "n[1-2][3-4]",
+            "n 1",
+            "@all",
+            "*",
+        ),
+        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n[1-500000000,900000000-1]", "n" + "1" * 5000),
+    ],
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(HpctrainError, match=r"f:7: .* is not a list of hosts"):
+        expand_hosts(text, "f:7")
+
+
+@pytest.mark.parametrize("text", ["n[1-999999999]", "n[0-99999]x[0-99999]", f"n[1-{MOST_HOSTS + 1}]", "n[1-3]" * 11])
+def test_more_than_any_cluster_has_is_refused_at_once(text: str) -> None:
+    with pytest.raises(HpctrainError, match=f"more than {MOST_HOSTS} names"):
+        expand_hosts(text, "f:7")
+
+
+@given(st.lists(st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?", fullmatch=True), min_size=1, unique=True))
+def test_folded_and_expanded_again(names: list[str]) -> None:
+    assert sorted(expand_hosts(fold_hosts(names), "f")) == sorted(names)

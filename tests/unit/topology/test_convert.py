@@ -1,0 +1,124 @@
+"""Fabrics as Slurm's files, and back.
+
+After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/topology/test_convert.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.build import build_fabric
+from hpctrain.topology.convert import block, block_yaml, topology_conf, topology_yaml
+from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.topology.readers import ibnetdiscover, slurm, slurm_yaml
+from hpctrain.topology.records import Group
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+WRITERS = {
+    "topology.conf": topology_conf,
+    "topology.yaml": topology_yaml,
+    "block-topology.conf": block,
+    "block-topology.yaml": block_yaml,
+}
+Tree = frozenset["Tree | str"]
+
+
+def generated(hosts: int, leaf_down: int, pod_leaves: int | None, rails: int = 1) -> Fabric:
+    text = fat_tree(
+        hosts=hosts,
+        rails=rails,
+        leaf_down=leaf_down,
+        leaf_up=2,
+        levels=2 if pod_leaves is None else 3,
+        pod_leaves=pod_leaves,
+    )
+    return build_fabric(ibnetdiscover.read(text, "generated"))
+
+
+def tree(text: str) -> Tree:
+    """The tree without the switches' names."""
+    read = slurm_yaml.read if text.startswith("-") else slurm.read
+    groups = {record.name: record for record in read(text, "converted") if isinstance(record, Group)}
+
+    def below(group: Group) -> Tree:
+        return frozenset([*group.hosts, *(below(groups[name]) for name in group.switches)])
+
+    children = {name for group in groups.values() for name in group.switches}
+    return frozenset(below(group) for group in groups.values() if group.name not in children)
+
+
+def cut(items: list[Tree] | list[str], size: int) -> list[Tree]:
+    return [frozenset(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+FABRICS = {"hosts": st.integers(1, 24), "leaf_down": st.integers(1, 6), "pod_leaves": st.none() | st.integers(1, 3)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(**FABRICS)
+def test_the_tree_is_the_one_that_was_generated(hosts: int, leaf_down: int, pod_leaves: int | None) -> None:
+    leaves = cut([f"node{number:04}" for number in range(1, hosts + 1)], leaf_down)
+    assume(pod_leaves is None or len(leaves) >= pod_leaves)
+    expected = frozenset([frozenset(leaves if pod_leaves is None else cut(leaves, pod_leaves))])
+    fabric = generated(hosts, leaf_down, pod_leaves)
+    assert tree(topology_conf(fabric)) == expected
+    assert tree(topology_yaml(fabric)) == expected
+    assert tree(block(fabric)) == frozenset(leaves) == tree(block_yaml(fabric))
+
+
+@settings(max_examples=40, deadline=None)
+@given(**FABRICS, rails=st.integers(1, 3))
+def test_a_round_trip_changes_nothing(hosts: int, leaf_down: int, pod_leaves: int | None, rails: int) -> None:
+    assume(pod_leaves is None or -(-hosts // leaf_down) * rails >= pod_leaves)
+    text = topology_conf(generated(hosts, leaf_down, pod_leaves, rails))
+    again = build_fabric(slurm.read(text, "converted"))
+    assert tree(topology_conf(again)) == tree(text)
+    assert tree(topology_conf(build_fabric(slurm_yaml.read(topology_yaml(again), "converted")))) == tree(text)
+
+
+def test_hosts_with_the_same_leaves_make_one_switch() -> None:
+    fabric = generated(8, 4, None, rails=4)
+    assert len(fabric.leaves(0)) == 4
+    assert tree(topology_conf(fabric)) == frozenset(
+        [frozenset([frozenset(f"node{n:04}" for n in range(1, 5)), frozenset(f"node{n:04}" for n in range(5, 9))])]
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_golden(name: str) -> None:
+    text = WRITERS[name](generated(10, 2, 2))
+    path = GOLDEN / name
+    if os.environ.get("REGENERATE"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if the change is meant: REGENERATE=1 python -m pytest {__file__}"
+
+
+def test_every_golden_file_has_its_case() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(WRITERS)
+
+
+def test_blocks_have_no_more_hosts_than_the_smallest() -> None:
+    assert block(generated(5, 3, None)).splitlines()[-1] == "BlockSizes=2"
+
+
+def test_names_that_slurm_reads() -> None:
+    text = """\
+SwitchName=core Switches=s1,s2
+SwitchName=s1 Nodes=n[1-2]
+SwitchName=s2 Nodes=n3
+"""
+    fabric = build_fabric(slurm.read(text, "f"))
+    odd = Fabric(**{**vars(fabric), "names": tuple(f"MF0;{name} a,b:[1]" for name in fabric.names)})
+    records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, Group)]
+    assert len({record.name for record in records}) == 3
+    assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
+    with pytest.raises(HpctrainError, match="'a host' is no name of a host in Slurm"):
+        topology_conf(Fabric(**{**vars(fabric), "hosts": ("a host", "n2", "n3")}))

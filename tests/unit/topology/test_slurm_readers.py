@@ -1,0 +1,261 @@
+"""Slurm's texts: topology.conf, scontrol show topology, topology.yaml and the addresses of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.readers import slurm, slurm_address, slurm_yaml
+from hpctrain.topology.records import Group, Record, Remark
+
+Reader = Callable[[str, str], Iterator[Record]]
+Shape = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+
+TREE: Shape = {"core": (("s1", "s2"), ()), "s1": ((), ("n1", "n2")), "s2": ((), ("n3", "n4"))}
+BLOCKS: Shape = {"b1": ((), ("n1", "n2")), "b2": ((), ("n3", "n4"))}
+
+CONF = """\
+# Our fabric
+SwitchName=core Switches=s[1-2]   # the top
+switchname=s1 nodes=n[1-2] LINKSPEED=100
+
+SwitchName = "s2" \\
+    Nodes=n3,n4
+"""
+SCONTROL = """\
+SwitchName=core Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+"""
+YAML = """\
+---
+- topology: nothing
+  flat: true
+- topology: other
+  block:
+    block_sizes: [1]
+    blocks: [{block: x, nodes: y}]
+- topology: ours  # the one that counts
+  cluster_default: true
+  tree:
+    switches:
+      - switch: core
+        children: s[1-2]
+      - switch: s1
+        nodes: n[1-2]
+      - switch: s2
+        nodes: n3,n4
+"""
+BLOCK_YAML = """\
+- topology: ours
+  block:
+    block_sizes:
+      - 2
+    blocks:
+      - block: b1
+        nodes: n[1-2]
+      - block: b2
+        nodes: n[3-4]
+"""
+ADDRESSES = """\
+core.s1.n1 switch.switch.node
+core.s1.n2 switch.switch.node
+core.s1.n2 switch.switch.node
+
+core.s2.n3 switch.switch.node
+core.s2.n4 switch.switch.node
+"""
+
+
+def shape(records: Iterator[Record]) -> Shape:
+    return {record.name: (record.switches, record.hosts) for record in records if isinstance(record, Group)}
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "expected"),
+    [
+        (slurm.read, CONF, TREE),
+        (slurm.read, SCONTROL, TREE),
+        (slurm.read, CONF.replace("\n", "\r\n"), TREE),
+        (slurm.read, "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n", BLOCKS),
+        (
+            slurm.read,
+            "BlockName=b1 BlockIndex=0 Nodes=n1,n2 BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n3,n4\n",
+            BLOCKS,
+        ),
+        (slurm_yaml.read, YAML, TREE),
+        (slurm_yaml.read, BLOCK_YAML, BLOCKS),
+        (slurm_address.read, ADDRESSES, TREE),
+        (slurm_address.read, ADDRESSES.replace(" switch.switch.node", ""), TREE),
+    ],
+)
+def test_read(reader: Reader, text: str, expected: Shape) -> None:
+    assert shape(reader(text, "f")) == expected
+
+
+def test_places_and_speeds() -> None:
+    records = [record for record in slurm.read(CONF, "f") if isinstance(record, Group)]
+    assert [(record.where, record.speed) for record in records] == [("f:2", None), ("f:3", 100), ("f:5", None)]
+    assert [getattr(record, "where", "") for record in slurm_yaml.read(YAML, "f")] == ["f:12", "f:14", "f:16"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\nBlockSizes=1,2,4\n",
+        "BlockSizes=1,2,4\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\n",
+    ],
+)
+def test_larger_blocks_are_neighbours_together(text: str) -> None:
+    read = shape(slurm.read(text, "f"))
+    pairs = [name for name, (switches, _) in read.items() if switches in (("b1", "b2"), ("b3",))]
+    assert len(pairs) == 2
+    assert [switches for switches, _ in read.values() if switches == tuple(pairs)] == [tuple(pairs)]
+
+
+def test_aggregated_blocks_that_scontrol_prints() -> None:
+    text = "BlockName=b1 BlockIndex=0 Nodes=a BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes=b BlockSize=1\n"
+    text += "AggregatedBlock=b[1-2] BlockIndex=2 BlockSize=2 Nodes=a,b\n"
+    assert shape(slurm.read(text, "f"))["b[1-2]"] == (("b1", "b2"), ())
+
+
+def test_a_switch_without_hosts_is_remarked_upon() -> None:
+    records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
+    assert [record for record in records if isinstance(record, Remark)] == [
+        Remark(text="'s2' has no hosts", where="f:3")
+    ]
+
+
+def test_addresses_with_dots_brackets_and_gaps() -> None:
+    text = "core.s1.n1.example.org switch.switch.node\n.s[1-2].n2 switch.switch.node\n"
+    assert shape(slurm_address.read(text, "f")) == {
+        "core": (("s1",), ()),
+        "s1": ((), ("n1.example.org", "n2")),
+        "s2": ((), ("n2",)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "said"),
+    [
+        (slurm.read, "", "f: no switch and no block with hosts"),
+        (slurm.read, "# nothing\n", "f: no switch and no block with hosts"),
+        (slurm.read, "SwitchName=a Nodes=n1\nhello\n", "f:2: not a line of a Slurm topology: 'hello'"),
+        (slurm.read, "SwitchName=a Nodes=n[1-2\n", "f:1: Nodes: 'n\\[1-2' is not a list of hosts"),
+        (slurm.read, "SwitchName=a Nodse=n1\n", "f:1: SwitchName has no 'nodse'\n  did you mean 'Nodes'"),
+        (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", "f:1: Nodes is there twice"),
+        (slurm.read, "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "f:2: 'a' is defined a second time, after f:1"),
+        (slurm.read, "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n", "f:1: below 'a' is 'c'"),
+        (slurm.read, "SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "'a' is below itself|'b' is below itself"),
+        (
+            slurm.read,
+            "SwitchName=a Switches=b Nodes=n1\nSwitchName=b Nodes=n2\n",
+            "f:1: 'a' has both switches and hosts",
+        ),
+        (slurm.read, "SwitchName=a Nodes=n1\nBlockName=b Nodes=n2\n", "f:2: switches and blocks in one file"),
+        (slurm.read, "SwitchName=a Nodes=n1 LinkSpeed=fast\n", "f:1: LinkSpeed=fast: expected a whole number"),
+        (slurm.read, "SwitchName=a \\", "f:1: the text ends within a line"),
+        (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=2,3\n", "f:2: block size 3"),
+        (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=0,2\n", "f:2: block size 2"),
+        (slurm_yaml.read, "", "f: empty"),
+        (slurm_yaml.read, "a: [", "f:1: not YAML"),
+        (slurm_yaml.read, "- topology: a\n  flat: true\n", "f: it describes no tree and no blocks"),
+        (slurm_yaml.read, "- topology: a\n  ring: {}\n", "f:1: 'ring' is no kind of topology"),
+        (slurm_yaml.read, "- topology: a\n  tree:\n    switches: n1\n", "f:3: expected a list of switches"),
+        (slurm_yaml.read, "- topology: a\n  tree: {}\n", "f:2: 'switches' is missing"),
+        (slurm_yaml.read, YAML.replace("n3,n4", "n[3-4"), "f:17: nodes: 'n\\[3-4' is not a list of hosts"),
+        (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), "f:12: below 'core' is 's2'"),
+        (slurm_yaml.read, "- &a [*a]\n", "f:1: not YAML: an alias has no place"),
+        (slurm_yaml.read, "[" * 5000, "f:1: not YAML: nested more than"),
+        (slurm_address.read, "n1 node\n", "f: no address with a switch in it"),
+        (slurm_address.read, "s1.n1 switch.switch.node\n", "f:1: 's1.n1' does not follow its pattern"),
+        (slurm_address.read, "s1.n1\na b c\n", "f:2: 'a b c' is not one address"),
+        (slurm_address.read, "s1.n[1-2]\n", "f:1: 's1.n\\[1-2\\]' names several hosts"),
+    ],
+)
+def test_refused_with_its_line(reader: Reader, text: str, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        list(reader(text, "f"))
+
+
+# Words of the formats in any order come closer to what can go wrong than any characters do.
+PIECES = st.sampled_from(
+    [
+        *(
+            "SwitchName=",
+            "Switches=",
+            "Nodes=",
+            "BlockName=",
+            "BlockSizes=",
+            "Level=1",
+            "AggregatedBlock=",
+            "LinkSpeed=",
+        ),
+        *(
+            "- topology: ",
+            "tree:",
+            "block:",
+            "switches:",
+            "blocks:",
+            "- switch: ",
+            "- block: ",
+            "children: ",
+            "nodes: ",
+        ),
+        *("block_sizes: ", "cluster_default: true", "flat: true", "&a ", "*a", "!!", "{", "}", "[", "]", ": ", "- "),
+        *(
+            "core",
+            "s1",
+            "s[1-2]",
+            "n[1-",
+            "n1",
+            "1,2,4",
+            "0",
+            ".",
+            ",",
+            "=",
+            '"',
+            "#",
+            "\\",
+            " ",
+            "  ",
+            "    ",
+            "\n",
+            "\r",
+        ),
+        *("switch.node", "switch.switch.node", "\x00", "\ufeff", "\u2028", "é", "9" * 30),
+    ]
+)
+# Whole texts with a part cut out and another put in: truncated, mixed and damaged files.
+DAMAGED = st.builds(
+    lambda text, start, length, other: text[:start] + other + text[start + length :],
+    st.sampled_from([CONF, SCONTROL, YAML, BLOCK_YAML, ADDRESSES]),
+    st.integers(0, 400),
+    st.integers(0, 60),
+    st.lists(PIECES, max_size=3).map("".join),
+)
+TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".join), DAMAGED)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(TEXTS)
+@pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read, slurm_address.read])
+def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> None:
+    try:
+        records = list(reader(text, "f"))
+    except HpctrainError as error:
+        assert error.message.startswith("f")
+        return
+    groups = [record for record in records if isinstance(record, Group)]
+    assert any(group.hosts for group in groups)
+    assert {child for group in groups for child in group.switches} <= {group.name for group in groups}
+
+
+def test_a_gigantic_line() -> None:
+    for reader in (slurm.read, slurm_yaml.read, slurm_address.read):
+        with pytest.raises(HpctrainError):
+            list(reader("SwitchName=" + "x" * 3_000_000, "f"))
