@@ -51,10 +51,10 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
         raise HpctrainError(f"{found.where}: a switch tree of names and a list of cables at once", "give one of them")
     if found.groups:
         return tree_fabric(found)
-    fabric = _cabled(found, leave_out)
+    fabric, switches = _cabled(found, leave_out)
     if not found.forwards:
         return fabric
-    fabric = with_tables(fabric, found)
+    fabric = with_tables(fabric, found, switches)
     # Following tables is the business of routes, which stand on the fabric that is built here.
     from hpctrain.topology.routes import Routes
 
@@ -89,7 +89,8 @@ class _Adapter:
     lid: int
 
 
-def _cabled(found: Found, leave_out: Sequence[str]) -> Fabric:
+def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, int]]:
+    """The fabric, and the number of each switch by its GUID."""
     ends, cable_warnings = cable_ends(found)
     warnings = [*found.warnings, *cable_warnings]
     switches = sorted(
@@ -115,19 +116,12 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> Fabric:
         [node.guid for node in switches] + [adapter.guid for adapter in adapters],
         warnings,
     )
-    slow = list(degraded_links(level, source, target, rate))
-    if slow:
-        warnings.append(
-            counted(
-                "links slower than their peers",
-                [_slow(names, int(source[link]), int(target[link]), rate[link] / usual) for link, usual in slow],
-            )
-        )
-    return Fabric(
+    warnings += _slow_links(names, level, source, target, rate)
+    fabric = Fabric(
         names=names,
         level=level,
         subnet=subnets(len(places), source, target),
-        lid=np.array([node.lid or 0 for node in switches] + [adapter.lid for adapter in adapters], np.int32),
+        lid=np.array([*(node.lid or 0 for node in switches), *(adapter.lid for adapter in adapters)], np.int32),
         host=host,
         hosts=tuple(hosts),
         source=source,
@@ -136,10 +130,15 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> Fabric:
         bandwidth=rate,
         warnings=tuple(warnings),
     )
+    return fabric, {node.guid: place for place, node in enumerate(switches)}
 
 
-def _slow(names: Sequence[str], source: int, target: int, share: float) -> str:
-    return f"{names[source]} to {names[target]} ({share:.0%})"
+def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, rate: Floats) -> list[str]:
+    slow = [
+        f"{names[source[link]]} to {names[target[link]]} ({rate[link] / usual:.0%})"
+        for link, usual in degraded_links(level, source, target, rate)
+    ]
+    return [counted("links slower than their peers", slow)] if slow else []
 
 
 def _no_hosts(found: Found) -> HpctrainError:

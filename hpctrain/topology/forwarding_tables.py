@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,22 +12,22 @@ from hpctrain.topology.cabling import Found, counted, some
 from hpctrain.topology.fabric import NO_PORT, Fabric
 
 
-def with_tables(fabric: Fabric, found: Found) -> Fabric:
-    """The fabric with the tables of ``found.forwards``; a switch is known by its LID.
+def with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> Fabric:
+    """The fabric with the tables of ``found.forwards``; a switch is known by its GUID, or by its LID where
+    the table does not give one.
+
+    Args:
+        switches: the number of each switch by its GUID.
 
     Raises:
         HpctrainError: no table belongs to a switch of the fabric: the files are of different fabrics.
     """
-    switches = np.flatnonzero((fabric.level != 0) & (fabric.host < 0)).tolist()
-    by_lid = {int(fabric.lid[node]): node for node in switches if fabric.lid[node]}
-    by_guid = {
-        guid: by_lid[node.lid] for guid, node in found.nodes.items() if node.kind == "switch" and node.lid in by_lid
-    }
+    by_lid = {int(fabric.lid[node]): node for node in switches.values()}
     row: dict[int, int] = {}
     strangers: dict[str, None] = {}
     rows, lids, ports = [], [], []
     for entry in found.forwards:
-        node = by_guid.get(entry.switch or "", by_lid.get(entry.switch_lid or 0))
+        node = switches.get(entry.switch) if entry.switch else by_lid.get(entry.switch_lid or 0)
         if node is None:
             strangers[entry.switch or f"LID {entry.switch_lid}"] = None
             continue
@@ -44,6 +45,6 @@ def with_tables(fabric: Fabric, found: Found) -> Fabric:
     warnings = list(fabric.warnings)
     if strangers:
         warnings.append(counted("forwarding tables of unknown switches, left out", list(strangers)))
-    if without := [fabric.names[node] for node in by_lid.values() if node not in row]:
+    if without := [fabric.names[node] for node in switches.values() if node not in row]:
         warnings.append(counted("switches without a forwarding table", without))
     return replace(fabric, tables=tables, table_switches=np.array(list(row), np.int32), warnings=tuple(warnings))

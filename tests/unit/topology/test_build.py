@@ -245,6 +245,17 @@ def test_forwarding_tables_join_their_switches() -> None:
         build_fabric([*cables, *forwarding.read(strange, "t")])
 
 
+def test_two_subnets_may_use_the_same_lids() -> None:
+    def elsewhere(text: str) -> str:
+        return text.replace("00000000000000", "10000000000000").replace(' "n', ' "m').replace('"spine', '"other')
+
+    listing, tables = IBNETDISCOVER + elsewhere(IBNETDISCOVER), DUMP_LFTS + elsewhere(DUMP_LFTS)
+    fabric = build_fabric([*ibnetdiscover.read(listing, "f"), *forwarding.read(tables, "t")])
+    assert fabric.subnet.max() == 1
+    assert len(fabric.table_switches) == 6
+    assert not any(warning.startswith(("no route", "switches without")) for warning in fabric.warnings)
+
+
 def _group(name: str, *, hosts: tuple[str, ...] = (), switches: tuple[str, ...] = ()) -> Group:
     return Group(name=name, hosts=hosts, switches=switches, where="t:1")
 
