@@ -71,10 +71,24 @@ def cost(fabric: Fabric, routes: Routes, order: Sequence[int]) -> tuple[float, i
     return round(float(worst), 9), crossings
 
 
+def every_order(fabric: Fabric, routes: Routes) -> tuple[np.ndarray, np.ndarray]:
+    """Worst load and crossings of each ring over all hosts, from what each pair of hosts loads."""
+    hosts = range(len(fabric.hosts))
+    rails = min(len(fabric.adapters(host)) for host in hosts)
+    adapters = np.array([fabric.adapters(host)[:rails] for host in hosts])
+    share = max(fabric.bandwidth[np.isin(fabric.source, adapters)]) / fabric.bandwidth
+    pair = np.array([[routes.loads(adapters[one], adapters[other]) * share for other in hosts] for one in hosts])
+    apart = np.array([[fabric.leaves(one) != fabric.leaves(other) for other in hosts] for one in hosts])
+    rings = np.array([(0, *rest, 0) for rest in itertools.permutations(hosts[1:])])
+    loads = sum(pair[one, other] for one, other in itertools.pairwise(rings.T))
+    crossings = sum(apart[one, other].astype(int) for one, other in itertools.pairwise(rings.T))
+    return loads.max(axis=1).round(9), crossings
+
+
 def against_every_order(fabric: Fabric, given: Sequence[int]) -> None:
     found = report(fabric, given)
     routes = Routes(fabric)
-    every = [cost(fabric, routes, (0, *rest)) for rest in itertools.permutations(range(1, len(given)))]
+    worst, crossings = every_order(fabric, routes)
 
     for placement in (found.given, found.name, found.tree, found.placed):
         assert sorted(placement.order) == sorted(given)
@@ -82,23 +96,17 @@ def against_every_order(fabric: Fabric, given: Sequence[int]) -> None:
     assert list(found.given.order) == list(given)
     limit = min(found.given.worst_load, found.name.worst_load, found.tree.worst_load)
     assert found.placed.worst_load <= limit
-    assert found.tree.crossings == found.bound == min(crossings for _, crossings in every)
+    assert found.tree.crossings == found.bound == crossings.min()
     # The least crossings of all orders that contend no more than the three that it must not be worse than.
-    assert found.placed.crossings == min(crossings for worst, crossings in every if worst <= limit)
+    assert found.placed.crossings == crossings[worst <= limit].min()
     assert found.already_optimal == (cost(fabric, routes, given) <= (found.placed.worst_load, found.placed.crossings))
 
 
-@settings(max_examples=120, deadline=None)
-@given(fabric=fabrics(hosts=6), seed=st.integers(0, 99), tables=st.booleans())
-def test_every_order_of_up_to_six_hosts_has_no_fewer_crossings(fabric: Fabric, seed: int, tables: bool) -> None:
+@settings(max_examples=100, deadline=None)
+@given(fabric=fabrics(hosts=9), seed=st.integers(0, 99), tables=st.booleans())
+def test_no_order_of_up_to_nine_hosts_has_fewer_crossings(fabric: Fabric, seed: int, tables: bool) -> None:
     fabric = with_random_tables(fabric, seed) if tables else fabric
     against_every_order(fabric, random.Random(seed).sample(range(len(fabric.hosts)), len(fabric.hosts)))
-
-
-@pytest.mark.parametrize(("sizes", "rails"), [([3, 2, 3], 2), ([4, 1, 2, 1], 1)])
-def test_every_order_of_eight_hosts_has_no_fewer_crossings(sizes: list[int], rails: int) -> None:
-    fabric = with_random_tables(two_levels(sizes, spines=2, rails=rails), seed=1)
-    against_every_order(fabric, random.Random(0).sample(range(8), 8))
 
 
 def test_alternating_leaves_are_put_together() -> None:
