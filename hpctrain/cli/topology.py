@@ -122,6 +122,7 @@ def verify(
 ) -> None:
     """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
     from hpctrain.launch.links import allocated_hosts, measure_links
+    from hpctrain.planning.machine import usable_cores
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.placement import place
     from hpctrain.topology.summary import host_numbers
@@ -135,6 +136,10 @@ def verify(
     names = () if ranks else allocated_hosts(hosts)
     if fabric:
         names = tuple(fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order)
+    if ranks and ranks > usable_cores():
+        typer.echo(
+            f"hpctrain: warning: {ranks} ranks share {usable_cores()} cores: what is slow may be these", err=True
+        )
     flows = measure_links(names, ranks or ranks_per_host, round(size_mb * 1e6))
     faults = compare(flows, fabric, slow=slow)
     if as_json:
@@ -254,9 +259,10 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     tree = Tree("fabric")
     for branch in branches(fabric):
         _grow(tree, branch)
-    console.print(tree)
+    # Names are for copying: no line is broken in the middle of one.
+    console.print(tree, soft_wrap=True)
     for warning in fabric.warnings:
-        console.print(Text(f"warning: {warning}"))
+        typer.echo(f"warning: {warning}")
 
 
 def _grow(tree: Tree, branch: Branch) -> None:
