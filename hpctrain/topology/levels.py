@@ -59,14 +59,14 @@ def subnets(nodes: int, source: Ints, target: Ints) -> Ints:
 
 
 def oversubscription(fabric: Fabric) -> dict[int, float]:
-    """Of each leaf: the bandwidth down to its adapters over that up to other switches.
+    """Of each leaf: the bandwidth down to its adapters over that to other switches.
 
-    1 and below is non-blocking; infinite where a leaf has no way up.
+    1 and below is non-blocking; infinite where a leaf is cabled to no other switch.
     """
     from_leaf = fabric.level[fabric.source] == 1
     below = fabric.level[fabric.target]
     down = _sums(fabric, from_leaf & (below == 0))
-    up = _sums(fabric, from_leaf & (below > 1))
+    up = _sums(fabric, from_leaf & (below > 0))
     leaves = np.flatnonzero(fabric.level == 1).tolist()
     return {leaf: float(down[leaf] / up[leaf]) if up[leaf] else float("inf") for leaf in leaves}
 

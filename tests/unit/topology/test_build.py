@@ -203,6 +203,9 @@ def test_oversubscription_counts_bandwidth() -> None:
     plant = Plant()
     plant.adapter("n1 mlx5_0", plant.switch("s"))
     assert oversubscription(plant.build()) == {0: float("inf")}
+    plant, _, one, two = _two_leaves()
+    plant.cable(one, two)
+    assert oversubscription(plant.build()) == {0: 1.5, 1: 1.5}
 
 
 def test_links_of_unknown_speed() -> None:

@@ -133,6 +133,8 @@ def test_forwarding_tables() -> None:
     assert entries[4] == Forward(switch="0000000000000002", switch_lid=2, lid=4, port=3, where="f:12")
     (remark,) = _of(Remark, records)
     assert "iberror: failed" in remark.text
+    dropped = DUMP_LFTS.replace("0x0002 003", "0x0002 255")
+    assert [entry.lid for entry in _of(Forward, list(forwarding.read(dropped, "f")))[:3]] == [1, 4, 5]
 
 
 @pytest.mark.parametrize(
