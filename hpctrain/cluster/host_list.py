@@ -44,10 +44,12 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
 
 
 def fold_hosts(names: Sequence[str]) -> str:
-    """The bracket form of names, sorted."""
+    """The bracket form of names, sorted; names with long numbers (a GUID) are left as they are, behind the others."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    long = sorted(name for name in names if re.search(r"\d{10}", name))
+    short = NodeSet.fromlist([name for name in names if name not in long], resolver=RESOLVER_NOGROUP)
+    return ",".join(filter(None, [str(short), *long]))
 
 
 def _count(part: str) -> int:

@@ -59,11 +59,13 @@ def place_hosts(
     order, worth = list(names), None
     if len(names) > 1:
         found = report(fabric, numbers)
-        order = [fabric.hosts[host] for host in found.placed.order]
+        # What cannot be bettered stays as the user has it.
+        chosen = found.given if found.already_optimal else found.placed
+        order = [fabric.hosts[host] for host in chosen.order]
         worth = HostOrder(
             fabric=known_from,
             crossings_given=found.given.crossings,
-            crossings=found.placed.crossings,
+            crossings=chosen.crossings,
             bound=found.bound,
         )
     return Hosts(

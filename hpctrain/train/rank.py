@@ -116,12 +116,10 @@ def _take_place(plan: Plan, rank: int) -> None:
     for name, value in {**host_variables(host.places), **slot_variables(slot)}.items():
         os.environ.setdefault(name, value)
     if slot.cores:
-        allowed = os.sched_getaffinity(0)
-        if not allowed.issuperset(slot.cores):
+        if missing := sorted(set(slot.cores) - os.sched_getaffinity(0)):
             raise HpctrainError(
-                f"rank {rank} on {host.host}: the plan has cores {slot.cores} for it, of which it may use "
-                f"{sorted(allowed.intersection(slot.cores))}",
-                "give the node map of this host, or leave --node out",
+                f"rank {rank} on {host.host}: the plan has core {missing[0]} for it, which it may not use",
+                "give --node the node map of that host, or leave it out",
             )
         os.sched_setaffinity(0, slot.cores)
 

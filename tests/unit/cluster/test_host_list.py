@@ -58,6 +58,13 @@ def test_more_than_any_cluster_has_is_refused_at_once(text: str) -> None:
         expand_hosts(text, "f:7")
 
 
-@given(st.lists(st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?", fullmatch=True), min_size=1, unique=True))
+@given(
+    st.lists(
+        st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?", fullmatch=True)
+        | st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+        min_size=1,
+        unique=True,
+    )
+)
 def test_folded_and_expanded_again(names: list[str]) -> None:
     assert sorted(expand_hosts(fold_hosts(names), "f")) == sorted(names)

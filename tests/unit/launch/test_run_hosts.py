@@ -1,0 +1,98 @@
+"""Where the hosts of a run and its fabric are known from; small scripts stand in for Slurm's programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.fabric import FLAT, find_fabric
+from hpctrain.launch.hosts import HostOptions, arrange
+
+HOSTS = ("n1", "n2", "n3", "n4")
+LEAVES = {"a": ("n1", "n3"), "b": ("n2", "n4")}
+TREE = "SwitchName=top Switches=a,b\nSwitchName=a Nodes=n[1,3]\nSwitchName=b Nodes=n[2,4]\n"
+SCONTROL = f"cat <<'END'\n{TREE}END"
+SRUN = """\
+test "$*" = "--overlap --ntasks-per-node=1 --nodelist=n1,n2,n3,n4 sh -c \
+echo \\"\\$SLURM_TOPOLOGY_ADDR \\$SLURM_TOPOLOGY_ADDR_PATTERN\\"" || exit 1
+for address in a.n1 b.n2 a.n3 b.n4; do echo "top.$address switch.switch.node"; done
+"""
+IN_A_TASK = {"SLURM_TOPOLOGY_ADDR": "top.a.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that comes first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def known(given: Path | None = None, environment: dict[str, str] | None = None) -> tuple[str, int]:
+    """Where the fabric is known from, and its number of leaves."""
+    fabric, known_from = find_fabric(given, None, HOSTS, environment or {})
+    return known_from, len({fabric.leaves(host) for host in range(len(fabric.hosts))})
+
+
+def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp_path: Path) -> None:
+    assert known() == (FLAT, 1)
+    assert known(environment={"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}) == (FLAT, 1)
+    # The program is not there: nothing but this task's own address could be known.
+    assert known(environment=IN_A_TASK) == (FLAT, 1)
+    install(programs, "srun", SRUN)
+    assert known() == (FLAT, 1)
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", "exit 1")
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", "echo No topology information available")
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    install(programs, "scontrol", SCONTROL)
+    assert known(environment=IN_A_TASK) == ("scontrol show topology", 2)
+    path = tmp_path / "topology.conf"
+    path.write_text("".join(f"SwitchName=s{host} Nodes={host}\n" for host in HOSTS))
+    assert known(path, IN_A_TASK) == (str(path), 4)
+
+
+def test_what_slurm_prints_is_not_passed_over_where_it_is_damaged(programs: Path) -> None:
+    install(programs, "scontrol", "echo SwitchName=top Switches=a,b")
+    with pytest.raises(HpctrainError, match="scontrol show topology:1: below 'top' is 'a'"):
+        known()
+
+
+def names(options: HostOptions, **environment: str) -> list[str]:
+    hosts, _ = arrange(options, "here", None, environment)
+    return [host.host for host in hosts.slots]
+
+
+def test_which_hosts(programs: Path, tmp_path: Path) -> None:
+    install(programs, "scontrol", SCONTROL)
+    fabric = tmp_path / "topology.conf"
+    fabric.write_text(TREE)
+    assert names(HostOptions()) == ["here"]
+    # Inside an allocation `run` without a word of hosts stays on its own.
+    assert names(HostOptions(), SLURM_JOB_NODELIST="n[1-4]") == ["here"]
+    assert sorted(names(HostOptions(nodes=3), SLURM_JOB_NODELIST="n[1-4]")) == ["n1", "n2", "n3"]
+    assert sorted(names(HostOptions(fabric=fabric), SLURM_JOB_NODELIST="n[2-3]")) == ["n2", "n3"]
+    assert sorted(names(HostOptions(fabric=fabric))) == list(HOSTS)
+    placed = names(HostOptions(hosts="n4,n1,n2,n3"))
+    assert {tuple(sorted(placed[:2])), tuple(sorted(placed[2:]))} == set(LEAVES.values())
+    with pytest.raises(HpctrainError, match="--nodes 5: --hosts has 4 hosts"):
+        names(HostOptions(hosts="n[1-4]", nodes=5))
+    with pytest.raises(HpctrainError, match="--nodes 2: this machine has 1 host"):
+        names(HostOptions(nodes=2))
+
+
+def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
+    hosts, warnings = arrange(HostOptions(hosts="n3,n1,n2"), "here", None, {})
+    assert [host.host for host in hosts.slots] == ["n3", "n1", "n2"]
+    assert ["no fabric is known" in warning for warning in warnings] == [True]
+    assert arrange(HostOptions(), "here", 2, {})[1] == ()

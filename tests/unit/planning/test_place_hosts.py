@@ -1,0 +1,91 @@
+"""Hosts in the order of the plan, and the place of each rank."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import Plan, Slots
+from hpctrain.planning.hosts import Hosts, place_hosts
+from hpctrain.planning.machine import Machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.recipes.load import load_recipe
+from hpctrain.topology.build import build_fabric
+from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.topology.node_map import NodeMap, NumaNode, Slot
+from hpctrain.topology.readers import ibnetdiscover, slurm
+
+# Names in turns on two leaves: every step of the ring by name crosses.
+TREE = "SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n[1,3,5]\nSwitchName=s2 Nodes=n[2,4,6]\n"
+NAMES = ("n1", "n2", "n3", "n4", "n5", "n6")
+FABRIC = build_fabric(slurm.read(TREE, "topology.conf"))
+NODE = NodeMap(gpus=(), adapters=(), numa_nodes=(NumaNode(index=0, cores=(0, 1, 2, 3)),), gpu_gpu=(), gpu_adapter=())
+MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
+
+
+def placed(ranks: int, node_map: NodeMap | None = None) -> Hosts:
+    return place_hosts(NAMES, ranks, FABRIC, known_from="topology.conf", node_map=node_map)
+
+
+def test_hosts_of_a_leaf_are_neighbours() -> None:
+    hosts = placed(12)
+    names = [host.host for host in hosts.slots]
+    assert {frozenset(names[:3]), frozenset(names[3:])} == {frozenset(NAMES[::2]), frozenset(NAMES[1::2])}
+    assert [host.slots for host in hosts.slots] == [2] * 6
+    assert hosts.order is not None
+    assert (hosts.order.crossings_given, hosts.order.crossings, hosts.order.bound) == (6, 2, 2)
+    assert hosts.order.fabric == "topology.conf"
+
+
+def test_each_rank_has_its_slot() -> None:
+    hosts = placed(12, NODE)
+    plan = make_plan(load_recipe("digits"), MACHINE, hosts=hosts)
+    assert (plan.ranks, plan.threads_per_rank, plan.backend) == (12, 2, "horovod")
+    first, second = (Slot(gpu=None, adapter=None, cores=cores) for cores in ((0, 1), (2, 3)))
+    assert [plan.place(rank) for rank in (0, 1, 2, 11)] == [
+        (hosts.slots[0], first),
+        (hosts.slots[0], second),
+        (hosts.slots[1], first),
+        (hosts.slots[5], second),
+    ]
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_threads_without_a_node_map_share_a_host() -> None:
+    assert make_plan(load_recipe("digits"), MACHINE, hosts=placed(12)).threads_per_rank == 4
+
+
+def test_one_host_has_no_order() -> None:
+    assert place_hosts(("n3",), 2, FABRIC, known_from="x").order is None
+
+
+@pytest.mark.parametrize(("rails", "expected"), [(1, {}), (2, {"NCCL_CROSS_NIC": "0"})])
+def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
+    fabric = build_fabric(ibnetdiscover.read(fat_tree(hosts=4, rails=rails, leaf_down=2, leaf_up=2), "generated"))
+    assert place_hosts(("node0001", "node0003"), 2, fabric, known_from="x").environment == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "said"),
+    [
+        (NAMES, 4, "-np 4: 6 hosts cannot have equally many ranks"),
+        (NAMES, 0, "-np 0: a run has at least one rank"),
+        (("n1", "m2"), 2, "no host 'm2'"),
+    ],
+)
+def test_refused(names: tuple[str, ...], ranks: int, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        place_hosts(names, ranks, FABRIC, known_from="x")
+
+
+def test_places_for_all_ranks_or_for_none() -> None:
+    slot = Slot(gpu=None, adapter=None, cores=(0,))
+    with pytest.raises(ValidationError, match="n1: 1 places for 2 slots"):
+        Slots(host="n1", slots=2, places=(slot,))
+    with pytest.raises(ValidationError, match="all hosts have places"):
+        Plan(
+            ranks=2,
+            hosts=(Slots(host="n1", slots=1, places=(slot,)), Slots(host="n2", slots=1)),
+            threads_per_rank=1,
+        )
