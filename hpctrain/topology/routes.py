@@ -104,8 +104,8 @@ class Routes:
         at = np.array(source)
         flow = np.flatnonzero(at != target).astype(np.int32)
         flows, links, astray = [_NONE], [_NONE], [_NONE]
-        for hop in range(MOST_HOPS):
-            link = self._next(at[flow], target[flow], first=hop == 0)
+        for _ in range(MOST_HOPS):
+            link = self._next(at[flow], target[flow])
             astray.append(flow[link < 0])
             flow, link = flow[link >= 0], link[link >= 0]
             flows.append(flow)
@@ -117,11 +117,11 @@ class Routes:
         lost = np.concatenate([*astray, flow])
         return np.concatenate(flows), np.concatenate(links), lost, at[lost]
 
-    def _next(self, node: Ints, target: Ints, *, first: bool) -> Ints:
-        """The link by which each flow leaves ``node``, -1 where it cannot: an adapter passes nothing on."""
+    def _next(self, node: Ints, target: Ints) -> Ints:
+        """The link by which each flow leaves ``node``, -1 where it cannot; a wrong adapter sends it back."""
         row = self._row[node]
         behind = self._behind[row, self._table[row, self._column[target]]]
-        return np.where(row >= 0, behind, self._cable[node] if first else np.int32(-1))
+        return np.where(row >= 0, behind, self._cable[node])
 
     def _lost(self, source: int, target: int, at: int) -> HpctrainError:
         names, subnet = self.fabric.names, self.fabric.subnet

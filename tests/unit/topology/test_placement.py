@@ -136,6 +136,29 @@ def test_pods_are_one_run_each() -> None:
     assert len(list(itertools.groupby(pods))) == len(set(pods)) == 8
 
 
+def test_pods_whose_leaves_are_numbered_in_turns_are_one_run_each_too() -> None:
+    cables = [(f"h{host} m", f"leaf{host}") for host in range(4)]
+    cables += [(f"leaf{leaf}", f"spine{leaf % 2}") for leaf in range(4)]
+    cables += [("spine0", "core0"), ("spine1", "core0")]
+    found = report(small_fabric(cables), [0, 1, 2, 3])
+    assert (found.given.crossings, found.given.worst_load) == (4, 2)
+    assert (found.tree.order, found.tree.crossings, found.tree.worst_load) == ((0, 2, 1, 3), 4, 1)
+
+
+def test_an_order_that_contends_less_is_kept_although_it_crosses_more() -> None:
+    """Rails between the last two leaves share a cable both ways, so a ring had better go over the first each time."""
+    fabric = two_levels([2, 1, 1], spines=4, rails=2)
+    tables = np.full((7, 9), -1, np.int16)
+    tables[:, 1:] = Routes(fabric)._table
+    tables[1, 7:9] = tables[2, 5:7] = 3
+    lid = np.where(fabric.level == 0, np.arange(1, 1 + len(fabric.names)), 0).astype(np.int32)
+    switches = np.flatnonzero(fabric.level > 0).astype(np.int32)
+    found = report(replace(fabric, lid=lid, tables=tables, table_switches=switches), [0, 2, 1, 3])
+    assert (found.tree.crossings, found.tree.worst_load) == (3, 2)
+    assert (found.placed.order, found.placed.crossings, found.placed.worst_load) == ((0, 2, 1, 3), 4, 1)
+    assert found.already_optimal
+
+
 def test_hosts_of_a_rail_optimised_leaf_set_stay_together_where_one_lost_an_adapter() -> None:
     cables = [(f"h{host} m{rail}", f"leaf{host % 2 * 2 + rail}") for host in range(6) for rail in range(2)]
     cables.remove(("h4 m1", "leaf1"))
