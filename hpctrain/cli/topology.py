@@ -40,6 +40,7 @@ Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
 
 KINDS = ("hostfile", "hydra", "rankfile", "slurm")
 _NAMED = 3
+_WIDE = 1000
 ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "placed"}
 
 
@@ -255,12 +256,13 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     table = Table(*numbers, title=Text(title))
     table.add_row(*(f"{number:,}" for number in numbers.values()))
     console = Console()
+    if not console.is_terminal:
+        console.width = _WIDE
     console.print(table)
     tree = Tree("fabric")
     for branch in branches(fabric):
         _grow(tree, branch)
-    # Names are for copying: no line is broken in the middle of one.
-    console.print(tree, soft_wrap=True)
+    console.print(tree)
     for warning in fabric.warnings:
         typer.echo(f"warning: {warning}")
 

@@ -42,7 +42,8 @@ _LOAD = LinearSegmentedColormap.from_list("load", ["#fdbb6b", "#f16913", "#b3000
 # Inches.
 _ROW_GAP = 1.15
 _LINE = 0.14
-_NARROW = 0.9  # of a place in a row: text is turned by 90 degrees
+_NARROW = 0.9  # a place in a row where text is turned by 90 degrees
+_LINES = 0.4  # a place for three lines of it
 _MIN_WIDTH, _MAX_WIDTH, _PLACE = 8.0, 18.0, 0.42
 _ARC_HEIGHT = 1.3
 _LONGEST_NAME = 20
@@ -137,7 +138,7 @@ class _Sketch:
             names = _short_names([name for number in row for name in folded.boxes[number].names])
             place = self.width / len(row)
             turned = place < _NARROW
-            texts = {number: _label(folded.boxes[number], names) for number in row}
+            texts = {number: _label(folded.boxes[number], names, lines=place >= _LINES) for number in row}
             lines = max(text.count("\n") + 1 for text in texts.values())
             longest = max(len(line) for text in texts.values() for line in text.split("\n"))
             long, short = 0.075 * longest + 0.14, _LINE * lines + 0.1
@@ -161,9 +162,11 @@ class _Sketch:
         return x, y + side * self.size[number][1] / 2
 
 
-def _label(box: Box, names: Mapping[str, str]) -> str:
+def _label(box: Box, names: Mapping[str, str], *, lines: bool) -> str:
     if len(box.names) == 1:
         return names[box.names[0]]
+    if not lines:
+        return f"{names[box.names[0]]} and {len(box.names) - 1} more"
     what = "hosts" if box.level == 0 else "leaves" if box.level == 1 else "switches"
     return f"{len(box.names)} {what}\n{names[box.names[0]]}\n… {names[box.names[-1]]}"
 

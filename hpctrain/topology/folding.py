@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,8 +82,8 @@ def leaf_sets(fabric: Fabric, hosts: Iterable[int]) -> dict[int, frozenset[int]]
 def fold(fabric: Fabric, hosts: Sequence[int], *, most: int = MOST_IN_A_ROW) -> Folded:
     """Hosts and every switch above them, each a box of its own where a level has at most ``most`` of them.
 
-    Larger levels are folded: hosts by the set of their leaves, leaves by the switches above them, higher switches by
-    those below them. A level of a fabric without such likeness stays wide.
+    Larger levels are folded: hosts by the set of their leaves, leaves by their hosts or else by the switches above
+    them, higher switches by those below them. A level of a fabric without such likeness stays wide.
 
     Hosts keep the order given as far as cables are not crossed for it.
     """
@@ -123,27 +123,37 @@ def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> li
             below[target].add(source)
     boxes: list[Box] = []
     by_level: dict[int, list[int]] = defaultdict(list)
-    for node in part:
+    for node in sorted(part):
         by_level[int(fabric.level[node])].append(node)
     box_of: dict[int, int] = {}
     for level in sorted(by_level.keys() - {0}, reverse=True):
-        like = above if level == 1 else below
-        for members in _groups(by_level[level], most, lambda node, like=like: frozenset(like[node])):  # type: ignore[misc]
+        likenesses = [{node: frozenset(below[node]) for node in by_level[level]}]
+        if level == 1:
+            of_hosts = {node: frozenset(fabric.host[list(below[node])].tolist()) for node in by_level[level]}
+            likenesses = [of_hosts, {node: frozenset(above[node]) for node in by_level[level]}]
+        # One box of all leaves would hide every crossing.
+        for members in _groups(by_level[level], likenesses, most=most, least=2 if level == 1 else 1):
             box_of.update(dict.fromkeys(members, len(boxes)))
             boxes.append(_box(level, members, fabric.names))
     leaves = leaf_sets(fabric, hosts)
-    for members in _groups(list(hosts), most, lambda host: frozenset(box_of[leaf] for leaf in leaves[host])):
-        boxes.append(_box(0, members, fabric.hosts))
-    return boxes
+    of_leaves = {host: frozenset(box_of[leaf] for leaf in leaves[host]) for host in hosts}
+    return boxes + [_box(0, members, fabric.hosts) for members in _groups(hosts, [of_leaves], most=most)]
 
 
-def _groups(members: list[int], most: int, key: Callable[[int], Hashable]) -> list[list[int]]:
-    if len(members) <= most:
-        return [[member] for member in members]
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for member in members:
-        groups[key(member)].append(member)
-    return list(groups.values())
+def _groups(
+    members: Sequence[int], likenesses: Iterable[Mapping[int, frozenset[int]]], *, most: int, least: int = 1
+) -> list[list[int]]:
+    """Each alone if they are at most ``most``, else those that are alike, by the first likeness that is enough."""
+    groups = [[member] for member in members]
+    for likeness in likenesses:
+        if len(groups) <= most:
+            break
+        alike: dict[frozenset[int], list[int]] = defaultdict(list)
+        for member in members:
+            alike[likeness[member]].append(member)
+        if len(alike) >= least:
+            groups = min(groups, list(alike.values()), key=len)
+    return groups
 
 
 def _box(level: int, members: Iterable[int], names: Sequence[str]) -> Box:

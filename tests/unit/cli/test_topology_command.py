@@ -216,6 +216,14 @@ def test_show_real_clusters(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "lone-ca" in run(capsys, "show", str(DATA / "lone-ca.ibnetdiscover"), code=2)
 
 
+def test_long_names_stay_whole_in_a_pipe(fabric: str, capsys: pytest.CaptureFixture[str]):
+    text = Path(fabric).read_text()
+    Path(fabric).write_text(text.replace("leaf001", "a long description of a switch that says where it is: " * 3 + "1"))
+    line = next(line for line in run(capsys, "show", fabric).splitlines() if "long description" in line)
+    assert line.count("where it is") == 3
+    assert line.endswith("; 4 down, 2 up")
+
+
 @needs_data
 def test_place_on_a_real_cluster(capsys: pytest.CaptureFixture[str]):
     avakas = DATA / "avakas"

@@ -71,6 +71,21 @@ def test_a_large_fabric_is_folded():
     assert strokes(svg, INSIDE) - 1 == 0
 
 
+def test_a_row_of_many_boxes_says_less():
+    leaves = [(f"h{host:03d} m0", f"leaf{host // 2}") for host in range(100)]
+    svg = to_svg(draw(small_fabric(leaves), [Ring(title="", hosts=range(100))]))
+    assert "h000 and 1 more" in texts(svg)
+
+
+def test_the_words_that_all_long_names_begin_with_are_left_out():
+    cables = [(f"host{number}.cluster.example.org m0", "leaf0") for number in (1, 2)]
+    cables += [(f"rack-of-compute-nodes-{number} m0", "leaf1") for number in (1, 2)]
+    shown = texts(to_svg(draw(small_fabric(cables[2:]), [Ring(title="", hosts=[0, 1])])))
+    assert {"1", "2", "leaf1"} <= set(shown)
+    shown = texts(to_svg(draw(small_fabric(cables[:2]), [Ring(title="", hosts=[0, 1])])))
+    assert "host1.clus…xample.org" in shown
+
+
 def test_the_same_figure_gives_the_same_bytes():
     def picture() -> str:
         return to_svg(draw(two_levels([2, 2], spines=1), [Ring(title="x", hosts=[0, 2, 1, 3])]))

@@ -53,6 +53,20 @@ def test_pods_are_folded_where_even_leaves_are_too_many():
     assert names(folded, 3) == [("core0",), ("core1",)]
 
 
+def test_leaves_of_the_same_hosts_are_folded_before_pods():
+    # 2 groups of 2 hosts with 3 rails each; every leaf has the same spine
+    cables = [(f"h{host} m{rail}", f"leaf{rail + 3 * (host // 2)}") for host in range(4) for rail in range(3)]
+    cables += [(f"leaf{leaf}", "spine0") for leaf in range(6)]
+    folded = fold(small_fabric(cables), range(4), most=3)
+    assert names(folded, 1) == [("leaf0", "leaf1", "leaf2"), ("leaf3", "leaf4", "leaf5")]
+    assert names(folded, 0) == [("h0", "h1"), ("h2", "h3")]
+
+
+def test_leaves_are_never_all_in_one_box():
+    folded = fold(two_levels([2, 2, 2], spines=1), range(6), most=2)
+    assert len(folded.row(1)) == len(folded.row(0)) == 3
+
+
 def test_only_what_the_hosts_use_is_shown():
     folded = fold(two_levels([2, 2, 2], spines=2), [0, 3])
     assert names(folded, 0) == [("h00",), ("h03",)]
