@@ -114,17 +114,19 @@ def verify(
         str | None, typer.Option(metavar="LIST", help="Hosts of the job; by default those of the Slurm allocation.")
     ] = None,
     ranks_per_host: Annotated[int, typer.Option(min=1, help="One an adapter measures every rail.")] = 1,
-    fabric_file: Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC", help="Compare with it.")] = None,
+    fabric_file: Annotated[
+        Path | None,
+        typer.Option("--fabric", metavar="FABRIC", help="Compare with it; by default with what Slurm knows."),
+    ] = None,
     routes: Routes = None,
-    leave_out: LeaveOut = None,
     size_mb: Annotated[float, typer.Option(min=0.001, help="Size of a message.")] = 16.0,
     slow: Annotated[float, typer.Option(min=0.0, max=1.0, help="Slow is below this share of the usual.")] = 0.7,
     as_json: AsJson = False,
 ) -> None:
     """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
+    from hpctrain.launch.fabric import find_fabric
     from hpctrain.launch.links import allocated_hosts, measure_links
     from hpctrain.planning.machine import usable_cores
-    from hpctrain.topology.build import read_fabric
     from hpctrain.topology.placement import place
     from hpctrain.topology.summary import host_numbers
     from hpctrain.topology.verify import compare
@@ -133,10 +135,13 @@ def verify(
         raise HpctrainError(
             "-np measures between ranks of this machine, without a fabric", "leave -np or the other out"
         )
-    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or []) if fabric_file else None
-    names = () if ranks else allocated_hosts(hosts)
-    if fabric:
-        names = tuple(fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order)
+    names: Sequence[str] = ()
+    fabric = None
+    if not ranks:
+        names = allocated_hosts(hosts)
+        fabric, known_from = find_fabric(fabric_file, routes, names)
+        typer.echo(f"hpctrain: the fabric: {known_from}", err=True)
+        names = [fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order]
     if ranks and ranks > usable_cores():
         typer.echo(
             f"hpctrain: warning: {ranks} ranks share {usable_cores()} cores: what is slow may be these", err=True

@@ -132,7 +132,7 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     reached = np.array([flow.bandwidth for flow in flows]) / promised
     faults = _explain(reached / np.median(reached), slow, suspects, flows, "bandwidth")
     faults += _explain(_usual_latency(flows, hops), 1 / LATE, suspects, flows, "latency")
-    if fabric is not None and (fabric.bandwidth > 1).any() and np.median(reached) < _WRONG_NETWORK:
+    if fabric is not None and _has_speeds(fabric) and np.median(reached) < _WRONG_NETWORK:
         whole = Fault(
             kind="fabric", name="as a whole", quantity="bandwidth", reached=float(np.median(reached)), flows=len(flows)
         )
@@ -151,11 +151,16 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     hops = np.diff(paths.start)
     together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
-    share = fabric.bandwidth[paths.link] / count[inverse]
+    # A tree of names alone, such as Slurm's, has one link where the fabric may have many.
+    share = fabric.bandwidth[paths.link] / (count[inverse] if _has_speeds(fabric) else 1)
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
     return np.minimum.reduceat(share, paths.start[:-1]), hops.astype(np.int32), names
+
+
+def _has_speeds(fabric: Fabric) -> bool:
+    return bool((fabric.bandwidth != 1.0).any())
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:

@@ -67,6 +67,14 @@ def test_leaves_are_never_all_in_one_box():
     assert len(folded.row(1)) == len(folded.row(0)) == 3
 
 
+def test_hosts_keep_the_order_given_where_no_cables_cross_for_it():
+    fabric = two_levels([3, 3], spines=1)
+    assert names(fold(fabric, [5, 3, 4, 1, 2, 0]), 0) == [("h05",), ("h03",), ("h04",), ("h01",), ("h02",), ("h00",)]
+    assert names(fold(fabric, [5, 3, 4, 1, 2, 0]), 1) == [("leaf1",), ("leaf0",)]
+    interleaved = names(fold(fabric, [0, 3, 1, 4, 2, 5]), 0)
+    assert sorted(interleaved[:3]) == [("h00",), ("h01",), ("h02",)]
+
+
 def test_only_what_the_hosts_use_is_shown():
     folded = fold(two_levels([2, 2, 2], spines=2), [0, 3])
     assert names(folded, 0) == [("h00",), ("h03",)]

@@ -79,6 +79,16 @@ def test_shared_links_are_no_fault():
     assert compare(flows)
 
 
+def test_a_tree_of_names_promises_no_bandwidth():
+    # flows across leaves are as fast as others: there are more cables than Slurm's tree has links
+    cabled, names = fast(two_levels([4, 4], spines=8)), fast(two_levels([4, 4], spines=1), 1.0)
+    flows = measured(cabled)
+    assert len({flow.bandwidth for flow in flows}) == 1
+    assert compare(flows, names) == ()
+    flows = measured(cabled, of_host=lambda host: 0.4 if host == "h05" else 1.0)
+    assert named(compare(flows, names)) == [("host", "h05", "bandwidth")]
+
+
 def test_a_slow_host():
     flows = measured(FABRIC, of_host=lambda host: 0.4 if host == "h05" else 1.0)
     (fault,) = compare(flows, FABRIC)
@@ -134,6 +144,16 @@ def test_the_wrong_network():
     assert "2% of what its links carry" in str(fault)
     unknown = fast(two_levels([4], spines=1), 1.0)
     assert compare(flows, unknown) == ()
+
+
+def test_the_one_that_explains_most_is_named():
+    def flow(source: str, target: str, bandwidth: float) -> Flow:
+        ends = (End(host=host, device="m0") for host in (source, target))
+        return Flow(round=0, source=next(ends), target=next(ends), bandwidth=bandwidth, latency=1e-6)
+
+    good = [flow(f"c{number}", f"d{number}", 1e9) for number in range(5)]
+    (fault,) = compare([flow("z", "a", 1e8), flow("z", "b", 1e8), *good])
+    assert (fault.kind, fault.name, fault.flows) == ("host", "z", 2)
 
 
 def test_a_pair_that_is_slow_only_together():
