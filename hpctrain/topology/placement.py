@@ -165,7 +165,7 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
     links = rings.links(np.arange(len(order)), following)
     loads = rings.loads(links)
     # What the adapters' own cables carry is the same in every order.
-    least = loads[np.isin(rings.fabric.source, rings.adapters)].max(initial=0.0)
+    least, _ = _worst(loads[np.isin(rings.fabric.source, rings.adapters)])
     for _ in range(TRIES):
         worst = _worst(loads)
         if worst[0] <= least:
