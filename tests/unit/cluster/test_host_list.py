@@ -44,7 +44,7 @@ def test_expanded_in_the_order_given(text: str, names: list[str]) -> None:
             "@all",
             "*",
         ),
-        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n[1-500000000,900000000-1]", "n" + "1" * 5000),
+        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n" + "1" * 5000),
     ],
 )
 def test_refused(text: str) -> None:
@@ -52,7 +52,10 @@ def test_refused(text: str) -> None:
         expand_hosts(text, "f:7")
 
 
-@pytest.mark.parametrize("text", ["n[1-999999999]", "n[0-99999]x[0-99999]", f"n[1-{MOST_HOSTS + 1}]", "n[1-3]" * 11])
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-999999999]", "n[0-99999]x[0-99999]", "n[1-500000000,900000000-1]", f"n[1-{MOST_HOSTS + 1}]", "n[1-3]" * 11],
+)
 def test_more_than_any_cluster_has_is_refused_at_once(text: str) -> None:
     with pytest.raises(HpctrainError, match=f"more than {MOST_HOSTS} names"):
         expand_hosts(text, "f:7")
