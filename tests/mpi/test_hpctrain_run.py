@@ -11,17 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from launching import Launch
 
 from hpctrain.planning.machine import usable_cores
 from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
-
-Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
 HOST = socket.gethostname()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from conftest import Launch
+from launching import Launch
 
 
 def test_two_ranks_of_this_machine(hpctrain: Launch):

@@ -37,9 +37,7 @@ EARLY = (
 )
 
 GPUS_ONLY = (
-    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
-    "GPU0\t X \tPHB\t0-3\t\tN/A\n"
-    "GPU1\tPHB\t X \t0-3\t\tN/A\n" + LEGEND
+    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPHB\t0-3\t\tN/A\nGPU1\tPHB\t X \t0-3\t\tN/A\n" + LEGEND
 )
 
 NO_AFFINITY = "\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n" + LEGEND

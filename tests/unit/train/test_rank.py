@@ -8,16 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import Launch
 
 from hpctrain.plan import Plan, Script, Slots
 from hpctrain.rundir import RunDirectory
-
-Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any], str]:

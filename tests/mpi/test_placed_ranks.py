@@ -8,17 +8,15 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import Launch
 
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.topology import launch_files
 from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import Slot
-
-Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = Path(__file__).parent / "programs" / "where.py"
 HOST = socket.gethostname()
