@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from hpctrain.adapters.keras.reduction import Reduction
 from hpctrain.errors import HpctrainError
-
-if TYPE_CHECKING:
-    from hpctrain.adapters.keras.optimizer import Reduction
 
 Step = Callable[[Any], Any]
 Part = tuple[Any, Any, tf.Tensor, tf.Tensor]

@@ -1,0 +1,107 @@
+"""What happens to the gradients of one Keras optimizer between the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.adapters.keras.variables import BUILD_HINT, checksums, guard_of
+from hpctrain.comm import Communicator
+from hpctrain.errors import HpctrainError
+
+Compression = Literal["none", "fp16", "bf16"]
+
+WIRE = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}
+# Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
+_NUMBERS = itertools.count()
+
+
+class Reduction:
+    """How the gradients of one optimizer become the mean over the ranks, and what proves that they did.
+
+    Attributes:
+        synchronised: every rank has rank 0's variables.
+        scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
+        guarded: something else, the callback of ``fit``, checks the parameters.
+        share: what the gradients of the step in work are multiplied by; None in loops that weight their own loss.
+        waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
+    """
+
+    def __init__(self, comm: Communicator, model: keras.Model, compression: Compression, guard_every: int) -> None:
+        self.comm = comm
+        self.synchronised = False
+        self.scaled_alike = True
+        self.guarded = False
+        self.share: tf.Tensor | None = None
+        self._engine = comm.tensorflow()
+        self._model = model
+        self._wire = WIRE[compression]
+        self._every = guard_every
+        self._guard = guard_of(comm, model, every=guard_every) if model.built else None
+        self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._name = f"hpctrain.{next(_NUMBERS)}"
+
+    def weighted(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients times this rank's share of the global batch; a variable without one has None."""
+        if self.share is None:
+            return list(gradients)
+        return [g if g is None else tf.math.scalar_mul(tf.cast(self.share, g.dtype), g) for g in gradients]
+
+    def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """The mean of each gradient over the ranks."""
+        self._check_ready()
+        # Gathering the slices of an embedding would spare memory, but adding up repeated rows in parallel has no fixed
+        # order on a GPU, and ranks would drift apart by rounding.
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        wire = [tf.cast(gradient, self._wire) if self._wire else gradient for gradient in dense]
+        with tf.control_dependencies(wire):
+            begin = tf.timestamp()
+        reduced = self._engine.allreduce(wire, self._name)
+        with tf.control_dependencies(reduced):
+            self.waited.assign(tf.timestamp() - begin)
+        return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(reduced, dense, strict=True)]
+
+    def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
+        """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
+        return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)
+
+    def updated(self) -> None:
+        """Let the guard count an update, in a hand-written loop, eagerly or within a tf.function."""
+        if self.guarded or self.comm.size == 1:
+            return
+        if self._guard is None:
+            self._guard = guard_of(self.comm, self._model, every=self._every)
+        if tf.executing_eagerly():
+            self._guard.step_done()
+            return
+        count = self._updates.assign_add(1)
+        tf.cond(
+            (count == 1) | (count % self._every == 0),
+            lambda: tf.py_function(self._compare, [count, checksums(self._model.trainable_variables)], tf.bool),
+            lambda: tf.constant(True),
+        )
+
+    def _compare(self, count: tf.Tensor, sums: tf.Tensor) -> bool:
+        assert self._guard is not None
+        self._guard.compare(int(count), np.asarray(sums.numpy(), dtype=np.int64))
+        return True
+
+    def _check_ready(self) -> None:
+        if not self.synchronised:
+            raise HpctrainError(
+                "the first update comes before the ranks were given the same weights: the model was not built when "
+                "ht.distribute saw it",
+                f"{BUILD_HINT}. Or build it after that, and pass callbacks=ht.keras.callbacks() to fit",
+            )
+        if not self.scaled_alike:
+            raise HpctrainError(
+                "mixed_float16 scales the loss, and the ranks did not agree on skipping a step that overflows",
+                "give ht.distribute a keras.optimizers.LossScaleOptimizer(optimizer), or pass "
+                "callbacks=ht.keras.callbacks() to fit",
+            )
