@@ -54,7 +54,7 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
     """
     names = _names(options, this_host, environment)
-    node_map = _node_map(options.node) if options.node else None
+    node_map = node_map_of(options.node) if options.node else None
     fabric, known_from = find_fabric(options.fabric, options.routes, names, environment)
     each = len(node_map.gpus) if node_map and node_map.gpus else 1
     hosts = place_hosts(
@@ -71,7 +71,12 @@ def arrange(
     return hosts, warnings
 
 
-def _node_map(node: str) -> NodeMap:
+def node_map_of(node: str) -> NodeMap:
+    """The node map that ``--node`` names: a file's, or this machine's own.
+
+    Raises:
+        HpctrainError: it cannot be read.
+    """
     if node != LIVE:
         return read_node_map(Path(node))
     # NVML's Python half, which is not needed to read a file.

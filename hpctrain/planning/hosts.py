@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from hpctrain.topology.launch_files import network_variables
 from hpctrain.topology.node_map import NodeMap, slots
 from hpctrain.topology.placement import report
 from hpctrain.topology.summary import host_numbers
+
+# Linux has room for 15 characters.
+_INTERFACES = re.compile(r"[\w.:-]{1,15}(?:,[\w.:-]{1,15})*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +46,25 @@ def place_hosts(
         fabric: has all of them.
         known_from: what to say of where the fabric is known from.
         node_map: of each host; None leaves GPUs, adapters and cores to the launcher.
-        interface: the network interface for connections that are not InfiniBand.
+        interface: the network interface for connections that are not InfiniBand, or several with commas between.
 
     Raises:
-        HpctrainError: a host that the fabric does not have, or ranks that the hosts cannot share evenly.
+        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts cannot share evenly.
     """
     require_ranks(ranks)
+    if interface is not None and not _INTERFACES.fullmatch(interface):
+        raise HpctrainError(
+            f"--interface {interface!r} is no name of a network interface", "for example ib0; `ip link` lists them"
+        )
     if ranks % len(names):
         raise HpctrainError(
-            f"-np {ranks}: {len(names)} hosts cannot have equally many ranks", f"for example -np {len(names)}"
+            f"-np {ranks}: {len(names)} hosts cannot have equally many ranks",
+            f"for example -np {len(names)}; --hosts chooses fewer",
         )
     each = ranks // len(names)
     places = slots(node_map, each) if node_map else ()
     numbers = host_numbers(fabric, names)
-    environment = network_variables(interface=interface, rails=_on_rails(fabric, numbers))
+    environment = network_variables(interface=interface, rails=on_rails(fabric, numbers))
     order, worth = list(names), None
     if len(names) > 1:
         found = report(fabric, numbers)
@@ -79,7 +88,7 @@ def require_ranks(ranks: int) -> None:
         raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
 
 
-def _on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
+def on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
     """Whether a host hangs on several leaves: its adapters are on rails."""
     towards = np.isin(fabric.host[fabric.source], hosts) & (fabric.level[fabric.target] == 1)
     pairs = np.unique(np.stack([fabric.host[fabric.source[towards]], fabric.target[towards]]), axis=1)
