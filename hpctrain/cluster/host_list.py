@@ -13,7 +13,7 @@ MOST_HOSTS = 65536
 
 # ClusterShell gives '@', '!', '&', '^', '*', '/' and blanks meanings that Slurm's lists do not have.
 _RANGES = r"\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\]"
-_NAME = rf"(?:[\w.:+-]|{_RANGES})+"
+_NAME = rf"(?:[\w.+-]|{_RANGES})+"
 _LIST = re.compile(rf"{_NAME}(?:,{_NAME})*", re.ASCII)
 
 
@@ -30,6 +30,11 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     # A twentieth of a second that `hpctrain --help` does not need.
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
 
+    if ":" in text:
+        raise HpctrainError(
+            f"{where}: {text!r}: a host's name has no ':'",
+            "names alone, each once, for example gpu1,gpu2; -np says how many ranks they have together",
+        )
     if not _LIST.fullmatch(text):
         raise _not_a_list(text, where, "it is empty, or a bracket, a name or a number in it is incomplete")
     parts = re.findall(_NAME, text, re.ASCII)
@@ -38,8 +43,9 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
         raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")
     try:
         return tuple(dict.fromkeys(name for part in parts for name in NodeSet(part, resolver=RESOLVER_NOGROUP)))
-    # ValueError: of a number with thousands of digits.
-    except (NodeSetParseError, ValueError) as error:
+    # ValueError: of a number with thousands of digits. AssertionError: digits behind a bracket join its numbers, and
+    # ClusterShell then finds the range too large.
+    except (NodeSetParseError, ValueError, AssertionError) as error:
         raise _not_a_list(text, where, str(error)) from error
 
 

@@ -44,12 +44,18 @@ def test_expanded_in_the_order_given(text: str, names: list[str]) -> None:
             "@all",
             "*",
         ),
-        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n" + "1" * 5000),
+        *("n[1-2]!n1", "n[1-2]/2", "n[a]", "n1\x00", "ñ1", "n" + "1" * 5000, "[1-20000]00000"),
     ],
 )
 def test_refused(text: str) -> None:
     with pytest.raises(HpctrainError, match=r"f:7: .* is not a list of hosts"):
         expand_hosts(text, "f:7")
+
+
+@pytest.mark.parametrize("text", ["n1:2", "n1:2,n2:2", "n[1-2]:4", ":"])
+def test_slots_of_mpirun_are_no_part_of_a_name(text: str) -> None:
+    with pytest.raises(HpctrainError, match=r"--hosts: .* has no ':'\n.*-np says how many ranks"):
+        expand_hosts(text, "--hosts")
 
 
 @pytest.mark.parametrize(
