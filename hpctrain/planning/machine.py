@@ -44,6 +44,13 @@ class Machine:
     versions: dict[str, str]
 
 
+def same_host(one: str, other: str) -> bool:
+    """Whether two names are of one host: a name without a domain is that of any."""
+    if "." in one and "." in other:
+        return one == other
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
 def this_machine() -> Machine:
     """The facts of the machine this runs on; imports no framework."""
     return Machine(

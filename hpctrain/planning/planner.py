@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS, Plan, Script, Slots
 from hpctrain.planning.hosts import Hosts, require_ranks
-from hpctrain.planning.machine import Machine
+from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.schema import Framework, Recipe
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
@@ -26,13 +28,14 @@ def make_plan(
         work: what to run.
         machine: where.
         ranks: how many processes where no hosts are given; they share the machine's cores evenly.
-        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank, else ``horovod``.
+        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
+            ``horovod``, whose launcher reaches other hosts.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
         hosts: where the ranks are; by default all on this machine.
 
     Raises:
         HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that cannot
-            join several ranks.
+            join several ranks or start one on another host.
     """
     if hosts is None:
         require_ranks(ranks)
@@ -42,7 +45,7 @@ def make_plan(
         recipe=work if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
         framework=_framework(work, machine, framework),
-        backend=_backend(backend, ranks),
+        backend=_backend(backend, hosts.slots, machine),
         ranks=ranks,
         hosts=hosts.slots,
         host_order=hosts.order,
@@ -63,19 +66,26 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     if len(plan.hosts) > 1 or plan.ranks <= machine.cores:
         return None
     return (
-        f"{plan.ranks} ranks share {machine.cores} cores of {machine.host}: each step takes about "
+        f"{plan.ranks} ranks share {machine.cores} cores of {plan.hosts[0].host}: each step takes about "
         f"{plan.ranks / machine.cores:.3g} times as long as with a core a rank, and every reduction waits for ranks "
         f"that are not running; -np {machine.cores} is the fastest here. The numbers stay the same"
     )
 
 
-def _backend(backend: str, ranks: int) -> str:
+def _backend(backend: str, hosts: Sequence[Slots], machine: Machine) -> str:
     if backend not in BACKENDS:
         raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+    ranks = sum(host.slots for host in hosts)
     if backend == "single" and ranks > 1:
         raise HpctrainError(f"backend 'single' is for one process, not for -np {ranks}", "choose --backend horovod")
+    here = same_host(hosts[0].host, machine.host)
+    if backend == "single" and not here:
+        raise HpctrainError(
+            f"backend 'single' starts its process on this machine, {machine.host}, not on {hosts[0].host}",
+            "choose --backend horovod",
+        )
     if backend == "auto":
-        return "single" if ranks == 1 else "horovod"
+        return "single" if ranks == 1 and here else "horovod"
     return backend
 
 

@@ -79,6 +79,18 @@ def test_refused(names: tuple[str, ...], ranks: int, said: str) -> None:
         place_hosts(names, ranks, FABRIC, known_from="x")
 
 
+@pytest.mark.parametrize("interface", ["ib0", "bond0.12", "eth0:1", "ib0,ib1", "a" * 15])
+def test_interfaces(interface: str) -> None:
+    hosts = place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
+    assert hosts.environment["NCCL_SOCKET_IFNAME"] == f"={interface}"
+
+
+@pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1"])
+def test_no_interface(interface: str) -> None:
+    with pytest.raises(HpctrainError, match="is no name of a network interface"):
+        place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
+
+
 def test_places_for_all_ranks_or_for_none() -> None:
     slot = Slot(gpu=None, adapter=None, cores=(0,))
     with pytest.raises(ValidationError, match="n1: 1 places for 2 slots"):

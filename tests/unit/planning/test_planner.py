@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import hpctrain
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import Plan, Script
+from hpctrain.plan import Plan, Script, Slots
 from hpctrain.planning import machine as facts
-from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.hosts import Hosts
+from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe
 
@@ -85,6 +86,25 @@ def test_a_framework_that_is_not_installed() -> None:
 def test_a_script_chooses_its_framework_itself() -> None:
     with pytest.raises(HpctrainError, match=r"train\.py chooses by itself"):
         make_plan(SCRIPT, MACHINE, framework="torch")
+
+
+def test_one_rank_on_another_host_needs_a_launcher() -> None:
+    def backend(host: str, wanted: str = "auto") -> str:
+        hosts = Hosts(slots=(Slots(host=host, slots=1),))
+        return make_plan(RECIPE, MACHINE, hosts=hosts, backend=wanted).backend
+
+    assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["horovod"] * 2
+    assert backend("n1", "single") == "single"
+    with pytest.raises(HpctrainError, match="on this machine, n1, not on n2\n.*--backend horovod"):
+        backend("n2", "single")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("a", "a", True), ("a", "a.x", True), ("a.x", "a.y", False), ("a.x", "a.x", True), ("a", "b", False)],
+)
+def test_names_of_one_host(one: str, other: str, same: bool) -> None:
+    assert same_host(one, other) is same_host(other, one) is same
 
 
 def test_this_machine() -> None:
