@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.names import natural
+from hpctrain.topology.rails import rail_adapters
 from hpctrain.topology.routes import Routes
 from hpctrain.topology.traffic import predict_allreduce, rail_rings
 
@@ -53,7 +54,8 @@ class PlacementReport:
 
     Attributes:
         bound: crossings that no order can be under: the number of groups of hosts with equal leaves, if several.
-        rails: adapters of each host that take part.
+        rails: adapters of each host that take part: one on each rail that all hosts have.
+        short: names of hosts with fewer adapters than others here have, in the order given.
         already_optimal: the given order is not worse than the placed one in anything.
     """
 
@@ -63,6 +65,7 @@ class PlacementReport:
     placed: Placement
     bound: int
     rails: int
+    short: tuple[str, ...]
     already_optimal: bool
 
 
@@ -96,6 +99,7 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
         **measured,
         bound=rings.bound,
         rails=rings.adapters.shape[1],
+        short=rings.short,
         already_optimal=rings.cost(as_given) <= rings.cost(found),
     )
 
@@ -104,7 +108,8 @@ class Rings:
     """What an order of these hosts costs. Orders are permutations of positions in the list of hosts given.
 
     Attributes:
-        adapters: (hosts, rails), as many rails as the host with the fewest adapters has.
+        adapters: (hosts, rails): of each host the adapter on each rail that all hosts have.
+        short: names of the hosts that have fewer adapters than others.
         groups: from the leaves up, the group of each host: equal numbers where the hosts hang on the same subtrees of
             that level. The last is one group of all.
         bound: the least crossings of any order.
@@ -115,8 +120,11 @@ class Rings:
         _check(fabric, hosts, owned)
         self.fabric, self.hosts = fabric, hosts
         self.routes = Routes(fabric)
-        rails = min(len(adapters) for adapters in owned)
-        self.adapters = np.array([adapters[:rails] for adapters in owned])
+        self.adapters = rail_adapters(fabric, hosts)
+        most = max(len(adapters) for adapters in owned)
+        self.short = tuple(
+            fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if len(adapters) < most
+        )
         self.groups = _groups(fabric, owned)
         leaf_groups = len(np.unique(self.groups[0]))
         self.bound = leaf_groups if leaf_groups > 1 else 0
