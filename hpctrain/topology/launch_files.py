@@ -7,6 +7,7 @@ host's slots, then the second's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from hpctrain.cluster.mpi import Flavour
@@ -39,12 +40,14 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
 
 
 def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
-    """hwloc's number of each core: hwloc counts NUMA node by NUMA node.
+    """hwloc's number of each core: hwloc counts NUMA node by NUMA node, the one with the lowest core first.
 
     Args:
         numa_nodes: of each NUMA node, the operating system's number of each core's first hardware thread.
     """
-    return {core: number for number, core in enumerate(core for node in numa_nodes for core in sorted(node))}
+    # Memory without cores, such as a GPU's own, is a NUMA node too.
+    nodes = sorted(sorted(node) for node in numa_nodes if node)
+    return {core: number for number, core in enumerate(chain.from_iterable(nodes))}
 
 
 def rankfile_options(flavour: Flavour, rankfile: Path) -> list[str]:

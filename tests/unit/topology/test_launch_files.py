@@ -58,6 +58,7 @@ def test_every_golden_file_has_its_case() -> None:
 
 def test_hwloc_counts_cores_node_by_node() -> None:
     assert LOGICAL == {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
+    assert launch_files.logical_cores([(4, 5), (), (0, 1), (2, 3)]) == {core: core for core in range(6)}
 
 
 def test_options_of_each_open_mpi() -> None:
