@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _ADAPTERS = Path("/sys/class/infiniband")
+_PORT_ACTIVE = "4:"
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 # The first messages set up connections and register memory.
@@ -32,16 +33,22 @@ _MESSAGES = 8
 def choose_adapter() -> str:
     """Take the InfiniBand adapter of this rank's number on its host, before MPI starts; its name, or the rank's."""
     local = next((int(os.environ[name]) for name in _LOCAL_RANK if name in os.environ), 0)
-    adapters = sorted(
-        path.parents[2].name
-        for path in _ADAPTERS.glob("*/ports/1/link_layer")
-        if path.read_text().strip() == "InfiniBand"
-    )
-    if not adapters:
+    ports = _active_ports()
+    if not ports:
         return f"rank {local}"
-    adapter = sorted(adapters, key=lambda name: (len(name), name))[local % len(adapters)]
-    os.environ["UCX_NET_DEVICES"] = f"{adapter}:1"
+    adapter = sorted(ports, key=lambda name: (len(name), name))[local % len(ports)]
+    os.environ["UCX_NET_DEVICES"] = f"{adapter}:{ports[adapter]}"
     return adapter
+
+
+def _active_ports() -> dict[str, int]:
+    """The first InfiniBand port of each adapter that is up; an adapter without one carries nothing."""
+    ports: dict[str, int] = {}
+    for port in sorted(_ADAPTERS.glob("*/ports/*"), key=lambda path: int(path.name)):
+        layer, state = ((port / name).read_text().strip() for name in ("link_layer", "state"))
+        if layer == "InfiniBand" and state.startswith(_PORT_ACTIVE):
+            ports.setdefault(port.parents[1].name, int(port.name))
+    return ports
 
 
 def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str, Any] | None:
@@ -104,14 +111,13 @@ def main(out: str, rounds: str, size: str) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    # The name that the host list has may be the short one.
-    ends = comm.gather({"host": MPI.Get_processor_name().split(".")[0], "device": device})
+    devices = comm.gather(device)
     flows: list[dict[str, Any]] = []
     for number, pairs in enumerate(json.loads(Path(rounds).read_text())):
         measured = measure(comm, [(source, target) for source, target in pairs], int(size))
         flows += [{"round": number, **flow} for flow in comm.gather(measured) or [] if flow]
     if comm.rank == 0:
-        Path(out).write_text(json.dumps({"ends": ends, "flows": flows}))
+        Path(out).write_text(json.dumps({"devices": devices, "flows": flows}))
 
 
 if __name__ == "__main__":

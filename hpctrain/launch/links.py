@@ -8,15 +8,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hpctrain
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
 from hpctrain.launch.start import launch_plan
 from hpctrain.plan import Plan, Script, Slots
 from hpctrain.planning.machine import this_machine
-from hpctrain.rundir import RunDirectory
+from hpctrain.rundir import RunDirectory, write_json
 from hpctrain.topology.verify import End, Flow, rounds
 
 _PROGRAM = Path(hpctrain.__file__).parent / "bench" / "links.py"
@@ -50,16 +52,15 @@ def measure_links(hosts: Sequence[str], ranks: int, size: int) -> list[Flow]:
         size: bytes of a message.
 
     Raises:
-        HpctrainError: no MPI, or a rank failed.
+        HpctrainError: no MPI, no folder for what is measured, or a rank failed.
     """
     machine = this_machine()
     slots = [Slots(host=host, slots=ranks) for host in hosts or (machine.host,)]
     schedule = rounds(len(hosts), ranks) if hosts else rounds(ranks)
-    # Ranks of other hosts see no temporary folder of this one.
-    with tempfile.TemporaryDirectory(prefix="hpctrain-links-", dir=Path.cwd() if hosts else None) as name:
+    with _folder(shared=bool(hosts)) as name:
         folder = Path(name)
         out, pairs = folder / "flows.json", folder / "rounds.json"
-        pairs.write_text(json.dumps(schedule))
+        write_json(pairs, schedule)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
             backend="horovod",
@@ -67,22 +68,35 @@ def measure_links(hosts: Sequence[str], ranks: int, size: int) -> list[Flow]:
             hosts=tuple(slots),
             threads_per_rank=1,
         )
-        line = _to_stderr
-        failure = launch_plan(plan, RunDirectory(folder / "run"), machine, find_mpi(), line=line)
+        failure = launch_plan(plan, RunDirectory(folder / "run"), machine, find_mpi(), line=_to_stderr)
         if failure:
             raise HpctrainError(str(failure), exit_code=1)
-        return _flows(json.loads(out.read_text()))
+        return flows_of(json.loads(out.read_text()), plan)
 
 
-def _flows(measured: dict[str, list[dict[str, float | str]]]) -> list[Flow]:
-    ends = [End(host=str(end["host"]), device=str(end["device"])) for end in measured["ends"]]
+def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    try:
+        # Ranks of other hosts see no temporary folder of this one.
+        return tempfile.TemporaryDirectory(prefix="hpctrain-links-", dir=Path.cwd() if shared else None)
+    except OSError as error:
+        here = Path(error.filename or ".")
+        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
+
+
+def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
+    """What :mod:`hpctrain.bench.links` wrote.
+
+    Hosts have the plan's names, as the fabric has them: what a host calls itself may be longer, or shorter.
+    """
+    hosts = [host.host for host in plan.hosts for _ in range(host.slots)]
+    ends = [End(host=host, device=device) for host, device in zip(hosts, measured["devices"], strict=True)]
     return [
         Flow(
-            round=int(flow["round"]),
-            source=ends[int(flow["source"])],
-            target=ends[int(flow["target"])],
-            bandwidth=float(flow["bandwidth"]),
-            latency=float(flow["latency"]),
+            round=flow["round"],
+            source=ends[flow["source"]],
+            target=ends[flow["target"]],
+            bandwidth=flow["bandwidth"],
+            latency=flow["latency"],
         )
         for flow in measured["flows"]
     ]
