@@ -13,7 +13,7 @@ import typer
 
 from hpctrain.errors import HpctrainError
 
-app = typer.Typer(no_args_is_help=True, help="Measure what training costs on this machine.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
 Row = dict[str, Any]
 

@@ -13,7 +13,11 @@ import typer
 from hpctrain.horovod.check import Check
 from hpctrain.horovod.wheel import Progress
 
-app = typer.Typer(help="Build Horovod for this machine's MPI and frameworks, and check it.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="Build Horovod for this machine's MPI and frameworks, and check it.",
+    no_args_is_help=True,
+)
 
 _MARKS = {"ok": "ok", "failed": "FAILED", "not applicable": "-"}
 

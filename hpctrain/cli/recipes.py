@@ -10,7 +10,7 @@ import yaml
 
 from hpctrain.recipes.load import load_recipe, recipe_names
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

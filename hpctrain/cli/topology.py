@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpctrain.topology.summary import Branch
     from hpctrain.topology.verify import Flow
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 FabricFile = Annotated[
     Path, typer.Argument(metavar="FABRIC", help="What ibnetdiscover, iblinkinfo or Slurm print of the fabric: a file.")

@@ -69,3 +69,9 @@ def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> No
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{metadata.version('hpctrain')}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "recipes", "topology", "report", "bench", "horovod"])
+def test_only_the_whole_command_installs_completion(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert "completion" not in capsys.readouterr().out
