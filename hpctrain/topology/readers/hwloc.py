@@ -120,15 +120,15 @@ def _walk(topology: Element) -> _Found:
 
 
 def _numa_nodes(found: _Found) -> list[NumaNode]:
+    """Every memory, with the cores beside it; of several beside the same cores (DDR and HBM) the first has them."""
     cpus = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores or found.threads]
-    first = {threads[0] for threads in cpus if threads}
-    return [
-        NumaNode(
-            index=node.number("os_index"),
-            cores=tuple(cpu for cpu in cores_of_mask(node.attribute("cpuset"), node.where) if cpu in first),
-        )
-        for node in found.numa_nodes
-    ]
+    free = {threads[0] for threads in cpus if threads}
+    nodes = []
+    for node in sorted(found.numa_nodes, key=lambda node: node.number("os_index")):
+        cores = tuple(cpu for cpu in cores_of_mask(node.attribute("cpuset"), node.where) if cpu in free)
+        free.difference_update(cores)
+        nodes.append(NumaNode(index=node.number("os_index"), cores=cores))
+    return nodes
 
 
 def _indices(gpus: list[_Device]) -> list[int]:

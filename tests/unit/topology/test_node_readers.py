@@ -172,6 +172,16 @@ def test_hwloc_device_near_two_numa_nodes_is_on_none() -> None:
     assert [device.numa for device in (*alone.gpus, *alone.adapters)] == [0] * 4
 
 
+def test_hwloc_cores_with_two_memories_belong_to_the_first() -> None:
+    memory = '<object type="NUMANode" os_index="{}" cpuset="{}" nodeset="{}"/>'
+    threads = "".join(f'<object type="PU" os_index="{cpu}" cpuset="{1 << cpu:#x}"/>' for cpu in range(4))
+    memories = [(2, "0x3", "0x4"), (0, "0x3", "0x1"), (1, "0xc", "0x2"), (3, "0xf", "0x8")]
+    text = "".join(memory.format(*each) for each in memories)
+    node_map = hwloc.read(f'<topology version="2.0">{text}{threads}</topology>', "node.xml")
+    assert [(node.index, node.cores) for node in node_map.numa_nodes] == [(0, (0, 1)), (1, (2, 3)), (2, ()), (3, ())]
+    assert [slot.cores for slot in slots(node_map, 2)] == [(0, 1), (2, 3)]
+
+
 def _lstopo(*arguments: str) -> str:
     program = shutil.which("lstopo")
     if program is None:
