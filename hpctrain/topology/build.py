@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hpctrain.topology.levels import degraded_links, levels, subnets
 from hpctrain.topology.link_speed import bandwidth
 from hpctrain.topology.names import (
     UNNAMED_HOSTS,
+    LeftOut,
     host_and_device,
     is_aggregation_node,
     is_service_host,
@@ -41,7 +41,8 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
 
     Args:
         records: any order; those of forwarding tables may be among them.
-        leave_out: patterns (``*``, ``?``) of hosts that take no part, for example storage servers.
+        leave_out: patterns (``*``, ``?``) of hosts that take no part, for example storage servers. A pattern that
+            matches no host becomes a warning.
 
     Raises:
         HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables.
@@ -50,7 +51,7 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     if found.groups and (found.nodes or found.ends):
         raise HpctrainError(f"{found.where}: a switch tree of names and a list of cables at once", "give one of them")
     if found.groups:
-        return tree_fabric(found)
+        return tree_fabric(found, leave_out)
     fabric, switches = _cabled(found, leave_out)
     if not found.forwards:
         return fabric
@@ -158,18 +159,19 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
             cabled.setdefault(end.guid, {})[end.port] = end
     adapters: list[_Adapter] = []
     engines, nameless, apart, loose = 0, [], [], []
+    left = LeftOut(leave_out)
     for node in found.nodes.values():
         if node.kind != "adapter":
             continue
         engine = is_aggregation_node(node)
         host, _ = host_and_device(node.name)
-        left_out = host is not None and any(fnmatchcase(host, pattern) for pattern in leave_out)
+        left_out = not engine and left.matches(host or node.guid)
         ports = cabled.get(node.guid, {})
         engines += engine
         if not ports:
             loose.append(node.name or node.guid)
         elif left_out:
-            apart.append(node.name)
+            apart.append(node.name if host else node.guid)
         elif host is None and not engine:
             nameless.append(node.guid)
         for end in ports.values():
@@ -184,7 +186,7 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
     }
     if engines:
         warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
-    warnings += [counted(what, names) for what, names in counts.items() if names]
+    warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
     return sorted(
         adapters, key=lambda adapter: (natural(adapter.host), natural(adapter.name), adapter.guid, adapter.port)
     )

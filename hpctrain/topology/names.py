@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from hpctrain.topology.records import Node
 
@@ -18,6 +20,8 @@ _MANAGED = re.compile(r"[A-Z0-9]+;([^;:]+):[^:/]+/U1")
 _SERVICE = re.compile(
     r"(?:^|[^a-z])(?:c?ufm|opensm|sm|mgmt|mgt|mds|mdt|mgs|oss|ost|nsd|nas|storage)(?![a-z])", re.IGNORECASE
 )
+
+_GUID = re.compile(r"[0-9a-f]{16}")
 
 # What installers call a machine that nobody has named.
 UNNAMED_HOSTS = frozenset(("localhost", "ubuntu", "debian", "centos", "rocky", "linux", "(none)"))
@@ -36,6 +40,11 @@ def host_and_device(description: str) -> tuple[str | None, str]:
     return found[1], found[2] or ""
 
 
+def is_guid(host: str) -> bool:
+    """Whether a host goes by its adapter's GUID, having told no name."""
+    return _GUID.fullmatch(host) is not None
+
+
 def switch_name(description: str) -> str:
     """A switch's own name out of its description, which is kept where it has no known form."""
     found = _MANAGED.fullmatch(description.strip())
@@ -50,3 +59,20 @@ def is_aggregation_node(node: Node) -> bool:
 def is_service_host(host: str) -> bool:
     """Whether a host's name says that it manages the fabric or stores files: ``ufm``, ``mds``, ``oss`` … as a word."""
     return _SERVICE.search(host) is not None
+
+
+class LeftOut:
+    """The hosts that a user leaves out, by patterns (``*``, ``?``); keeps in mind which patterns matched any."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._matched = dict.fromkeys(patterns, False)
+
+    def matches(self, host: str) -> bool:
+        """Whether some pattern matches the host."""
+        matching = [pattern for pattern in self._matched if fnmatchcase(host, pattern)]
+        self._matched.update(dict.fromkeys(matching, True))
+        return bool(matching)
+
+    def unmatched(self) -> list[str]:
+        """A warning for each pattern that has matched nothing yet."""
+        return [f"no host was left out for {pattern!r}" for pattern, matched in self._matched.items() if not matched]

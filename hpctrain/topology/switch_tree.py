@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.topology.cabling import Found, some
+from hpctrain.topology.cabling import Found, counted, some
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.levels import levels, subnets
-from hpctrain.topology.names import natural
+from hpctrain.topology.names import LeftOut, natural
+from hpctrain.topology.records import Group
 
 # Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
 ABOVE_ALL = "(above all)"
 
 
-def tree_fabric(found: Found) -> Fabric:
+def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     """The fabric of the groups: an adapter a host, a cable of bandwidth 1 wherever one name is below another.
 
     Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
     by a network of which the file says nothing.
 
+    Args:
+        found: groups alone.
+        leave_out: patterns of hosts that take no part.
+
     Raises:
         HpctrainError: a group names a switch that the file does not define, or there are no hosts.
     """
-    groups = {group.name: group for group in found.groups}
+    left = LeftOut(leave_out)
+    apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural)
+    groups = {group.name: group for group in _without(found.groups, set(apart))}
     hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural)
     if not hosts:
-        raise HpctrainError(f"{found.where}: no hosts in it", "its leaves need Nodes=")
-    warnings = list(found.warnings)
+        raise HpctrainError(
+            f"{found.where}: no hosts in it{' but those left out' if apart else ''}", "its leaves need Nodes="
+        )
+    warnings = [*found.warnings, *left.unmatched()]
+    if apart:
+        warnings.append(counted("hosts that were to be left out", apart))
     switches = sorted(groups, key=natural)
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
@@ -59,6 +73,21 @@ def tree_fabric(found: Found) -> Fabric:
         bandwidth=np.ones(len(source)),
         warnings=tuple(warnings),
     )
+
+
+def _without(groups: Sequence[Group], hosts: Container[str]) -> Sequence[Group]:
+    """The groups without hosts, and without the switches that then have nothing below them."""
+    left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
+    empty = {now.name for now, was in zip(left, groups, strict=True) if was.hosts and not now.hosts}
+    while empty:
+        left = [
+            replace(group, switches=tuple(switch for switch in group.switches if switch not in empty))
+            for group in left
+            if group.name not in empty
+        ]
+        bare = {group.name for group in left if not (group.hosts or group.switches)}
+        empty = bare.intersection(group.name for group in groups if group.switches)
+    return left
 
 
 def _ports(source: np.typing.NDArray[np.int32]) -> np.typing.NDArray[np.int32]:

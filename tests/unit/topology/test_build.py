@@ -137,6 +137,18 @@ def test_hosts_that_the_caller_leaves_out() -> None:
     assert fabric.warnings == ("adapters of hosts that were to be left out (1): login1 mlx5_0",)
 
 
+def test_a_host_without_a_name_is_left_out_by_its_guid_and_a_pattern_without_a_host_is_a_warning() -> None:
+    plant, spine, *_ = _two_leaves()
+    guid = plant.adapter("MT4129 ConnectX7", spine)
+    assert guid in plant.build().hosts
+    fabric = plant.build(leave_out=(guid[:-1] + "?", "strage*"))
+    assert guid not in fabric.hosts
+    assert fabric.warnings == (
+        f"adapters of hosts that were to be left out (1): {guid}",
+        "no host was left out for 'strage*'",
+    )
+
+
 def test_odd_cables_are_warnings() -> None:
     plant, _, one, two = _two_leaves()
     plant.cable(one, one)
@@ -275,6 +287,27 @@ def test_a_slurm_tree_becomes_a_fabric() -> None:
         ports = sorted(fabric.source_port[fabric.source == node].tolist())
         assert ports == list(range(1, len(ports) + 1))
     assert fabric.warnings == ()
+
+
+def test_hosts_of_a_slurm_tree_that_are_left_out_take_their_empty_switches_along() -> None:
+    tree = [
+        _group("core", switches=("pod1", "pod2")),
+        _group("pod1", switches=("s1", "s2")),
+        _group("pod2", switches=("s3",)),
+        _group("s1", hosts=("n1", "login1")),
+        _group("s2", hosts=("n2",)),
+        _group("s3", hosts=("login2",)),
+    ]
+    fabric = build_fabric(tree, leave_out=("login*", "x"))
+    assert fabric.hosts == ("n1", "n2")
+    assert fabric.names == ("core", "pod1", "s1", "s2", "n1", "n2")
+    assert fabric.level.tolist() == [3, 2, 1, 1, 0, 0]
+    assert fabric.warnings == (
+        "no host was left out for 'x'",
+        "hosts that were to be left out (2): login1, login2",
+    )
+    with pytest.raises(HpctrainError, match="no hosts in it but those left out"):
+        build_fabric(tree, leave_out=("*",))
 
 
 def test_blocks_are_joined_with_a_warning() -> None:
