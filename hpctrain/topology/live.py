@@ -22,6 +22,8 @@ _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 _PORT_ACTIVE = "4:"
+_LSTOPO_SECONDS = 60
+_LSTOPO_MEND = "see what it says by itself: lstopo --of xml"
 
 _Links = dict[str, dict[str, int]]
 
@@ -37,7 +39,7 @@ def this_node(root: Path = Path("/")) -> NodeMap:
             not asked.
 
     Raises:
-        HpctrainError: neither /sys nor lstopo.
+        HpctrainError: neither /sys nor lstopo, or lstopo fails.
     """
     here = root == Path("/")
     sys = root / "sys"
@@ -61,7 +63,15 @@ def _lstopo(sys: Path) -> NodeMap:
     program = shutil.which("lstopo")
     if program is None:
         raise HpctrainError(f"{sys} tells no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
-    export = subprocess.run([program, "--of", "xml"], capture_output=True, text=True, check=False)
+    try:
+        export = subprocess.run(
+            [program, "--of", "xml"], capture_output=True, text=True, check=True, timeout=_LSTOPO_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HpctrainError(f"{program} did not answer in {_LSTOPO_SECONDS} s", _LSTOPO_MEND) from error
+    except subprocess.CalledProcessError as error:
+        said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
+        raise HpctrainError(f"{program} failed with exit status {error.returncode}{said}", _LSTOPO_MEND) from error
     return hwloc.read(export.stdout, program)
 
 

@@ -189,6 +189,13 @@ def test_lstopo_is_asked_where_there_is_no_sys(tmp_path: Path, monkeypatch: pyte
     )
     program.chmod(0o755)
     assert this_node(tmp_path).numa_nodes == (NumaNode(index=0, cores=(0,)),)
+    program.write_text("#!/bin/sh\necho no display >&2; exit 7\n")
+    with pytest.raises(HpctrainError, match="failed with exit status 7: no display"):
+        this_node(tmp_path)
+    program.write_text("#!/bin/sh\nexec /bin/sleep 20\n")
+    monkeypatch.setattr(live, "_LSTOPO_SECONDS", 0.2)
+    with pytest.raises(HpctrainError, match="did not answer"):
+        this_node(tmp_path)
 
 
 def test_this_machine() -> None:
