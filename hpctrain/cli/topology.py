@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpctrain.cli.host_options import NodeFile
+from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.errors import HpctrainError, nearest
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
 
-KINDS = ("hostfile", "hydra", "rankfile", "slurm")
+_MOST_RANKS = 1024
 _NAMED = 3
 _WIDE = 1000
 ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "placed"}
@@ -57,9 +59,11 @@ def show(
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.summary import connected_hosts, counts
 
+    require_places(filter(None, (svg, png)))
     fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
     if svg or png:
-        _draw(fabric, [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)], svg, png)
+        rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
+        save(_drawings(fabric, rings, svg, png))
     if as_json:
         typer.echo(json.dumps({**counts(fabric), "warnings": fabric.warnings}, indent=2))
     else:
@@ -72,11 +76,8 @@ def place(
     hosts: Annotated[str, typer.Option(metavar="LIST", help="The job's hosts, in order: gpu[001-032],gpu040.")],
     routes: Routes = None,
     leave_out: LeaveOut = None,
-    ranks_per_host: Annotated[int, typer.Option(min=1, help="For the files that are written.")] = 1,
-    node: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What lstopo --of xml, NCCL or nvidia-smi topo -m print of each host."),
-    ] = None,
+    ranks_per_host: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="For the files that are written.")] = 1,
+    node: NodeFile = None,
     write: Annotated[
         list[str] | None, typer.Option(metavar="KIND=FILE", help=f"Write {', '.join(KINDS)}; repeatable.")
     ] = None,
@@ -86,20 +87,28 @@ def place(
 ) -> None:
     """The order of hosts in which a ring crosses the fewest leaves and shares its links least."""
     from hpctrain.cluster.host_list import expand_hosts
+    from hpctrain.launch.hosts import node_map_of
+    from hpctrain.planning.hosts import on_rails
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.placement import report
     from hpctrain.topology.summary import host_numbers
 
-    files = [_kind_and_file(each) for each in write or []]
+    files = [parse_write(each) for each in write or []]
+    require_places([*(file for _, file in files), *filter(None, (svg, png))])
     fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
     found = report(fabric, host_numbers(fabric, expand_hosts(hosts, "--hosts")))
     order = [fabric.hosts[host] for host in found.placed.order]
-    texts = {kind: _launch_file(kind, order, ranks_per_host, node) for kind, _ in files}
-    for kind, file in files:
-        _save(file, texts[kind].encode())
+    node_map = node_map_of(node) if node else None
+    for warning in node_map.warnings if node_map else ():
+        typer.echo(f"hpctrain: warning: {warning}", err=True)
+    rails = on_rails(fabric, found.placed.order)
+    contents = {
+        file: placement_file(kind, order, ranks_per_host, node_map, rails=rails).encode() for kind, file in files
+    }
     if svg or png:
         rings = [_ring(_title(name, found), fabric, getattr(found, name).order) for name in ("given", "placed")]
-        _draw(fabric, rings, svg, png)
+        contents |= _drawings(fabric, rings, svg, png)
+    save(contents)
     if as_json:
         rows = {name: _row(getattr(found, name), found.bound) for name in ORDERS}
         typer.echo(json.dumps({"order": order, **rows, "already_optimal": found.already_optimal}, indent=2))
@@ -113,7 +122,9 @@ def verify(
     hosts: Annotated[
         str | None, typer.Option(metavar="LIST", help="Hosts of the job; by default those of the Slurm allocation.")
     ] = None,
-    ranks_per_host: Annotated[int, typer.Option(min=1, help="One an adapter measures every rail.")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option(min=1, max=_MOST_RANKS, help="One an adapter measures every rail.")
+    ] = 1,
     fabric_file: Annotated[
         Path | None,
         typer.Option("--fabric", metavar="FABRIC", help="Compare with it; by default with what Slurm knows."),
@@ -180,38 +191,10 @@ def convert(
         raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
     text = writers[to](read_fabric(fabric_file, routes, leave_out=leave_out or []))
     if out:
-        _save(out, text.encode())
+        require_places([out])
+        save({out: text.encode()})
     else:
         typer.echo(text, nl=False)
-
-
-def _kind_and_file(text: str) -> tuple[str, Path]:
-    kind, separator, file = text.partition("=")
-    if kind not in KINDS:
-        raise HpctrainError(f"--write {text}: no such kind of file", nearest(kind, KINDS))
-    if not separator or not file:
-        raise HpctrainError(f"--write {text}: no file to write", f"for example --write {kind}=job.{kind}")
-    return kind, Path(file)
-
-
-def _launch_file(kind: str, order: Sequence[str], ranks: int, node: Path | None) -> str:
-    from hpctrain.topology import launch_files
-    from hpctrain.topology.node_file import read_node_map
-    from hpctrain.topology.node_map import Slot, slots
-
-    if kind == "rankfile":
-        if node is None:
-            raise HpctrainError("a rankfile names cores, which the fabric does not know", "add --node FILE")
-        node_map = read_node_map(node)
-        logical = launch_files.logical_cores([each.cores for each in node_map.numa_nodes])
-        return launch_files.open_mpi_rankfile([(host, slots(node_map, ranks)) for host in order], logical)
-    placed = [(host, [Slot(gpu=None, adapter=None, cores=())] * ranks) for host in order]
-    write = {
-        "hostfile": launch_files.open_mpi_hostfile,
-        "hydra": launch_files.hydra_hostfile,
-        "slurm": launch_files.slurm_hostfile,
-    }
-    return write[kind](placed)
 
 
 def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
@@ -225,28 +208,12 @@ def _title(name: str, found: PlacementReport) -> str:
     return f"{ORDERS[name]}: {order.crossings} crossings (at least {found.bound}), worst link load {order.worst_load:g}"
 
 
-def _draw(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path | None) -> None:
+def _drawings(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path | None) -> dict[Path, bytes]:
     from hpctrain.topology.drawing import draw, to_png, to_svg
 
     figure = draw(fabric, rings)
-    if svg:
-        _save(svg, to_svg(figure).encode())
-    if png:
-        _save(png, to_png(figure))
-
-
-def _save(path: Path, content: bytes) -> None:
-    from hpctrain.events import disk_error
-
-    if not path.parent.is_dir():
-        raise HpctrainError(
-            f"cannot write {path}: there is no folder {path.parent}", f"mkdir -p {quote(str(path.parent))}"
-        )
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise disk_error(error, path, "choose another place for it") from error
-    typer.echo(f"wrote {path}", err=True)
+    contents = {svg: to_svg(figure).encode()} if svg else {}
+    return {**contents, png: to_png(figure)} if png else contents
 
 
 def _print_fabric(fabric: Fabric, title: str) -> None:

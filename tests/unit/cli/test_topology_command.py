@@ -11,6 +11,7 @@ import pytest
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
 from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.topology.readers import nvidia_smi
 from hpctrain.topology.verify import End, Flow
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
@@ -97,21 +98,83 @@ def test_place_writes_what_launchers_read(fabric: str, capsys: pytest.CaptureFix
     assert Path("slurm.txt").read_text() == "node0001\nnode0001\nnode0005\nnode0005\n"
 
 
-def test_place_writes_a_rankfile_with_a_node_map(fabric: str, capsys: pytest.CaptureFixture[str]):
-    Path("node.txt").write_text(
-        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
-        "GPU0\t X \tSYS\t0-1\t0\n"
-        "GPU1\tSYS\t X \t2-3\t1\n"
-        "\nLegend:\n\n  X    = Self\n"
-    )
-    wanted = ["--ranks-per-host", "2", "--node", "node.txt", "--write", "rankfile=ranks"]
+NODE = """\
+\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tSYS\tPIX\tSYS\t0-1\t0
+GPU1\tSYS\t X \tSYS\tPIX\t2-3\t1
+NIC0\tPIX\tSYS\t X \tSYS
+NIC1\tSYS\tPIX\tSYS\t X
+
+Legend:
+
+  X    = Self
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+"""
+
+
+def test_place_writes_what_the_node_map_tells(fabric: str, capsys: pytest.CaptureFixture[str]):
+    Path("node.txt").write_text(NODE)
+    files = [f"--write={kind}={kind}" for kind in ("rankfile", "cpu-bind", "environment")]
+    wanted = ["--ranks-per-host", "2", "--node", "node.txt", *files]
     run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *wanted)
-    assert Path("ranks").read_text().splitlines() == [
+    assert Path("rankfile").read_text().splitlines() == [
         "rank 0=node0001 slot=0,1",
         "rank 1=node0001 slot=2,3",
         "rank 2=node0005 slot=0,1",
         "rank 3=node0005 slot=2,3",
     ]
+    assert Path("cpu-bind").read_text() == "--cpu-bind=mask_cpu:0x3,0xc\n"
+    assert Path("environment").read_text().splitlines() == [
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES=0,1",
+        "NCCL_IB_HCA==mlx5_0,mlx5_1",
+    ]
+
+
+def test_the_environment_keeps_rings_on_rails(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "rails.txt").write_text(fat_tree(hosts=4, rails=2, leaf_down=4, leaf_up=4))
+    (tmp_path / "node.txt").write_text(NODE)
+    wanted = [f"--node={tmp_path / 'node.txt'}", f"--write=environment={tmp_path / 'environment'}"]
+    run(capsys, "place", f"--fabric={tmp_path / 'rails.txt'}", "--hosts", "node[0001-0004]", *wanted)
+    assert "NCCL_CROSS_NIC=0\n" in (tmp_path / "environment").read_text()
+
+
+def test_place_takes_this_machine_for_a_node(
+    fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hpctrain.topology.live.this_node", lambda: nvidia_smi.read(NODE, "here"))
+    wanted = ["--node", "live", "--write", "rankfile=ranks"]
+    run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *wanted)
+    assert Path("ranks").read_text() == "rank 0=node0001 slot=0,1\nrank 1=node0005 slot=0,1\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["--write=hostfile=a", "--write=hydra=./a"], ["twice"]),
+        (["--write=hostfile=a", "--write=hostfile=a"], ["twice"]),
+        (["--write=hostfile=a", "--svg=folder/../a"], ["twice"]),
+        (["--write=hostfile=a", "--write=hydra=no/b"], ["no/b", "mkdir -p no"]),
+        (["--write=hostfile=a", "--png=no/b.png"], ["no/b.png", "mkdir -p no"]),
+        (["--write=hostfile=a", "--write=hydra=folder"], ["it is a folder"]),
+        (["--write=hostfile=a", f"--write=hydra={'n' * 300}"], ["File name too long"]),
+        (["--write=hostfile=a", "--write=rankfile=b"], ["cores", "--node live"]),
+        (["--write=hostfile=a", "--write=cpu-bind=b"], ["cores", "--node live"]),
+        (["--write=hostfile=a", "--write=environment=b"], ["GPUs", "--node live"]),
+        (["--write=hostfile=a", "--ranks-per-host=1025"], ["--ranks-per-host", "1024"]),
+    ],
+)
+def test_place_writes_all_files_or_none(
+    fabric: str, capsys: pytest.CaptureFixture[str], files: list[str], words: list[str]
+):
+    Path("folder").mkdir()
+    message = run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *files, code=2)
+    assert all(word in message for word in words), message
+    assert {path.name for path in Path().iterdir()} == {fabric, "folder"}
 
 
 def test_place_draws_before_and_after(fabric: str, capsys: pytest.CaptureFixture[str]):

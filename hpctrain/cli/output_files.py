@@ -1,0 +1,58 @@
+"""Files that a command writes besides what it prints: all of them, or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from shlex import quote
+
+import typer
+
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+
+_ELSEWHERE = "choose another place for it"
+
+
+def require_places(files: Iterable[Path]) -> None:
+    """Refuse, before anything is written, places that cannot hold these files.
+
+    Raises:
+        HpctrainError: two are the same file, one is a folder, or its folder is not there or not writable.
+    """
+    seen: set[Path] = set()
+    for file in files:
+        try:
+            _require_place(file)
+            place = file.parent.resolve() / file.name
+        except OSError as error:
+            raise disk_error(error, file, _ELSEWHERE) from error
+        if place in seen:
+            raise HpctrainError(f"cannot write {file} twice: one would replace the other", "name a file for each")
+        seen.add(place)
+
+
+def _require_place(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise HpctrainError(
+            f"cannot write {file}: there is no folder {file.parent}", f"mkdir -p {quote(str(file.parent))}"
+        )
+    if file.is_dir():
+        raise HpctrainError(f"cannot write {file}: it is a folder", "name a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise HpctrainError(f"cannot write {file}: permission denied", _ELSEWHERE)
+
+
+def save(contents: Mapping[Path, bytes]) -> None:
+    """Write the files and say so.
+
+    Raises:
+        HpctrainError: one cannot be written.
+    """
+    for file, content in contents.items():
+        try:
+            file.write_bytes(content)
+        except OSError as error:
+            raise disk_error(error, file, _ELSEWHERE) from error
+        typer.echo(f"wrote {file}", err=True)

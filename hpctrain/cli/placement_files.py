@@ -1,0 +1,70 @@
+"""``hpctrain topology place --write KIND=FILE``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology import launch_files
+from hpctrain.topology.node_map import NodeMap, Slot, slots
+
+_HOSTFILES = {
+    "hostfile": launch_files.open_mpi_hostfile,
+    "hydra": launch_files.hydra_hostfile,
+    "slurm": launch_files.slurm_hostfile,
+}
+# What a host's node map is needed for.
+_NAMES = {
+    "rankfile": "a rankfile names cores",
+    "cpu-bind": "masks of CPUs name cores",
+    "environment": "the environment names GPUs and adapters",
+}
+KINDS = (*_HOSTFILES, *_NAMES)
+
+
+def parse_write(text: str) -> tuple[str, Path]:
+    """The kind and the file of one ``--write``.
+
+    Raises:
+        HpctrainError: there is no such kind, or no file.
+    """
+    kind, separator, file = text.partition("=")
+    if kind not in KINDS:
+        raise HpctrainError(f"--write {text}: no such kind of file", nearest(kind, KINDS))
+    if not separator or not file:
+        raise HpctrainError(f"--write {text}: no file to write", f"for example --write {kind}=job.{kind}")
+    return kind, Path(file)
+
+
+def placement_file(kind: str, order: Sequence[str], ranks: int, node_map: NodeMap | None, *, rails: bool) -> str:
+    """The text of a file of one of :data:`KINDS`.
+
+    Args:
+        kind: which.
+        order: the hosts, in the order of their ranks.
+        ranks: how many a host.
+        node_map: of each host.
+        rails: each adapter of a host is on a leaf switch of its own.
+
+    Raises:
+        HpctrainError: the kind needs a node map and there is none, or it lacks what the file names.
+    """
+    if kind in _HOSTFILES:
+        return _HOSTFILES[kind]([(host, [Slot(gpu=None, adapter=None, cores=())] * ranks) for host in order])
+    if node_map is None:
+        raise HpctrainError(f"{_NAMES[kind]}, which the fabric does not know", "add --node FILE, or --node live")
+    places = slots(node_map, ranks)
+    placed = [(host, places) for host in order]
+    if kind == "rankfile":
+        logical = launch_files.logical_cores([each.cores for each in node_map.numa_nodes])
+        return launch_files.open_mpi_rankfile(placed, logical)
+    if kind == "cpu-bind":
+        return launch_files.cpu_bind(placed) + "\n"
+    return _assignments({**launch_files.network_variables(rails=rails), **launch_files.host_variables(places)})
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    """Lines that a shell reads."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
