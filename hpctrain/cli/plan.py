@@ -39,7 +39,7 @@ def plan(
     """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
     machine = this_machine()
     options = HostOptions(hosts=hosts, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface)
-    arranged, warnings = arrange(options, machine.host, ranks)
+    arranged, warnings = arrange(options, machine.host, ranks, whole_fabric=True)
     for warning in warnings:
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(

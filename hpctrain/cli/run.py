@@ -49,7 +49,10 @@ def run(
         bool, typer.Option("--dry-run", help="Print the command with its environment; run nothing.")
     ] = False,
 ) -> None:
-    """Train a recipe, or run a script, on one or more ranks of this machine, or of --hosts, which share its files."""
+    """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
+
+    All hosts share its files.
+    """
     chosen = _work(work, overrides or [], arguments or [])
     machine = this_machine()
     options = HostOptions(hosts=hosts, fabric=fabric, routes=routes, node=node, interface=interface)

@@ -31,10 +31,8 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
 
     if ":" in text:
-        raise HpctrainError(
-            f"{where}: {text!r}: a host's name has no ':'",
-            "names alone, each once, for example gpu1,gpu2; -np says how many ranks they have together",
-        )
+        hint = "names alone, for example gpu1,gpu2; -np says how many ranks they have together"
+        raise _not_a_list(text, where, "a host's name has no ':'", hint)
     if not _LIST.fullmatch(text):
         raise _not_a_list(text, where, "it is empty, or a bracket, a name or a number in it is incomplete")
     parts = re.findall(_NAME, text, re.ASCII)
@@ -66,6 +64,6 @@ def _count(part: str) -> int:
     )
 
 
-def _not_a_list(text: str, where: str, why: str) -> HpctrainError:
+def _not_a_list(text: str, where: str, why: str, hint: str = "for example gpu[001-032],login1") -> HpctrainError:
     shown = text if len(text) <= 60 else f"{text[:60]}…"
-    return HpctrainError(f"{where}: {shown!r} is not a list of hosts: {why}", "for example gpu[001-032],login1")
+    return HpctrainError(f"{where}: {shown!r} is not a list of hosts: {why}", hint)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.errors import HpctrainError
 from hpctrain.topology.build import build_fabric, read_fabric
+from hpctrain.topology.cabling import counted
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.readers import slurm, slurm_address
-from hpctrain.topology.records import Group
+from hpctrain.topology.records import Group, Record
 
 FLAT = "unknown, taken to be flat"
 
@@ -26,31 +29,63 @@ def find_fabric(
     hosts: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Fabric, str]:
-    """The fabric, and where it is known from: the first of a given file, ``scontrol show topology``,
+    """The fabric of :func:`given_fabric`, else of :func:`known_fabric`, and where it is known from."""
+    fabric = given_fabric(given, routes)
+    return (fabric, str(given)) if fabric else known_fabric(hosts, environment)
+
+
+def given_fabric(path: Path | None, routes: Path | None) -> Fabric | None:
+    """The fabric of a file of any format that ``read_fabric`` knows, with its forwarding tables; None without a file.
+
+    Raises:
+        HpctrainError: it cannot be read, or there are tables but no file.
+    """
+    if path is not None:
+        return read_fabric(path, routes)
+    if routes is not None:
+        raise HpctrainError(
+            f"--routes {routes}: forwarding tables alone do not say what is cabled to what",
+            "name the output of ibnetdiscover with --fabric",
+        )
+    return None
+
+
+def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Fabric, str]:
+    """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
     ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
 
+    What lacks one of the hosts is passed over, with a warning of the fabric that is taken.
+
     Args:
-        given: a file of any format that ``read_fabric`` knows.
-        routes: forwarding tables for it.
         hosts: of the run.
         environment: this process's.
 
     Raises:
-        HpctrainError: the file or what Slurm printed cannot be read.
+        HpctrainError: what Slurm printed cannot be read.
     """
-    if given:
-        return read_fabric(given, routes), str(given)
+    warnings: list[str] = []
+    for records, source in _known(hosts, environment):
+        fabric = build_fabric(records)
+        unknown = [host for host in hosts if host not in fabric.hosts]
+        if not unknown:
+            break
+        warnings.append(counted(f"{source} is not used: hosts that it does not have", unknown))
+    return replace(fabric, warnings=(*warnings, *fabric.warnings)), source
+
+
+def _known(hosts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[Iterable[Record], str]]:
+    """What each source tells of the fabric, from the best to the one that is always there."""
     # One host needs no fabric, and asking takes its time.
     tree = _output("scontrol", "show", "topology") if len(hosts) > 1 else ""
     # A Slurm without a topology plugin prints nothing of the kind.
     if "Name=" in tree:
-        return build_fabric(slurm.read(tree, "scontrol show topology")), "scontrol show topology"
+        yield slurm.read(tree, "scontrol show topology"), "scontrol show topology"
     # Without switches the address is the host's name alone.
     if len(hosts) > 1 and environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "node") != "node":
         command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
         if addresses := _output(*command, _PRINT_ADDRESS):
-            return build_fabric(slurm_address.read(addresses, "SLURM_TOPOLOGY_ADDR")), "SLURM_TOPOLOGY_ADDR"
-    return build_fabric([Group(name="flat", hosts=tuple(hosts), where="the hosts of the run")]), FLAT
+            yield slurm_address.read(addresses, "SLURM_TOPOLOGY_ADDR"), "SLURM_TOPOLOGY_ADDR"
+    yield [Group(name="flat", hosts=tuple(hosts), where="the hosts of the run")], FLAT
 
 
 def _output(program: str, *arguments: str) -> str:

@@ -9,13 +9,17 @@ from pathlib import Path
 
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.fabric import FLAT, find_fabric
+from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
 from hpctrain.planning.hosts import Hosts, place_hosts
-from hpctrain.topology.build import read_fabric
+from hpctrain.topology.cabling import counted
+from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.names import is_guid
 from hpctrain.topology.node_file import read_node_map
 from hpctrain.topology.node_map import NodeMap
 
 LIVE = "live"
+
+_ALLOCATED = "SLURM_JOB_NODELIST"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +44,38 @@ class HostOptions:
 
 
 def arrange(
-    options: HostOptions, this_host: str, ranks: int | None, environment: Mapping[str, str] = os.environ
+    options: HostOptions,
+    this_host: str,
+    ranks: int | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    whole_fabric: bool = False,
 ) -> tuple[Hosts, tuple[str, ...]]:
     """The hosts in the order of the plan with their slots, and warnings.
 
     Args:
-        options: of the command line.
+        options: of the command line. Without hosts in it they are those of the Slurm allocation.
         this_host: taken where no other is named.
         ranks: of all hosts together; by default one a GPU, or one a host where no node map tells the GPUs.
         environment: this process's.
+        whole_fabric: take all hosts of a given fabric, rather than refuse it, where nothing names those of the run.
 
     Raises:
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
     """
-    names = _names(options, this_host, environment)
-    node_map = node_map_of(options.node) if options.node else None
-    fabric, known_from = find_fabric(options.fabric, options.routes, names, environment)
+    given = given_fabric(options.fabric, options.routes)
+    if given and not (whole_fabric or options.hosts is not None or environment.get(_ALLOCATED)):
+        raise HpctrainError(
+            f"--fabric {options.fabric} has {len(given.hosts)} hosts, and nothing says which of them are yours",
+            "name them with --hosts, or start inside a Slurm allocation",
+        )
+    names, warnings = _names(options, given, this_host, environment)
+    node_map = node_map_of(options.node) if options.node is not None else None
+    if given:
+        fabric, known_from = given, str(options.fabric)
+    else:
+        fabric, known_from = known_fabric(names, environment)
+        warnings += fabric.warnings
     each = len(node_map.gpus) if node_map and node_map.gpus else 1
     hosts = place_hosts(
         names,
@@ -65,7 +85,7 @@ def arrange(
         node_map=node_map,
         interface=options.interface,
     )
-    warnings = node_map.warnings if node_map else ()
+    warnings += node_map.warnings if node_map else ()
     if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings
@@ -85,21 +105,29 @@ def node_map_of(node: str) -> NodeMap:
     return this_node()
 
 
-def _names(options: HostOptions, this_host: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    allocated = environment.get("SLURM_JOB_NODELIST")
-    if options.hosts:
+def _names(
+    options: HostOptions, given: Fabric | None, this_host: str, environment: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hosts of the run in the order in which they are named, and warnings."""
+    warnings: tuple[str, ...] = ()
+    if options.hosts is not None:
         names, where = expand_hosts(options.hosts, "--hosts"), "--hosts"
-    elif allocated and (options.fabric or options.nodes):
-        names, where = expand_hosts(allocated, "SLURM_JOB_NODELIST"), "the allocation"
-    elif options.fabric:
-        names, where = read_fabric(options.fabric).hosts, str(options.fabric)
+    elif allocated := environment.get(_ALLOCATED):
+        names, where = expand_hosts(allocated, _ALLOCATED), "the allocation"
+    elif given:
+        where = str(options.fabric)
+        names = tuple(host for host in given.hosts if not is_guid(host))
+        if nameless := [host for host in given.hosts if is_guid(host)]:
+            warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
+        if not names:
+            raise HpctrainError(f"{where}: none of its {len(nameless)} hosts has a name", "name yours with --hosts")
     else:
         names, where = (this_host,), "this machine"
     if options.nodes is None:
-        return names
+        return names, warnings
     if not 1 <= options.nodes <= len(names):
         raise HpctrainError(
             f"--nodes {options.nodes}: {where} has {len(names)} host{'' if len(names) == 1 else 's'}",
             "name more with --hosts, or give their --fabric",
         )
-    return names[: options.nodes]
+    return names[: options.nodes], warnings

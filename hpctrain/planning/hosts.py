@@ -49,7 +49,8 @@ def place_hosts(
         interface: the network interface for connections that are not InfiniBand, or several with commas between.
 
     Raises:
-        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts cannot share evenly.
+        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts cannot
+            share evenly.
     """
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,23 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
+
+
+def test_one_host_elsewhere_is_reached_by_mpirun(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.launch.start.find_mpi", lambda: OPEN_MPI)
+    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+    run = ["run", "digits", "--dry-run", "--run-dir", "run"]
+    assert main([*run, "--hosts", "n1"]) == 0
+    assert "  --host n1:1 " in capsys.readouterr().out
+    assert main([*run, "--hosts", socket.gethostname()]) == 0
+    assert "--host" not in capsys.readouterr().out
+    assert main([*run, "--hosts", "n1", "--backend", "single"]) == 2
+    assert f"on this machine, {socket.gethostname()}, not on n1" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert main(run) == 0
+    assert "  --host n1:1,n2:1 " in capsys.readouterr().out
 
 
 def test_run_takes_the_same_hosts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
+from hpctrain.launch import hosts as launch_hosts
 from hpctrain.launch.fabric import FLAT, find_fabric
 from hpctrain.launch.hosts import HostOptions, arrange
+from hpctrain.topology.fat_tree import fat_tree
 
 HOSTS = ("n1", "n2", "n3", "n4")
 LEAVES = {"a": ("n1", "n3"), "b": ("n2", "n4")}
@@ -69,7 +71,7 @@ def test_what_slurm_prints_is_not_passed_over_where_it_is_damaged(programs: Path
 
 
 def names(options: HostOptions, **environment: str) -> list[str]:
-    hosts, _ = arrange(options, "here", None, environment)
+    hosts, _ = arrange(options, "here", None, environment, whole_fabric=True)
     return [host.host for host in hosts.slots]
 
 
@@ -78,8 +80,9 @@ def test_which_hosts(programs: Path, tmp_path: Path) -> None:
     fabric = tmp_path / "topology.conf"
     fabric.write_text(TREE)
     assert names(HostOptions()) == ["here"]
-    # Inside an allocation `run` without a word of hosts stays on its own.
-    assert names(HostOptions(), SLURM_JOB_NODELIST="n[1-4]") == ["here"]
+    assert sorted(names(HostOptions(), SLURM_JOB_NODELIST="n[1-4]")) == list(HOSTS)
+    assert names(HostOptions(), SLURM_JOB_NODELIST="here") == names(HostOptions(), SLURM_JOB_NODELIST="") == ["here"]
+    assert sorted(names(HostOptions(hosts="n[1,3]"), SLURM_JOB_NODELIST="n[1-4]")) == ["n1", "n3"]
     assert sorted(names(HostOptions(nodes=3), SLURM_JOB_NODELIST="n[1-4]")) == ["n1", "n2", "n3"]
     assert sorted(names(HostOptions(fabric=fabric), SLURM_JOB_NODELIST="n[2-3]")) == ["n2", "n3"]
     assert sorted(names(HostOptions(fabric=fabric))) == list(HOSTS)
@@ -89,6 +92,56 @@ def test_which_hosts(programs: Path, tmp_path: Path) -> None:
         names(HostOptions(hosts="n[1-4]", nodes=5))
     with pytest.raises(HpctrainError, match="--nodes 2: this machine has 1 host"):
         names(HostOptions(nodes=2))
+
+
+def test_a_run_does_not_take_a_whole_fabric(tmp_path: Path) -> None:
+    fabric = tmp_path / "topology.conf"
+    fabric.write_text(TREE)
+    with pytest.raises(HpctrainError, match=r"topology\.conf has 4 hosts, and nothing says which(.|\n)*--hosts"):
+        arrange(HostOptions(fabric=fabric), "n1", None, {})
+    hosts, _ = arrange(HostOptions(fabric=fabric), "n1", None, {"SLURM_JOB_NODELIST": "n2"})
+    assert [host.host for host in hosts.slots] == ["n2"]
+
+
+def test_hosts_without_a_name_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = fat_tree(hosts=4, leaf_down=2, leaf_up=2)
+    fabric = tmp_path / "fabric.txt"
+    fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
+    read: list[object] = []
+    given_fabric = launch_hosts.given_fabric
+    monkeypatch.setattr(launch_hosts, "given_fabric", lambda *files: read.append(files) or given_fabric(*files))
+    hosts, warnings = arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
+    assert [host.host for host in hosts.slots] == ["node0001", "node0003", "node0004"]
+    assert ["without a name, which no run can reach, left out (1): " in warning for warning in warnings] == [True]
+    assert len(read) == 1
+    for number in (1, 3, 4):
+        text = text.replace(f"node000{number} mlx5_0", "MT4129 ConnectX7")
+    fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
+    with pytest.raises(HpctrainError, match="none of its 4 hosts has a name"):
+        arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
+
+
+def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
+    install(programs, "scontrol", SCONTROL)
+    hosts, warnings = arrange(HostOptions(hosts="n3,login,n1"), "here", None, {})
+    assert [host.host for host in hosts.slots] == ["n3", "login", "n1"]
+    assert warnings[0] == "scontrol show topology is not used: hosts that it does not have (1): login"
+    assert "no fabric is known" in warnings[1]
+
+
+def test_tables_without_cables() -> None:
+    with pytest.raises(HpctrainError, match=r"--routes nope: (.|\n)*--fabric"):
+        arrange(HostOptions(routes=Path("nope")), "here", None, {})
+
+
+def test_an_empty_option_is_given() -> None:
+    for options, said in (
+        (HostOptions(hosts=""), "--hosts: '' is not a list"),
+        (HostOptions(node=""), "cannot read "),
+        (HostOptions(interface=""), "--interface '' is no name"),
+    ):
+        with pytest.raises(HpctrainError, match=said):
+            arrange(options, "here", None, {})
 
 
 def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:

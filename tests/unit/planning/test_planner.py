@@ -95,7 +95,7 @@ def test_one_rank_on_another_host_needs_a_launcher() -> None:
 
     assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["horovod"] * 2
     assert backend("n1", "single") == "single"
-    with pytest.raises(HpctrainError, match="on this machine, n1, not on n2\n.*--backend horovod"):
+    with pytest.raises(HpctrainError, match=r"on this machine, n1, not on n2\n.*--backend horovod"):
         backend("n2", "single")
 
 
