@@ -54,21 +54,20 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: it is not such a file, holds nothing but flat topologies, or names what it does not define;
             with the line.
     """
-    topologies = [_keys(node, where, "a topology") for node in _items(_compose(text, where), where, "topologies")]
-    shaped = []
-    for keys in topologies:
+    shaped: list[tuple[bool, list[Group]]] = []
+    for node in _items(_compose(text, where), where, "topologies"):
+        keys = _keys(node, where, "a topology")
         kind = _kind(keys, where)
         if kind != "flat":
-            shaped.append((keys, kind))
+            body = _keys(keys[kind], where, kind)
+            read_groups = _tree if kind == "tree" else _blocks
+            shaped.append((_is_default(keys), list(read_groups(body, keys[kind], where))))
     if not shaped:
         raise HpctrainError(
             f"{where}: it describes no tree and no blocks",
             "there is nothing to place ranks by: give `ibnetdiscover` output instead",
         )
-    keys, kind = next((each for each in shaped if _is_default(each[0])), shaped[0])
-    body = _keys(keys[kind], where, kind)
-    groups = list(_tree(body, keys[kind], where) if kind == "tree" else _blocks(body, keys[kind], where))
-    return check_groups(groups, where)
+    return check_groups(next((groups for is_default, groups in shaped if is_default), shaped[0][1]), where)
 
 
 def _compose(text: str, where: str) -> yaml.Node:

@@ -169,6 +169,12 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
         (slurm_yaml.read, "- topology: a\n  tree: {}\n", "f:2: 'switches' is missing"),
         (slurm_yaml.read, YAML.replace("n3,n4", "n[3-4"), "f:17: nodes: 'n\\[3-4' is not a list of hosts"),
         (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), "f:12: below 'core' is 's2'"),
+        (
+            slurm_yaml.read,
+            YAML.replace("blocks: [{block: x, nodes: y}]", "blocks: y"),
+            "f:7: expected a list of blocks",
+        ),
+        (slurm_yaml.read, YAML.replace("[1]", "[one]"), "f:6: block_sizes: expected whole numbers"),
         (slurm_yaml.read, "- &a [*a]\n", "f:1: not YAML: an alias has no place"),
         (slurm_yaml.read, "[" * 5000, "f:1: not YAML: nested more than"),
         (slurm_address.read, "n1 node\n", "f: no address with a switch in it"),
