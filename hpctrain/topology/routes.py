@@ -130,11 +130,13 @@ class Routes:
                 f"no cables lead from {names[source]} to {names[target]}: they are on separate subnets",
                 "take hosts of one subnet at a time",
             )
-        return HpctrainError(
-            self._explain(source, target, at),
-            "tables and cables must be of one day, and every switch must have its table; "
-            "without tables (no --routes) hpctrain assumes shortest paths",
-        )
+        hint = "is a switch or a cable missing in the listing? discover the fabric again"
+        if self.fabric.tables is not None:
+            hint = (
+                "tables and cables must be of one day, and every switch must have its table; "
+                "without tables (no --routes) hpctrain assumes shortest paths"
+            )
+        return HpctrainError(self._explain(source, target, at), hint)
 
     def _explain(self, source: int, target: int, at: int) -> str:
         names = self.fabric.names

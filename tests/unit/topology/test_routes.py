@@ -10,7 +10,7 @@ from small_fabric import small_fabric, two_levels
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.build import build_fabric
-from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.fabric import NO_PORT, Fabric
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import ibnetdiscover
 from hpctrain.topology.routes import Routes
@@ -152,6 +152,19 @@ def test_a_lost_flow_names_source_destination_and_where_it_ends(damage, named) -
     assert Routes(fabric).paths(np.array([1], np.int32), np.array([3], np.int32)).link.size == 4
     with pytest.raises(HpctrainError, match=rf"^no route from h01 m0 to h03 m0: .* {named}"):
         Routes(damage(fabric)).paths(np.array([1], np.int32), np.array([3], np.int32))
+
+
+def test_the_hint_speaks_of_tables_only_where_some_were_given() -> None:
+    def hint(fabric: Fabric) -> str:
+        apart = replace(fabric, level=np.where(fabric.level == 2, -1, fabric.level).astype(np.int32))
+        with pytest.raises(HpctrainError) as caught:
+            Routes(apart).paths(np.array([0], np.int32), np.array([1], np.int32))
+        return caught.value.hint
+
+    fabric = two_levels([1, 1], spines=1)
+    assert hint(fabric) == "is a switch or a cable missing in the listing? discover the fabric again"
+    bare = replace(with_tables(fabric), tables=np.full_like(with_tables(fabric).tables, NO_PORT))
+    assert "--routes" in hint(bare)
 
 
 def test_separate_subnets_are_named() -> None:
