@@ -142,7 +142,7 @@ def verify(
     from hpctrain.topology.summary import host_numbers
     from hpctrain.topology.verify import compare
 
-    if ranks and (hosts or fabric_file):
+    if ranks and (hosts or fabric_file or routes):
         raise HpctrainError(
             "-np measures between ranks of this machine, without a fabric", "leave -np or the other out"
         )
@@ -152,6 +152,8 @@ def verify(
         names = allocated_hosts(hosts)
         fabric, known_from = find_fabric(fabric_file, routes, names)
         typer.echo(f"hpctrain: the fabric: {known_from}", err=True)
+        for warning in () if fabric_file else fabric.warnings:
+            typer.echo(f"hpctrain: warning: {warning}", err=True)
         names = [fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order]
     if ranks and ranks > usable_cores():
         typer.echo(

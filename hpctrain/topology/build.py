@@ -45,11 +45,17 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
             matches no host becomes a warning.
 
     Raises:
-        HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables.
+        HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables
+            or of forwarding tables.
     """
     found = sort_records(records)
     if found.groups and (found.nodes or found.ends):
         raise HpctrainError(f"{found.where}: a switch tree of names and a list of cables at once", "give one of them")
+    if found.groups and found.forwards:
+        raise HpctrainError(
+            f"{found.where}: a switch tree of names has no ports that forwarding tables could name",
+            "leave --routes out, or give the output of ibnetdiscover as the fabric",
+        )
     if found.groups:
         return tree_fabric(found, leave_out)
     fabric, switches = _cabled(found, leave_out)

@@ -234,6 +234,7 @@ def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[s
     assert "SLURM_JOB_NODELIST: there is no link" in run(capsys, "verify", code=2)
     assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
+    assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
 
 
 @pytest.mark.parametrize(("slowest", "code"), [(40e9, 0), (10e9, 3)])

@@ -22,6 +22,13 @@ echo \\"\\$SLURM_TOPOLOGY_ADDR \\$SLURM_TOPOLOGY_ADDR_PATTERN\\"" || exit 1
 for address in a.n1 b.n2 a.n3 b.n4; do echo "top.$address switch.switch.node"; done
 """
 IN_A_TASK = {"SLURM_TOPOLOGY_ADDR": "top.a.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+TABLE = """\
+Unicast lids [0x0-0x3] of switch Lid 1 guid 0x0000000000000001 (leaf1):
+  Lid  Out   Destination
+       Port     Info
+0x0002 001 : (Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0')
+1 valid lids dumped
+"""
 
 
 @pytest.fixture
@@ -42,7 +49,7 @@ def install(folder: Path, name: str, script: str) -> None:
 def known(given: Path | None = None, environment: dict[str, str] | None = None) -> tuple[str, int]:
     """Where the fabric is known from, and its number of leaves."""
     fabric, known_from = find_fabric(given, None, HOSTS, environment or {})
-    return known_from, len({fabric.leaves(host) for host in range(len(fabric.hosts))})
+    return known_from, len({fabric.leaves[host] for host in range(len(fabric.hosts))})
 
 
 def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp_path: Path) -> None:
@@ -132,6 +139,14 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
 def test_tables_without_cables() -> None:
     with pytest.raises(HpctrainError, match=r"--routes nope: (.|\n)*--fabric"):
         arrange(HostOptions(routes=Path("nope")), "here", None, {})
+
+
+def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
+    fabric, routes = tmp_path / "topology.conf", tmp_path / "leaf1.txt"
+    fabric.write_text(TREE)
+    routes.write_text(TABLE)
+    with pytest.raises(HpctrainError, match=r"topology\.conf: a switch tree of names(.|\n)*--routes"):
+        arrange(HostOptions(hosts="n[1-4]", fabric=fabric, routes=routes), "here", None, {})
 
 
 def test_an_empty_option_is_given() -> None:
