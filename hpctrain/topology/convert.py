@@ -144,13 +144,10 @@ def _level(fabric: Fabric, vertex: int) -> int:
 
 def _hosts_by_leaves(fabric: Fabric) -> dict[tuple[int, ...], list[int]]:
     """The hosts of each set of leaves."""
-    towards = (fabric.host[fabric.source] >= 0) & (fabric.level[fabric.target] == 1)
-    leaves: dict[int, set[int]] = defaultdict(set)
-    for host, leaf in zip(fabric.host[fabric.source[towards]].tolist(), fabric.target[towards].tolist(), strict=True):
-        leaves[host].add(leaf)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for host in sorted(leaves):
-        groups[tuple(sorted(leaves[host]))].append(host)
+    for host, leaves in enumerate(fabric.leaves):
+        if leaves:
+            groups[tuple(sorted(leaves))].append(host)
     return groups
 
 

@@ -22,7 +22,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from hpctrain.topology.fabric import Fabric, Floats
-from hpctrain.topology.folding import Box, Bundle, Folded, fold, leaf_sets
+from hpctrain.topology.folding import Box, Bundle, Folded, fold
 from hpctrain.topology.routes import Routes
 from hpctrain.topology.traffic import rail_rings
 
@@ -101,7 +101,7 @@ def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
         figure = Figure(figsize=(sketch.width, (sketch.height + 0.4) * len(rings) + 0.7), layout="constrained")
         panels = figure.subplots(len(rings), squeeze=False)[:, 0]
         for axes, ring in zip(panels, rings, strict=True):
-            _panel(axes, sketch, ring, leaf_sets(fabric, hosts), scale)
+            _panel(axes, sketch, ring, fabric.leaves, scale)
         _legend(figure, list(panels), scale)
     return figure
 
@@ -183,9 +183,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _panel(
-    axes: Axes, sketch: _Sketch, ring: Ring, leaves: Mapping[int, frozenset[int]], scale: Normalize | None
-) -> None:
+def _panel(axes: Axes, sketch: _Sketch, ring: Ring, leaves: Sequence[frozenset[int]], scale: Normalize | None) -> None:
     axes.set_xlim(0, sketch.width)
     axes.set_ylim(-_ARC_HEIGHT - 0.1, sketch.top + 0.05)
     axes.set_axis_off()
@@ -243,7 +241,7 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
     )
 
 
-def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Mapping[int, frozenset[int]]) -> None:
+def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Sequence[frozenset[int]]) -> None:
     """An arc for each two neighbours of the ring that are not in one box, thicker where there are several."""
     box_of = sketch.folded.box_of_host
     arcs: Counter[tuple[int, int, bool]] = Counter()

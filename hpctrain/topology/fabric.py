@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,16 @@ class Fabric:
         """The adapters of a host, in the order of their names: its rails."""
         return np.flatnonzero(self.host == host).astype(np.int32)
 
-    def leaves(self, host: int) -> frozenset[int]:
-        """The leaf switches that a host hangs on; several where its rails go to different ones."""
-        on_host = np.isin(self.source, self.adapters(host))
-        return frozenset(self.target[on_host & (self.level[self.target] == 1)].tolist())
+    @cached_property
+    def leaves(self) -> tuple[frozenset[int], ...]:
+        """Of each host the leaf switches that it hangs on; several where its rails go to different ones."""
+        leaves: list[set[int]] = [set() for _ in self.hosts]
+        cables = (self.host[self.source] >= 0) & (self.level[self.target] == 1)
+        for host, leaf in zip(self.host[self.source[cables]].tolist(), self.target[cables].tolist(), strict=True):
+            leaves[host].add(leaf)
+        return tuple(map(frozenset, leaves))
+
+    @property
+    def has_speeds(self) -> bool:
+        """Whether the format told the bandwidth of links."""
+        return bool((self.bandwidth != 1.0).any())

@@ -68,17 +68,6 @@ class Folded:
         return [(b.upper, b) for b in self.bundles if b.lower == number and self.boxes[b.upper].level > level]
 
 
-def leaf_sets(fabric: Fabric, hosts: Iterable[int]) -> dict[int, frozenset[int]]:
-    """The leaves of each host: :meth:`Fabric.leaves` of many hosts at the cost of one."""
-    at_leaf = (fabric.host[fabric.source] >= 0) & (fabric.level[fabric.target] == 1)
-    leaves: dict[int, set[int]] = {host: set() for host in hosts}
-    ends = zip(fabric.host[fabric.source[at_leaf]].tolist(), fabric.target[at_leaf].tolist(), strict=True)
-    for host, leaf in ends:
-        if host in leaves:
-            leaves[host].add(leaf)
-    return {host: frozenset(found) for host, found in leaves.items()}
-
-
 def fold(fabric: Fabric, hosts: Sequence[int], *, most: int = MOST_IN_A_ROW) -> Folded:
     """Hosts and every switch above them, each a box of its own where a level has at most ``most`` of them.
 
@@ -135,8 +124,7 @@ def _rows(fabric: Fabric, part: set[int], hosts: Sequence[int], most: int) -> li
         for members in _groups(by_level[level], likenesses, most=most, least=2 if level == 1 else 1):
             box_of.update(dict.fromkeys(members, len(boxes)))
             boxes.append(_box(level, members, fabric.names))
-    leaves = leaf_sets(fabric, hosts)
-    of_leaves = {host: frozenset(box_of[leaf] for leaf in leaves[host]) for host in hosts}
+    of_leaves = {host: frozenset(box_of[leaf] for leaf in fabric.leaves[host]) for host in hosts}
     return boxes + [_box(0, members, fabric.hosts) for members in _groups(hosts, [of_leaves], most=most)]
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 
-from hpctrain.cluster.mpi import Flavour
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.node_map import Slot
 
@@ -48,17 +46,6 @@ def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
     # Memory without cores, such as a GPU's own, is a NUMA node too.
     nodes = sorted(sorted(node) for node in numa_nodes if node)
     return {core: number for number, core in enumerate(chain.from_iterable(nodes))}
-
-
-def rankfile_options(flavour: Flavour, rankfile: Path) -> list[str]:
-    """How Open MPI's mpirun is told to use a rankfile; version 5 has deprecated ``--rankfile``."""
-    if flavour == "open-mpi-4":
-        return ["--rankfile", str(rankfile)]
-    if ":" in str(rankfile):
-        raise HpctrainError(
-            f"{rankfile}: Open MPI 5 reads no rankfile with a colon in its path", "choose another place"
-        )
-    return ["--map-by", f"rankfile:file={rankfile}"]
 
 
 def open_mpi_hostfile(hosts: Placed) -> str:
@@ -138,13 +125,6 @@ def slot_variables(slot: Slot) -> dict[str, str]:
     """
     device = _device(slot)
     return {} if device is None else {"UCX_NET_DEVICES": f"{device}:1"}
-
-
-def own_gpu(slot: Slot) -> dict[str, str]:
-    """``CUDA_VISIBLE_DEVICES`` of a rank whose program takes the first GPU that it sees."""
-    if slot.gpu is None:
-        return {}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(slot.gpu)}
 
 
 def _device(slot: Slot) -> str | None:

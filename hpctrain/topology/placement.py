@@ -125,7 +125,7 @@ class Rings:
         self.short = tuple(
             fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if len(adapters) < most
         )
-        self.groups = _groups(fabric, owned)
+        self.groups = _groups(fabric, hosts)
         leaf_groups = len(np.unique(self.groups[0]))
         self.bound = leaf_groups if leaf_groups > 1 else 0
         cables = np.isin(fabric.source, self.adapters)
@@ -152,7 +152,7 @@ class Rings:
 
     def measure(self, order: Order) -> Placement:
         seconds = predict_allreduce(self.routes, rail_rings(self.adapters[order]), 1.0)
-        known = seconds > 0 and (self.fabric.bandwidth != 1.0).any()
+        known = seconds > 0 and self.fabric.has_speeds
         worst_load, crossings = self.cost(order)
         return Placement(
             order=tuple(int(self.hosts[position]) for position in order),
@@ -232,25 +232,21 @@ def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Genera
     return np.concatenate(parts)
 
 
-def _groups(fabric: Fabric, owned: Sequence[Ints]) -> list[Order]:
+def _groups(fabric: Fabric, hosts: Sequence[int]) -> list[Order]:
     """Of each level from the leaves up: the number of each host's group, ordered as the switches are.
 
     A subtree of level ``h`` is what hangs together without the switches above ``h``, so that a missing cable does not
     split it. A host belongs to the set of subtrees that its adapters hang on.
     """
-    leaf = np.full(len(fabric.names), -1)
-    down = (fabric.level[fabric.source] == 0) & (fabric.level[fabric.target] == 1)
-    leaf[fabric.source[down]] = fabric.target[down]
-    leaves = [np.unique(leaf[adapters][leaf[adapters] >= 0]) for adapters in owned]
     groups = []
     subtree = np.arange(len(fabric.names))
     for height in range(1, int(fabric.level.max()) + 1):
         if height > 1:
             subtree = _joined(fabric, height)
-        sets = [tuple(np.unique(subtree[switches]).tolist()) for switches in leaves]
+        sets = [tuple(np.unique(subtree[list(fabric.leaves[host])]).tolist()) for host in hosts]
         number = {subtrees: place for place, subtrees in enumerate(sorted(set(sets)))}
         groups.append(np.array([number[subtrees] for subtrees in sets]))
-    return [*groups, np.zeros(len(owned), np.intp)]
+    return [*groups, np.zeros(len(hosts), np.intp)]
 
 
 def _joined(fabric: Fabric, height: int) -> Order:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.folding import leaf_sets
 from hpctrain.topology.names import natural
 
 _SHOWN_UNKNOWN = 5
+_SHOWN_CHARACTERS = 500
 
 Switches = frozenset[int]
 
@@ -63,7 +65,7 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
         more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
         raise HpctrainError(
             f"the fabric has no host {shown}{more}",
-            f"it has {len(numbers)} hosts; `hpctrain topology show FABRIC` names them",
+            f"it has {len(numbers)} hosts: {_folded(fabric.hosts)}",
         )
     return [numbers[name] for name in wanted]
 
@@ -81,15 +83,23 @@ def connected_hosts(fabric: Fabric) -> list[list[int]]:
 
 
 def _with_nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name)
+    folded = {each.casefold(): each for each in known}
+    [close] = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0)
+    return f"{name!r} (did you mean {folded[close]!r}?)"
+
+
+def _folded(hosts: Sequence[str]) -> str:
+    # A node may call itself anything, also what is a list of hosts gone wrong.
+    plain = [host for host in hosts if re.fullmatch(r"[\w.-]+", host)]
+    text = ",".join(filter(None, [fold_hosts(plain), *sorted(set(hosts) - set(plain))]))
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def branches(fabric: Fabric) -> tuple[Branch, ...]:
     """The fabric as a tree, from the top: hosts by the set of their leaves, these sets by the switches above them."""
     above = _above(fabric)
     hosts: dict[Switches, list[int]] = defaultdict(list)
-    for host, leaves in leaf_sets(fabric, range(len(fabric.hosts))).items():
+    for host, leaves in enumerate(fabric.leaves):
         hosts[leaves].append(host)
     below: dict[Switches, dict[Switches, None]] = defaultdict(dict)
     roots: dict[Switches, None] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.routes import Routes
+from hpctrain.topology.summary import host_numbers
 
 Kind = Literal["fabric", "host", "adapter", "link", "flow"]
 Suspect = tuple[Kind, str]
@@ -132,7 +132,7 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     reached = np.array([flow.bandwidth for flow in flows]) / promised
     faults = _explain(reached / np.median(reached), slow, suspects, flows, "bandwidth")
     faults += _explain(_usual_latency(flows, hops), 1 / LATE, suspects, flows, "latency")
-    if fabric is not None and _has_speeds(fabric) and np.median(reached) < _WRONG_NETWORK:
+    if fabric is not None and fabric.has_speeds and np.median(reached) < _WRONG_NETWORK:
         whole = Fault(
             kind="fabric", name="as a whole", quantity="bandwidth", reached=float(np.median(reached)), flows=len(flows)
         )
@@ -152,15 +152,11 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
     # A tree of names alone, such as Slurm's, has one link where the fabric may have many.
-    share = fabric.bandwidth[paths.link] / (count[inverse] if _has_speeds(fabric) else 1)
+    share = fabric.bandwidth[paths.link] / (count[inverse] if fabric.has_speeds else 1)
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
     return np.minimum.reduceat(share, paths.start[:-1]), hops.astype(np.int32), names
-
-
-def _has_speeds(fabric: Fabric) -> bool:
-    return bool((fabric.bandwidth != 1.0).any())
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:
@@ -169,14 +165,8 @@ def adapter_of(fabric: Fabric, end: End) -> int:
     Raises:
         HpctrainError: the fabric does not have it.
     """
-    if end.host not in fabric.hosts:
-        close = difflib.get_close_matches(end.host, fabric.hosts, n=1)
-        meant = f"the nearest is {close[0]!r}; " if close else ""
-        raise HpctrainError(
-            f"host {end.host!r} was measured, but the fabric does not have it",
-            f"{meant}read the fabric of this cluster, or leave --fabric out",
-        )
-    adapters = fabric.adapters(fabric.hosts.index(end.host)).tolist()
+    [host] = host_numbers(fabric, [end.host])
+    adapters = fabric.adapters(host).tolist()
     named = [adapter for adapter in adapters if fabric.names[adapter] == str(end)]
     if not named and len(adapters) > 1:
         known = ", ".join(fabric.names[adapter] for adapter in adapters)

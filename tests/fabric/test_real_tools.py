@@ -41,7 +41,7 @@ def test_the_discovered_fabric_is_the_one_that_was_generated(simulated: Simulate
     assert [fabric.names[adapter] for adapter in fabric.adapters(0)] == [
         f"node0001 mlx5_{rail}" for rail in range(tree.get("rails", 1))
     ]
-    assert len(fabric.leaves(0)) == tree.get("rails", 1)
+    assert len(fabric.leaves[0]) == tree.get("rails", 1)
     assert fabric.level.max() == tree.get("levels", 2)
     assert set(fabric.bandwidth) == {4e9}
     assert oversubscription(fabric)[int(np.flatnonzero(fabric.level == 1)[0])] == tree["leaf_down"] / tree["leaf_up"]

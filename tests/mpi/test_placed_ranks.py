@@ -55,7 +55,8 @@ def test_ranks_land_where_the_rankfile_says(tmp_path: Path, cores: list[tuple[in
     rankfile, hostfile = tmp_path / "ranks", tmp_path / "hosts"
     rankfile.write_text(launch_files.open_mpi_rankfile(placed, LOGICAL))
     hostfile.write_text(launch_files.open_mpi_hostfile(placed))
-    options = launch_files.rankfile_options(find_mpi().flavour, rankfile)
+    version_5 = find_mpi().flavour == "open-mpi-5"
+    options = ["--map-by", f"rankfile:file={rankfile}"] if version_5 else ["--rankfile", str(rankfile)]
     ranks = mpirun(tmp_path, "-np", str(len(cores)), "--hostfile", str(hostfile), *options)
     # A core is its first thread in a node map; a rank may use all of its threads.
     assert len(ranks) == len(cores)

@@ -88,7 +88,7 @@ def test_the_order_of_discovery_does_not_matter(chosen: random.Random) -> None:
     assert [fabric.names[adapter] for adapter in fabric.adapters(2)] == ["n10 mlx5_2", "n10 mlx5_10"]
     for made in (fabric, other):
         assert made.level.tolist() == [1, 1, 2] + [0] * 6
-        assert made.leaves(0) == {0, 1}
+        assert made.leaves[0] == {0, 1}
         assert made.warnings == ()
     assert set(zip(fabric.source.tolist(), fabric.target.tolist(), strict=True)) == set(
         zip(other.source.tolist(), other.target.tolist(), strict=True)
@@ -190,7 +190,7 @@ def test_names_that_do_not_tell_nodes_apart() -> None:
     assert fabric.hosts == (nameless, "localhost", "n1")
     assert [fabric.names[adapter] for adapter in fabric.adapters(2)] == ["n1 mlx5_0/1", "n1 mlx5_0/2"]
     assert two_ports not in fabric.hosts
-    assert fabric.leaves(2) == {0, 1}
+    assert fabric.leaves[2] == {0, 1}
     assert len(fabric.warnings) == 3
 
 
@@ -281,7 +281,7 @@ def test_a_slurm_tree_becomes_a_fabric() -> None:
     )
     assert fabric.names == ("core", "s2", "s10", "n1", "n2", "n10")
     assert fabric.level.tolist() == [2, 1, 1, 0, 0, 0]
-    assert fabric.leaves(fabric.hosts.index("n10")) == {2}
+    assert fabric.leaves[fabric.hosts.index("n10")] == {2}
     assert set(fabric.bandwidth) == {1.0}
     for node in range(6):
         ports = sorted(fabric.source_port[fabric.source == node].tolist())

@@ -86,7 +86,7 @@ def test_a_round_trip_changes_nothing(hosts: int, leaf_down: int, pod_leaves: in
 
 def test_hosts_with_the_same_leaves_make_one_switch() -> None:
     fabric = generated(8, 4, None, rails=4)
-    assert len(fabric.leaves(0)) == 4
+    assert len(fabric.leaves[0]) == 4
     assert tree(topology_conf(fabric)) == frozenset(
         [frozenset([frozenset(f"node{n:04}" for n in range(1, 5)), frozenset(f"node{n:04}" for n in range(5, 9))])]
     )

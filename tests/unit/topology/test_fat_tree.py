@@ -45,8 +45,8 @@ def test_a_fat_tree_is_what_was_asked_for(
     counts = np.bincount(fabric.level, minlength=4).tolist()
     assert counts == [hosts * rails, leaves, pods * leaf_up, leaf_up * spine_up if levels == 3 else 0]
     for host in range(hosts):
-        assert len(fabric.leaves(host)) == rails
-        assert fabric.leaves(host) == fabric.leaves(host // leaf_down * leaf_down)
+        assert len(fabric.leaves[host]) == rails
+        assert fabric.leaves[host] == fabric.leaves[host // leaf_down * leaf_down]
     assert len(set(zip(fabric.source.tolist(), fabric.source_port.tolist(), strict=True))) == len(fabric.source)
     full = leaf_down / leaf_up
     ratios = oversubscription(fabric)

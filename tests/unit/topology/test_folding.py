@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_fabric import small_fabric, two_levels
 
-from hpctrain.topology.folding import Folded, fold, leaf_sets
+from hpctrain.topology.folding import Folded, fold
 
 
 def names(folded: Folded, level: int) -> list[tuple[str, ...]]:
@@ -89,9 +88,3 @@ def test_every_host_and_cable_is_in_one_place(sizes: list[int], spines: int, mos
     links = np.concatenate([bundle.links for bundle in folded.bundles])
     assert sorted(links.tolist()) == list(range(len(fabric.source)))
     assert len(folded.row(0)) <= max(most, len(sizes))
-
-
-@pytest.mark.parametrize("rails", [1, 3])
-def test_leaf_sets_are_those_of_the_fabric(rails: int):
-    fabric = two_levels([2, 1], spines=1, rails=rails)
-    assert leaf_sets(fabric, range(3)) == {host: fabric.leaves(host) for host in range(3)}

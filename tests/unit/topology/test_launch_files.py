@@ -40,7 +40,6 @@ TEXTS = {
     "network.env": variables(launch_files.network_variables(interface="ib0", rails=True)),
     "host.env": variables(launch_files.host_variables(SLOTS)),
     "slot.env": variables(launch_files.slot_variables(SLOTS[2])),
-    "own-gpu.env": variables(launch_files.own_gpu(SLOTS[2])),
 }
 
 
@@ -61,16 +60,9 @@ def test_hwloc_counts_cores_node_by_node() -> None:
     assert launch_files.logical_cores([(4, 5), (), (0, 1), (2, 3)]) == {core: core for core in range(6)}
 
 
-def test_options_of_each_open_mpi() -> None:
-    assert launch_files.rankfile_options("open-mpi-4", Path("a b")) == ["--rankfile", "a b"]
-    assert launch_files.rankfile_options("open-mpi-5", Path("a b")) == ["--map-by", "rankfile:file=a b"]
-    with pytest.raises(HpctrainError, match="no rankfile with a colon"):
-        launch_files.rankfile_options("open-mpi-5", Path("a:b"))
-
-
 def test_nothing_is_said_of_what_is_not_there() -> None:
     bare = Slot(gpu=None, adapter=None, cores=())
-    assert launch_files.host_variables([bare]) == launch_files.slot_variables(bare) == launch_files.own_gpu(bare) == {}
+    assert launch_files.host_variables([bare]) == launch_files.slot_variables(bare) == {}
     assert launch_files.network_variables() == {}
 
 

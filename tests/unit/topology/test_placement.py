@@ -67,7 +67,7 @@ def cost(fabric: Fabric, routes: Routes, order: Sequence[int]) -> tuple[float, i
     target = np.concatenate([fabric.adapters(host)[:rails] for host in following])
     unit = max(fabric.bandwidth[np.isin(fabric.source, source)])
     worst = max(routes.loads(source, target) * unit / fabric.bandwidth)
-    crossings = sum(fabric.leaves(one) != fabric.leaves(other) for one, other in zip(order, following, strict=True))
+    crossings = sum(fabric.leaves[one] != fabric.leaves[other] for one, other in zip(order, following, strict=True))
     return round(float(worst), 9), crossings
 
 
@@ -78,7 +78,7 @@ def every_order(fabric: Fabric, routes: Routes) -> tuple[np.ndarray, np.ndarray]
     adapters = np.array([fabric.adapters(host)[:rails] for host in hosts])
     share = max(fabric.bandwidth[np.isin(fabric.source, adapters)]) / fabric.bandwidth
     pair = np.array([[routes.loads(adapters[one], adapters[other]) * share for other in hosts] for one in hosts])
-    apart = np.array([[fabric.leaves(one) != fabric.leaves(other) for other in hosts] for one in hosts])
+    apart = np.array([[fabric.leaves[one] != fabric.leaves[other] for other in hosts] for one in hosts])
     rings = np.array([(0, *rest, 0) for rest in itertools.permutations(hosts[1:])])
     loads = sum(pair[one, other] for one, other in itertools.pairwise(rings.T))
     crossings = sum(apart[one, other].astype(int) for one, other in itertools.pairwise(rings.T))
@@ -132,7 +132,7 @@ def test_pods_are_one_run_each() -> None:
     shuffled = random.Random(0).sample(range(32), 32)
     found = report(fabric, shuffled)
     assert (found.placed.crossings, found.bound, found.placed.worst_load) == (16, 16, 1)
-    pods = [fabric.leaves(host) and min(fabric.leaves(host)) // 4 for host in found.placed.order]
+    pods = [fabric.leaves[host] and min(fabric.leaves[host]) // 4 for host in found.placed.order]
     assert len(list(itertools.groupby(pods))) == len(set(pods)) == 8
 
 

@@ -32,7 +32,7 @@ def test_dgx_ndr_119() -> None:
     assert all("SPINE" in fabric.names[node] for node in np.flatnonzero(fabric.level == 2))
     assert all("LEAF" in fabric.names[node] for node in np.flatnonzero(fabric.level == 1))
     assert set(fabric.bandwidth) == {50e9}, "NDR: 4 lanes of 100 Gbit/s"
-    assert len(fabric.leaves(fabric.hosts.index("a08-p1-dgx-04-c01"))) == 4, "rail-optimised"
+    assert len(fabric.leaves[fabric.hosts.index("a08-p1-dgx-04-c01")]) == 4, "rail-optimised"
     text = "\n".join(fabric.warnings)
     assert "40 SHARP aggregation nodes" in text
     assert "without a host name, each taken for a host of its own under its GUID (69)" in text
