@@ -16,8 +16,8 @@ from hpctrain.topology.node_map import NodeMap, slots
 from hpctrain.topology.placement import report
 from hpctrain.topology.summary import host_numbers
 
-# Linux has room for 15 characters.
-_INTERFACES = re.compile(r"[\w.:-]{1,15}(?:,[\w.:-]{1,15})*", re.ASCII)
+# Linux has room for 15 characters; one that begins with a dash is an option that came where the name was left out.
+_INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def test_interfaces(interface: str) -> None:
     assert hosts.environment["NCCL_SOCKET_IFNAME"] == f"={interface}"
 
 
-@pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1"])
+@pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
 def test_no_interface(interface: str) -> None:
     with pytest.raises(HpctrainError, match="is no name of a network interface"):
         place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
