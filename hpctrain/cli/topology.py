@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """A fabric as table and tree, and what is odd in it. The picture shows the ring over all hosts by name."""
     from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.summary import connected_hosts, counts
+    from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription
 
     require_places(filter(None, (svg, png)))
     fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
@@ -65,7 +65,8 @@ def show(
         rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
         save(_drawings(fabric, rings, svg, png))
     if as_json:
-        typer.echo(json.dumps({**counts(fabric), "warnings": fabric.warnings}, indent=2))
+        shape = {**counts(fabric), "oversubscription": leaf_oversubscription(fabric)}
+        typer.echo(json.dumps({**shape, "warnings": fabric.warnings}, indent=2))
     else:
         _print_fabric(fabric, str(fabric_file))
 
@@ -101,6 +102,12 @@ def place(
     node_map = node_map_of(node) if node else None
     for warning in node_map.warnings if node_map else ():
         typer.echo(f"hpctrain: warning: {warning}", err=True)
+    if found.short:
+        typer.echo(
+            f"hpctrain: warning: {', '.join(found.short)}: fewer adapters than the other hosts; only the {found.rails} "
+            "rails that all have take part",
+            err=True,
+        )
     rails = on_rails(fabric, found.placed.order)
     contents = {
         file: placement_file(kind, order, ranks_per_host, node_map, rails=rails).encode() for kind, file in files
@@ -224,7 +231,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     from rich.text import Text
     from rich.tree import Tree
 
-    from hpctrain.topology.summary import branches, counts
+    from hpctrain.topology.summary import branches, counts, leaf_oversubscription
 
     numbers = counts(fabric)
     table = Table(*numbers, title=Text(title))
@@ -234,22 +241,26 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
         console.width = _WIDE
     console.print(table)
     tree = Tree("fabric")
+    ratios = leaf_oversubscription(fabric)
     for branch in branches(fabric):
-        _grow(tree, branch)
+        _grow(tree, branch, ratios)
     console.print(tree)
     for warning in fabric.warnings:
         typer.echo(f"warning: {warning}")
 
 
-def _grow(tree: Tree, branch: Branch) -> None:
+def _grow(tree: Tree, branch: Branch, ratios: Mapping[str, float | None]) -> None:
     from rich.text import Text
 
     cables = f"{branch.down} down, {branch.up} up" if branch.up else f"{branch.down} down"
+    if known := [ratio for name in branch.switches if (ratio := ratios.get(name))]:
+        low, high = min(known), max(known)
+        cables += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
     grown = tree.add(Text(f"{_span(branch.switches, 'switch', 'switches')}; {cables}"))
     if branch.hosts:
         grown.add(Text(_span(branch.hosts, "host", "hosts")))
     for each in branch.branches:
-        _grow(grown, each)
+        _grow(grown, each, ratios)
 
 
 def _span(names: Sequence[str], one: str, many: str) -> str:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import HostOrder, Slots
 from hpctrain.topology.fabric import Fabric
@@ -91,6 +89,4 @@ def require_ranks(ranks: int) -> None:
 
 def on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
     """Whether a host hangs on several leaves: its adapters are on rails."""
-    towards = np.isin(fabric.host[fabric.source], hosts) & (fabric.level[fabric.target] == 1)
-    pairs = np.unique(np.stack([fabric.host[fabric.source[towards]], fabric.target[towards]]), axis=1)
-    return bool(pairs.shape[1] > len(np.unique(pairs[0])))
+    return any(len(fabric.leaves[host]) > 1 for host in hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.levels import oversubscription
 from hpctrain.topology.names import natural
 
 _SHOWN_UNKNOWN = 5
@@ -48,6 +50,18 @@ def counts(fabric: Fabric) -> dict[str, int]:
         "leaves": leaves,
         "spines": switches - leaves,
         "links": len(fabric.source) // 2,
+    }
+
+
+def leaf_oversubscription(fabric: Fabric) -> dict[str, float | None]:
+    """Of each leaf: the bandwidth down to its adapters over that to other switches; None where there is none.
+
+    Empty where the fabric has no speeds.
+    """
+    if not fabric.has_speeds:
+        return {}
+    return {
+        fabric.names[leaf]: ratio if math.isfinite(ratio) else None for leaf, ratio in oversubscription(fabric).items()
     }
 
 

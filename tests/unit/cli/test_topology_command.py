@@ -40,6 +40,7 @@ def test_show_counts(fabric: str, capsys: pytest.CaptureFixture[str]):
     shown = json.loads(run(capsys, "show", fabric, "--json"))
     counts = {"hosts": 8, "adapters": 8, "switches": 4, "leaves": 2, "spines": 2, "links": 12}
     assert {name: shown[name] for name in counts} == counts
+    assert shown["oversubscription"] == {"leaf001": 2.0, "leaf002": 2.0}
     assert shown["warnings"] == []
 
 
@@ -47,9 +48,9 @@ def test_show_prints_the_tree(fabric: str, capsys: pytest.CaptureFixture[str]):
     lines = [line.lstrip("│├└─ ").rstrip() for line in run(capsys, "show", fabric).splitlines()]
     start = lines.index("2 switches: spine001, spine002; 4 down")
     assert lines[start + 1 :] == [
-        "switch leaf001; 4 down, 2 up",
+        "switch leaf001; 4 down, 2 up, oversubscription 2:1",
         "4 hosts: node0001 … node0004",
-        "switch leaf002; 4 down, 2 up",
+        "switch leaf002; 4 down, 2 up, oversubscription 2:1",
         "4 hosts: node0005 … node0008",
     ]
 
@@ -60,7 +61,7 @@ def test_show_groups_rails_and_pods(capsys: pytest.CaptureFixture[str], tmp_path
     lines = [line.lstrip("│├└─ ").rstrip() for line in run(capsys, "show", str(file)).splitlines()]
     assert "4 switches: core001 … core004; 8 down" in lines
     assert lines.count("2 switches: spine001, spine002; 8 down, 4 up") == 1
-    assert lines.count("2 switches: leaf001, leaf002; 4 down, 4 up") == 1
+    assert lines.count("2 switches: leaf001, leaf002; 4 down, 4 up, oversubscription 1:1") == 1
     assert lines.count("2 hosts: node0001, node0002") == 1
 
 
@@ -286,7 +287,7 @@ def test_long_names_stay_whole_in_a_pipe(fabric: str, capsys: pytest.CaptureFixt
     Path(fabric).write_text(text.replace("leaf001", "a long description of a switch that says where it is: " * 3 + "1"))
     line = next(line for line in run(capsys, "show", fabric).splitlines() if "long description" in line)
     assert line.count("where it is") == 3
-    assert line.endswith("; 4 down, 2 up")
+    assert line.endswith("; 4 down, 2 up, oversubscription 2:1")
 
 
 @needs_data

@@ -9,7 +9,7 @@ import pytest
 from small_fabric import small_fabric, two_levels
 
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.summary import host_numbers
+from hpctrain.topology.summary import host_numbers, leaf_oversubscription
 
 
 def test_the_leaves_of_each_host() -> None:
@@ -39,3 +39,10 @@ def test_the_list_of_known_hosts_has_an_end() -> None:
     with pytest.raises(HpctrainError) as caught:
         host_numbers(fabric, ["node"])
     assert len(caught.value.hint) < 600 and caught.value.hint.endswith("…")
+
+
+def test_oversubscription_by_the_names_of_leaves() -> None:
+    fabric = two_levels([4, 2], spines=2)
+    assert leaf_oversubscription(fabric) == {"leaf0": 2.0, "leaf1": 1.0}
+    assert leaf_oversubscription(replace(fabric, bandwidth=np.ones_like(fabric.bandwidth))) == {}
+    assert leaf_oversubscription(small_fabric([("a 0", "leaf0")])) == {"leaf0": None}
