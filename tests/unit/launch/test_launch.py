@@ -197,10 +197,15 @@ time.sleep(600)
 
 def test_interrupts_are_collected_and_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0)
+    # the tests themselves may run under nohup, which ignores it
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0)
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
     assert interrupts.received == [signal.SIGTERM, signal.SIGHUP]
     assert signal.getsignal(signal.SIGTERM) is before
 
