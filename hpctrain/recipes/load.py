@@ -13,40 +13,27 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from yaml.composer import ComposerError
 
+from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.recipes.schema import Recipe, Section
 
 Location = tuple[int | str, ...]
 
 
-# Sections within sections, and lists in them: a recipe has three levels.
-_DEEPEST = 20
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with the decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and
-    dates are none. Aliases, which can be circular or grow without bounds, and tags have no use in a recipe.
+class _Loader(BoundedLoader):
+    """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
+    which can be circular or grow without bounds, and tags have no use in a recipe.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
+    # Sections within sections, and lists in them: a recipe has three levels.
+    deepest = 20
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        mark: Any = event.start_mark
+    def refusal(self, event: Any) -> str | None:
         if isinstance(event, yaml.AliasEvent):
-            raise ComposerError(None, None, f"the alias *{event.anchor} has no place in a recipe", mark)
-        if getattr(event, "tag", None):
-            raise ComposerError(None, None, f"the tag {event.tag} has no place in a recipe", mark)
-        if self._depth == _DEEPEST:
-            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+            return f"the alias *{event.anchor} has no place in a recipe"
+        tag = getattr(event, "tag", None)
+        return f"the tag {tag} has no place in a recipe" if tag else None
 
 
 _Loader.yaml_implicit_resolvers = {

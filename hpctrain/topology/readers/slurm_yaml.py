@@ -9,38 +9,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from yaml.composer import ComposerError
 
+from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology.readers.slurm import aggregate, check_groups
 from hpctrain.topology.records import Group, Record
 
 _KINDS = ("tree", "block", "flat")
-# A list of topologies, of switches, and their keys: deeper means another file.
-_DEEPEST = 10
 
 Keys = dict[str, yaml.Node]
 
 
-class _Loader(yaml.SafeLoader):
-    """Composes a plain tree of nodes: no aliases, which can be circular, and no depth that Python cannot follow."""
+class _Loader(BoundedLoader):
+    """Composes a plain tree of nodes: no aliases, which can be circular."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
+    # A list of topologies, of switches, and their keys: deeper means another file.
+    deepest = 10
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        mark: Any = event.start_mark
-        if isinstance(event, yaml.AliasEvent):
-            raise ComposerError(None, None, "an alias has no place in a topology", mark)
-        if self._depth == _DEEPEST:
-            raise ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+    def refusal(self, event: Any) -> str | None:
+        return "an alias has no place in a topology" if isinstance(event, yaml.AliasEvent) else None
 
 
 def read(text: str, where: str) -> Iterator[Record]:
