@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hpctrain.cluster.container import Container
 from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.topology.node_map import Slot
 
@@ -53,8 +54,74 @@ class HostOrder(BaseModel):
     bound: int = Field(description="that no order can be under")
 
 
+class HostOptions(BaseModel):
+    """What is asked of the hosts; None where nothing is.
+
+    Attributes:
+        hosts: a list in bracket form, each part with ``:SLOTS`` behind it or none.
+        hostfile: a file that lists them.
+        nodes: how many hosts of the allocation or the fabric.
+        fabric: a file.
+        routes: its forwarding tables.
+        node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
+        interface: for connections that are not InfiniBand.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    nodes: int | None = None
+    fabric: Path | None = None
+    routes: Path | None = None
+    node: str | None = None
+    interface: str | None = None
+
+
+class Start(BaseModel):
+    """How ranks are started.
+
+    Attributes:
+        launcher: one of :data:`hpctrain.cluster.launcher.LAUNCHERS`.
+        python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
+        container: what the ranks run in.
+        environment: what the user wants every rank to have.
+        ssh_port: of the hosts, for an mpirun that reaches them by ssh.
+        arguments: further ones for mpirun or srun, behind those of hpctrain.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    launcher: str = "auto"
+    python: str | None = None
+    container: Container | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    ssh_port: int | None = Field(None, ge=1, le=65535)
+    arguments: tuple[str, ...] = ()
+
+
+class Stop(BaseModel):
+    """How a run is stopped so that it can be resumed.
+
+    Attributes:
+        signal: asks the launcher, or any rank, to end the step, write a checkpoint and leave; without ``SIG``.
+        seconds: how long that may take before every process is ended.
+        idle_restarts: how often a run may be resumed without having got further than the time before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    signal: str = "USR2"
+    seconds: float = Field(60.0, gt=0)
+    idle_restarts: int = Field(3, ge=0)
+
+
 class Plan(BaseModel):
-    """One run. Exactly one of ``recipe`` and ``script`` is set."""
+    """One run. Exactly one of ``recipe`` and ``script`` is set.
+
+    A submitted run has no ``hosts`` until its job has them; what follows from the hosts (their order, the network's
+    part of the environment, threads, versions) is then filled in.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,7 +130,10 @@ class Plan(BaseModel):
     framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
     backend: str = "auto"
     ranks: int = Field(ge=1)
-    hosts: tuple[Slots, ...]
+    host_options: HostOptions = HostOptions()
+    start: Start = Start()
+    stop: Stop = Stop()
+    hosts: tuple[Slots, ...] = ()
     host_order: HostOrder | None = Field(None, description="None for one host")
     environment: dict[str, str] = Field(default_factory=dict, description="what every rank is told of the network")
     threads_per_rank: int = Field(ge=1)

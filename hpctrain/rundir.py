@@ -3,10 +3,13 @@
 ::
 
     RUN_DIR/plan.json            everything that decided the run's numbers
-    RUN_DIR/events.jsonl         what happened
-    RUN_DIR/summary.json         how it ended
-    RUN_DIR/logs/rank-N.log      what rank N printed
+    RUN_DIR/events.jsonl         what happened, in all attempts
+    RUN_DIR/summary.json         how the last attempt ended
+    RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
+    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave
+    RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
+    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
     RUN_DIR/tensorboard/         curves for TensorBoard
     RUN_DIR/report.html          the report
 """
@@ -45,6 +48,22 @@ class RunDirectory:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
 
     @property
     def report(self) -> Path:
@@ -86,8 +105,21 @@ class RunDirectory:
                 raise disk_error(error, self.path) from error
             raise HpctrainError(
                 f"{self.path} already holds a run",
-                "choose another place with --run-dir, or remove that directory",
+                "--resume goes on with it; choose another place with --run-dir, or remove that directory",
             ) from error
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def begin_attempt(self, plan: BaseModel) -> None:
+        """Put ``plan`` in the place of the one of before, and clear away how the last attempt ended.
+
+        Raises:
+            HpctrainError: it cannot be written.
+        """
+        write_json(self.plan, plan.model_dump(mode="json"))
+        try:
+            for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
+                stale.unlink(missing_ok=True)
         except OSError as error:
             raise disk_error(error, self.path) from error
 

@@ -8,8 +8,8 @@ import typer
 
 from hpctrain.cli.host_options import FabricFile, HostList, Interface, NodeFile, Routes
 from hpctrain.launch.command import rank_environment
-from hpctrain.launch.hosts import HostOptions, arrange
-from hpctrain.plan import Plan
+from hpctrain.launch.hosts import arrange
+from hpctrain.plan import HostOptions, Plan
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe

@@ -13,9 +13,9 @@ from hpctrain.cli.host_options import FabricFile, HostList, Interface, NodeFile,
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.hosts import HostOptions, arrange
+from hpctrain.launch.hosts import arrange
 from hpctrain.launch.start import command_for, find_launcher, launch_plan
-from hpctrain.plan import Plan, Script
+from hpctrain.plan import HostOptions, Plan, Script
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe

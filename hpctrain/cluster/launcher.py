@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# What can start the ranks of a run. `auto` is the first of the others that proves to work where the run starts.
+LAUNCHERS = ("auto", "mpirun", "srun-pmix", "srun-pmi2")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:

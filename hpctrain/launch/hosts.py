@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
+from hpctrain.plan import HostOptions
 from hpctrain.planning.hosts import Hosts, place_hosts
 from hpctrain.topology.cabling import counted
 from hpctrain.topology.fabric import Fabric
@@ -20,27 +20,6 @@ from hpctrain.topology.node_map import NodeMap
 LIVE = "live"
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostOptions:
-    """What the command line says of hosts; None where it says nothing.
-
-    Attributes:
-        hosts: a list in bracket form.
-        nodes: how many hosts of the allocation or the fabric.
-        fabric: a file.
-        routes: its forwarding tables.
-        node: a file with a host's node map, or :data:`LIVE` for this machine's own; every host is taken to be like it.
-        interface: for connections that are not InfiniBand.
-    """
-
-    hosts: str | None = None
-    nodes: int | None = None
-    fabric: Path | None = None
-    routes: Path | None = None
-    node: str | None = None
-    interface: str | None = None
 
 
 def arrange(

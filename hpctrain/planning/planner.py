@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.plan import BACKENDS, Plan, Script, Slots
+from hpctrain.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.schema import Framework, Recipe
@@ -21,6 +21,9 @@ def make_plan(
     backend: str = "auto",
     framework: str | None = None,
     hosts: Hosts | None = None,
+    host_options: HostOptions = HostOptions(),
+    start: Start = Start(),
+    stop: Stop = Stop(),
 ) -> Plan:
     """The plan of one run.
 
@@ -32,6 +35,9 @@ def make_plan(
             ``horovod``, whose launcher reaches other hosts.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
         hosts: where the ranks are; by default all on this machine.
+        host_options: what the hosts were chosen by.
+        start: how the ranks are started.
+        stop: how they are stopped.
 
     Raises:
         HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that cannot
@@ -40,19 +46,70 @@ def make_plan(
     if hosts is None:
         require_ranks(ranks)
         hosts = Hosts(slots=(Slots(host=machine.host, slots=ranks),))
-    ranks = sum(host.slots for host in hosts.slots)
+    unplaced = unplaced_plan(
+        work,
+        machine,
+        ranks=sum(host.slots for host in hosts.slots),
+        backend=backend,
+        framework=framework,
+        host_options=host_options,
+        start=start,
+        stop=stop,
+    )
+    return place_plan(unplaced, hosts, machine)
+
+
+def unplaced_plan(
+    work: Recipe | Script,
+    machine: Machine,
+    *,
+    ranks: int,
+    backend: str = "auto",
+    framework: str | None = None,
+    host_options: HostOptions = HostOptions(),
+    start: Start = Start(),
+    stop: Stop = Stop(),
+) -> Plan:
+    """The plan of a run whose hosts are not known yet; the arguments are those of :func:`make_plan`."""
+    require_ranks(ranks)
+    if backend not in BACKENDS:
+        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+    # What a container has cannot be seen from outside.
+    installed = frozenset(FRAMEWORKS) if start.container else machine.frameworks
     return Plan(
         recipe=work if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
-        framework=_framework(work, machine, framework),
-        backend=_backend(backend, hosts.slots, machine),
+        framework=_framework(work, installed, framework),
+        backend=backend,
         ranks=ranks,
-        hosts=hosts.slots,
-        host_order=hosts.order,
-        environment=hosts.environment,
-        threads_per_rank=_threads(hosts, machine),
-        versions=machine.versions,
+        host_options=host_options,
+        start=start,
+        stop=stop,
+        threads_per_rank=1,
     )
+
+
+def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
+    """The plan on these hosts, with all that follows from them.
+
+    Args:
+        plan: with or without hosts of before.
+        hosts: with as many slots together as the plan has ranks.
+        machine: one of the hosts; the others are like it.
+
+    Raises:
+        HpctrainError: as of :func:`make_plan`.
+    """
+    assert sum(host.slots for host in hosts.slots) == plan.ranks
+    placed: dict[str, object] = {
+        "backend": _backend(plan.backend, hosts.slots, machine),
+        "hosts": hosts.slots,
+        "host_order": hosts.order,
+        "environment": hosts.environment,
+        "threads_per_rank": _threads(hosts, machine),
+        "versions": machine.versions,
+    }
+    return Plan.model_validate({**dict(plan), **placed})
 
 
 def _threads(hosts: Hosts, machine: Machine) -> int:
@@ -73,8 +130,6 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
 
 
 def _backend(backend: str, hosts: Sequence[Slots], machine: Machine) -> str:
-    if backend not in BACKENDS:
-        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
     ranks = sum(host.slots for host in hosts)
     if backend == "single" and ranks > 1:
         raise HpctrainError(f"backend 'single' is for one process, not for -np {ranks}", "choose --backend horovod")
@@ -89,17 +144,17 @@ def _backend(backend: str, hosts: Sequence[Slots], machine: Machine) -> str:
     return backend
 
 
-def _framework(work: Recipe | Script, machine: Machine, framework: str | None) -> Framework | None:
+def _framework(work: Recipe | Script, installed: frozenset[Framework], framework: str | None) -> Framework | None:
     if isinstance(work, Script):
         if framework:
             raise HpctrainError(
                 f"--framework {framework} is for recipes: {work.path.name} chooses by itself", "leave --framework out"
             )
         return None
-    chosen = framework or ("keras" if machine.frameworks == {"keras"} else "torch")
+    chosen = framework or ("keras" if installed == {"keras"} else "torch")
     for known in FRAMEWORKS:
         if chosen == known:
-            if known not in machine.frameworks:
+            if known not in installed:
                 raise HpctrainError(f"{known} is not installed in this Python", f"pip install 'hpctrain[{known}]'")
             return known
     raise HpctrainError(f"unknown framework {chosen!r}", nearest(chosen, FRAMEWORKS))

@@ -118,7 +118,7 @@ def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> Non
     Path("old").mkdir()
     Path("old/plan.json").write_text("{}")
     assert main(["run", "digits", "--run-dir", "old"]) == 2
-    assert "old already holds a run\n  choose another place with --run-dir" in capsys.readouterr().err
+    assert "old already holds a run\n  --resume goes on with it" in capsys.readouterr().err
     assert [path.name for path in Path("old").iterdir()] == ["plan.json"]
 
 

@@ -1,0 +1,25 @@
+"""The container that ranks run in: an image, what starts it, and what of the host it sees."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Runtime = Literal["apptainer", "pyxis"]
+
+
+class Container(BaseModel):
+    """A container image.
+
+    Attributes:
+        runtime: ``apptainer`` wraps each rank's command; ``pyxis`` is a plugin of srun, which then starts the ranks.
+        image: a file, or an address that the runtime knows (``docker://…``, ``nvcr.io#nvidia/…``).
+        mounts: ``SOURCE[:TARGET[:OPTIONS]]`` each. The run directory is always there.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runtime: Runtime
+    image: str
+    mounts: tuple[str, ...] = ()
