@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
+from hpctrain.checks import Check
 from hpctrain.cluster.mpi import BUILD_HINT, find_mpi
 from hpctrain.errors import HpctrainError
 from hpctrain.horovod import PACKAGES, TITLES, VERSION
@@ -13,18 +13,7 @@ from hpctrain.horovod.fingerprint import mpi_identity, package_version
 from hpctrain.horovod.install import find_accelerator
 from hpctrain.horovod.installed import Installed, find_installed
 
-Status = Literal["ok", "failed", "not applicable"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One part of the build: what was found, what is wanted, and what to do where they differ."""
-
-    name: str
-    status: Status
-    found: str
-    wanted: str = ""
-    mend: str = ""
+_SOURCE = "https://horovod.readthedocs.io/en/stable/install_include.html"
 
 
 def require(framework: str | None) -> None:
@@ -53,7 +42,8 @@ def require(framework: str | None) -> None:
 def report() -> list[Check]:
     """Every part of the build; nothing is missing where no status is ``failed``."""
     installed = find_installed()
-    return [_horovod(installed), _mpi(installed), *(_framework(name, installed) for name in PACKAGES), _nccl(installed)]
+    checks = [_horovod(installed), _mpi(installed), *(_framework(name, installed) for name in PACKAGES)]
+    return [replace(check, source=_SOURCE) for check in (*checks, _nccl(installed))]
 
 
 def _horovod(installed: Installed | None) -> Check:

@@ -176,7 +176,15 @@ def test_json_has_the_keys_that_programs_read(machine: Machine) -> None:
     machine.install()
     result = CliRunner().invoke(app, ["check", "--json"])
     (first, *_) = json.loads(result.stdout)["checks"]
-    assert first == {"name": "horovod", "status": "ok", "found": "Horovod 0.28.1", "wanted": "0.28.1", "mend": ""}
+    assert first.pop("source").startswith("https://horovod.readthedocs.io/")
+    assert first == {
+        "name": "horovod",
+        "status": "ok",
+        "found": "Horovod 0.28.1",
+        "wanted": "0.28.1",
+        "mend": "",
+        "where": [],
+    }
 
 
 def test_a_build_that_fits_is_not_made_again(machine: Machine) -> None:

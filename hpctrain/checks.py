@@ -1,0 +1,28 @@
+"""One thing that was checked before a run, and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "failed", "not applicable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What was found, what is wanted, and what to do where they differ.
+
+    Attributes:
+        found: also why the check is not applicable.
+        mend: the command, or the setting.
+        source: address of the documentation that ``wanted`` is from.
+        where: the hosts or ranks it is about; empty for all, or for the only one.
+    """
+
+    name: str
+    status: Status
+    found: str
+    wanted: str = ""
+    mend: str = ""
+    source: str = ""
+    where: tuple[str, ...] = ()
