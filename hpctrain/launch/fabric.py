@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.cluster.programs import program_output
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.build import build_fabric, read_fabric
 from hpctrain.topology.cabling import counted
@@ -18,7 +17,6 @@ from hpctrain.topology.records import Group, Record
 
 FLAT = "unknown, taken to be flat"
 
-_TIMEOUT_SECONDS = 60
 # srun starts one task a host; only there are the host's own address and its pattern.
 _PRINT_ADDRESS = 'echo "$SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"'
 
@@ -76,31 +74,13 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
 def _known(hosts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[Iterable[Record], str]]:
     """What each source tells of the fabric, from the best to the one that is always there."""
     # One host needs no fabric, and asking takes its time.
-    tree = _output("scontrol", "show", "topology") if len(hosts) > 1 else ""
+    tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
     # A Slurm without a topology plugin prints nothing of the kind.
     if "Name=" in tree:
         yield slurm.read(tree, "scontrol show topology"), "scontrol show topology"
     # Without switches the address is the host's name alone.
     if len(hosts) > 1 and environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "node") != "node":
         command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
-        if addresses := _output(*command, _PRINT_ADDRESS):
+        if addresses := program_output(*command, _PRINT_ADDRESS):
             yield slurm_address.read(addresses, "SLURM_TOPOLOGY_ADDR"), "SLURM_TOPOLOGY_ADDR"
     yield [Group(name="flat", hosts=tuple(hosts), where="the hosts of the run")], FLAT
-
-
-def _output(program: str, *arguments: str) -> str:
-    """What a program prints, empty where it is not installed or fails."""
-    if shutil.which(program) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout if done.returncode == 0 else ""

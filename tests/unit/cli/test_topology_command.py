@@ -257,7 +257,7 @@ def test_verify_names_what_is_slow(
         return flows
 
     monkeypatch.setattr("hpctrain.launch.links.measure_links", measure)
-    monkeypatch.setattr("hpctrain.launch.fabric._output", lambda *command: "")
+    monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
     arguments = ["verify", "--hosts", "node0003,node0001,node0004,node0002", "--json"]
     for known in (["--fabric", fabric], []):
         result = json.loads(run(capsys, *arguments, *known, code=code))

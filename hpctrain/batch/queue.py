@@ -1,0 +1,219 @@
+"""What Slurm knows of jobs, from ``squeue`` and, for those that it has forgotten, ``sacct``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.cluster.programs import run_program
+from hpctrain.errors import HpctrainError
+
+# A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
+_SECONDS = 30.0
+_ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
+_ENDED = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+)
+# Not in any name: a work directory may hold blanks, bars and even line breaks.
+_SEPARATOR = "\x1f"
+# Field and width of squeue --Format, of which 20.11 and every later version has all. What is longer is cut off; what is
+# shorter is filled up, so that wide fields cost where an array has thousands of tasks.
+_SQUEUE = {
+    "JobArrayID": 256,
+    "State": 64,
+    "Reason": 256,
+    "StartTime": 64,
+    "TimeUsed": 64,
+    "TimeLimit": 64,
+    "NodeList": 512,
+    "exit_code": 64,
+    "restartcnt": 64,
+    "WorkDir": 1024,
+}
+_SACCT = ("JobID", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """One job, or one task of an array; tasks that wait are one entry together.
+
+    Attributes:
+        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait.
+        state: Slurm's word, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
+        reason: Slurm's word for why it waits, or how it ended; empty where there is none.
+        start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
+        seconds: that it has run, since its last start.
+        limit_seconds: None for no limit.
+        nodes: in bracket form, empty before it has any.
+        exit_code, signal: of the batch script; 0 while it runs.
+        restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
+        directory: where its script began.
+    """
+
+    id: str
+    state: str
+    reason: str
+    start: float | None
+    seconds: int
+    limit_seconds: int | None
+    nodes: str
+    exit_code: int
+    signal: int
+    restarts: int
+    directory: Path
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs, or may still."""
+        return self.state not in _ENDED
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no nodes yet, or no longer."""
+        return self.live and not self.nodes
+
+    @property
+    def job(self) -> str:
+        """The number of the job, or of the array."""
+        return self.id.partition("_")[0]
+
+    @property
+    def array_task(self) -> str | None:
+        """``3``, or ``4-9`` for tasks that wait; None for a job that is no array."""
+        task = self.id.partition("_")[2].strip("[]").partition("%")[0]
+        return task or None
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text is a job's number, with or without an array task's behind it (``12``, ``12_3``)."""
+    return _ID.fullmatch(text) is not None
+
+
+def job_state(job_id: str) -> JobState | None:
+    """One job; None if Slurm does not know it, or no longer. Of an array one of its entries.
+
+    Raises:
+        HpctrainError: as :func:`job_states`.
+    """
+    return next(iter(job_states([job_id])), None)
+
+
+def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
+    """The jobs of these numbers that Slurm knows, in the order of their numbers; each task of an array is one.
+
+    Args:
+        ids: as :func:`is_job_id` takes them.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: Slurm does not answer, or is not on this host.
+    """
+    if not ids:
+        return []
+    states = _squeue(ids, seconds)
+    known = {state.job for state in states}
+    forgotten = [job for job in ids if job.partition("_")[0] not in known]
+    return sorted([*states, *_sacct(forgotten, seconds)], key=_order)
+
+
+def _order(state: JobState) -> tuple[int, int]:
+    first = re.match(r"\d+", state.array_task or "")
+    return int(state.job), int(first[0]) if first else 0
+
+
+def _squeue(ids: Sequence[str], seconds: float) -> list[JobState]:
+    # The separator is each field's suffix.
+    fields = ",".join(f"{field}:{width}{_SEPARATOR}" for field, width in _SQUEUE.items())
+    arguments = (f"--jobs={','.join(ids)}", "--states=all", "--noheader", f"--Format={fields}")
+    done = run_program("squeue", *arguments, seconds=seconds, environment=_environment())
+    # It says so of a single number only.
+    if "Invalid job id" in done.stderr:
+        return []
+    if done.returncode != 0:
+        raise HpctrainError(
+            f"squeue failed: {done.stderr.strip() or f'exit status {done.returncode}'}",
+            "ask Slurm itself with: scontrol ping",
+            exit_code=1,
+        )
+    return [_squeue_state(dict(zip(_SQUEUE, row, strict=True))) for row in _rows(done.stdout, len(_SQUEUE))]
+
+
+def _squeue_state(row: dict[str, str]) -> JobState:
+    # As wait(2) gives it: the exit status above the signal.
+    status = int(row["exit_code"])
+    return JobState(
+        id=row["JobArrayID"],
+        state=row["State"],
+        reason="" if row["Reason"] == "None" else row["Reason"],
+        start=_time(row["StartTime"]),
+        seconds=_duration(row["TimeUsed"]) or 0,
+        limit_seconds=_duration(row["TimeLimit"]),
+        nodes=row["NodeList"],
+        exit_code=status >> 8,
+        signal=status & 0x7F,
+        restarts=int(row["restartcnt"]),
+        directory=Path(row["WorkDir"]),
+    )
+
+
+def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
+    """The jobs that the accounting remembers; none where there is no accounting."""
+    if not ids:
+        return []
+    arguments = ("--allocations", "--noheader", "--parsable", f"--delimiter={_SEPARATOR}", f"--jobs={','.join(ids)}")
+    try:
+        done = run_program(
+            "sacct", *arguments, f"--format={','.join(_SACCT)}", seconds=seconds, environment=_environment()
+        )
+    except HpctrainError:
+        return []
+    if done.returncode != 0:
+        return []
+    return [_sacct_state(dict(zip(_SACCT, row, strict=True))) for row in _rows(done.stdout, len(_SACCT))]
+
+
+def _sacct_state(row: dict[str, str]) -> JobState:
+    exit_code, _, signal = row["ExitCode"].partition(":")
+    return JobState(
+        id=row["JobID"],
+        # It names who cancelled a job: CANCELLED by 1000.
+        state=row["State"].partition(" ")[0],
+        reason="" if row["Reason"] == "None" else row["Reason"],
+        start=_time(row["Start"]),
+        seconds=_duration(row["Elapsed"]) or 0,
+        limit_seconds=_duration(row["Timelimit"]),
+        nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
+        exit_code=int(exit_code),
+        signal=int(signal or 0),
+        restarts=0,
+        directory=Path(row["WorkDir"]),
+    )
+
+
+def _rows(text: str, fields: int) -> list[list[str]]:
+    """The fields of each job; the last one may hold line breaks."""
+    values = [value.strip(" ") for value in text.replace(f"{_SEPARATOR}\n", _SEPARATOR).split(_SEPARATOR)[:-1]]
+    return [values[start : start + fields] for start in range(0, len(values), fields)]
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what changes squeue's and sacct's output to a user's liking; times since the epoch."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
+    return {**ours, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _duration(text: str) -> int | None:
+    """Seconds of ``[[days-]hours:]minutes:seconds``; None for UNLIMITED and the like."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

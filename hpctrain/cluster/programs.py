@@ -1,0 +1,52 @@
+"""Programs of a cluster, run with a time limit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from hpctrain.errors import HpctrainError
+
+_SECONDS = 60.0
+
+
+def run_program(
+    program: str, *arguments: str, seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; its exit status is for the caller to judge.
+
+    Args:
+        program, arguments: the command.
+        seconds: how long it may take.
+        environment: its own; this process's by default.
+
+    Raises:
+        HpctrainError: it is not installed (exit code 2), or it did not answer in time (exit code 1).
+    """
+    environment = os.environ if environment is None else environment
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        raise HpctrainError(f"{program} is not on the PATH")
+    try:
+        return subprocess.run(
+            [program, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HpctrainError(f"{program} did not answer within {seconds:g} s", exit_code=1) from error
+
+
+def program_output(program: str, *arguments: str) -> str:
+    """What a program prints, empty where it is not installed, fails, or does not answer."""
+    try:
+        done = run_program(program, *arguments)
+    except HpctrainError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
