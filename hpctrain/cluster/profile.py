@@ -2,35 +2,124 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field, model_validator
 
+from hpctrain.checked_yaml import Section
 from hpctrain.cluster.container import Container
 
+_OPTION = re.compile(r"[a-z][a-z-]*")
+# What hpctrain gives sbatch itself, and where to say it instead: a second value would contradict the first.
+_SET_ELSEWHERE = {
+    "account": "--account, or account in the profile",
+    "array": "--array",
+    "chdir": "--run-dir",
+    "constraint": "--constraint, or constraint in the profile",
+    "cpus-per-task": "--cpus-per-task",
+    "dependency": "--dependency",
+    "error": "--run-dir: its logs/ holds what the job prints",
+    "exclusive": "node.exclusive in the profile",
+    "export": "environment in the profile",
+    "export-file": "environment in the profile",
+    "gpus": "--gpus-per-node, or node.gpus in the profile",
+    "gpus-per-node": "--gpus-per-node, or node.gpus in the profile",
+    "gpus-per-task": "--gpus-per-node, or node.gpus in the profile",
+    "job-name": "--name",
+    "kill-on-invalid-dep": "--chain or --dependency",
+    "mem": "node.memory in the profile",
+    "no-requeue": "requeue in the profile",
+    "nodes": "--nodes",
+    "ntasks": "--nodes and --tasks-per-node",
+    "ntasks-per-node": "--tasks-per-node",
+    "open-mode": "nothing: a requeued job's log is always continued",
+    "output": "--run-dir: its logs/ holds what the job prints",
+    "parsable": "nothing: submit prints the job's id",
+    "partition": "--partition, or partition in the profile",
+    "qos": "--qos, or qos in the profile",
+    "requeue": "requeue in the profile",
+    "signal": "signal and signal_seconds in the profile",
+    "test-only": "--dry-run",
+    "time": "--time, or time in the profile",
+    "wait": "--wait",
+    "wrap": "the recipe or script that submit is given",
+}
+
+
+def sbatch_fault(option: str, value: str | None) -> str | None:
+    """Why a further option cannot be given to sbatch; None if it can.
+
+    Args:
+        option: its long name, without dashes.
+        value: None for an option without one.
+    """
+    if not _OPTION.fullmatch(option):
+        return f"{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type"
+    if option in _SET_ELSEWHERE:
+        return f"{option} is set by hpctrain: use {_SET_ELSEWHERE[option]}"
+    if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
+        return f"gres: GPUs are set by hpctrain: use {_SET_ELSEWHERE['gpus-per-node']}"
+    if value is not None and not _is_line(value):
+        return f"{option}: the value is not one line of text: {value!r}"
+    return None
+
+
+def _is_line(text: str) -> bool:
+    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f]", text)
+
+
+def _line(text: str) -> str:
+    if not _is_line(text):
+        raise ValueError(f"must be one line of text, not {text!r}")
+    return text
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
+        raise ValueError(f"must be a name without blanks, as Slurm has it, not {text!r}")
+    return text
+
+
+def _exported(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no variable can hold the character NUL")
+    return text
+
+
+Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
+# The value of a Slurm option that names something.
+Word = Annotated[str, AfterValidator(_word)]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
-Memory = Annotated[str, Field(pattern=r"^\d+[KMGT]?$")]
+Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
 # Minutes, or [days-]hours[:minutes[:seconds]], as --time takes it.
-TimeLimit = Annotated[str, Field(pattern=r"^(\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2})$")]
+TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2})$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableValue = Annotated[str, AfterValidator(_exported)]
 # A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
-NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[\w./-]*$")]
+NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
 
 
-class Node(BaseModel):
+class Node(Section):
     """What one node has."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gpus: Annotated[int, Field(ge=0)] = 0
-    gpu_type: str | None = Field(None, description="as Slurm's gres names it; None leaves it out of the request")
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        None, description="as Slurm's gres names it; None leaves it out of the request"
+    )
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where nobody said")
     memory: Memory | None = Field(None, description="what to ask for with --mem; None for the partition's default")
     exclusive: bool = Field(False, description="take whole nodes")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Node:
+        if self.gpu_type is not None and not self.gpus:
+            raise ValueError(f"gpu_type is {self.gpu_type}, but gpus is 0")
+        return self
 
-class ClusterProfile(BaseModel):
+
+class ClusterProfile(Section):
     """One cluster.
 
     Attributes:
@@ -38,33 +127,42 @@ class ClusterProfile(BaseModel):
         tried: whether hpctrain was run there.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    source: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    source: Line
     tried: bool = False
-    remark: str = ""
+    remark: Annotated[str, AfterValidator(_line)] = ""
 
     node: Node = Node()
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
 
     launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
-    interface: str | None = Field(None, description="for connections that are not InfiniBand")
-    fabric: str | None = Field(None, description="file of the switches and cables; None asks Slurm")
-    node_map: str | None = Field(None, description="file of a node's GPUs, adapters and cores, or 'live'")
+    interface: Word | None = Field(None, description="for connections that are not InfiniBand")
+    fabric: Line | None = Field(None, description="file of the switches and cables; None asks Slurm")
+    node_map: Line | None = Field(None, description="file of a node's GPUs, adapters and cores, or 'live'")
 
-    modules: tuple[str, ...] = Field((), description="loaded in this order, after a purge")
-    setup: tuple[str, ...] = Field((), description="lines of bash, executed as they are after the modules")
-    environment: dict[VariableName, str] = Field(default_factory=dict)
+    modules: tuple[Word, ...] = Field((), description="loaded in this order, after a purge")
+    setup: tuple[Line, ...] = Field((), description="lines of bash, executed as they are after the modules")
+    environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
     container: Container | None = None
     node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
 
     requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
     signal: str = Field("USR2", pattern=r"^[A-Z0-9+-]+$", description="that announces the end of a job")
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterProfile:
+        if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
+            raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
+        for option, value in self.sbatch.items():
+            if fault := sbatch_fault(option, value):
+                raise ValueError(f"sbatch: {fault}")
+        if "gres" in self.sbatch and self.node.gpus and self.node.gpu_option == "gres":
+            raise ValueError("sbatch: gres is set by hpctrain for the GPUs: use node.gpu_option: gpus-per-node")
+        return self

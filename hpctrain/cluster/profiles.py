@@ -1,0 +1,60 @@
+"""The cluster profiles that are shipped, and those in files of users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.checked_yaml import load_checked, read_text
+from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.errors import HpctrainError, nearest
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def slurm_folder() -> Path:
+    """Where the templates of job scripts and ``clusters/`` lie: ``hpctrain/slurm`` of a wheel, ``slurm`` of a checkout.
+
+    Raises:
+        HpctrainError: neither is there.
+    """
+    places = (_PACKAGE / "slurm", _PACKAGE.parent / "slurm")
+    for place in places:
+        if (place / "clusters").is_dir():
+            return place
+    raise HpctrainError(
+        f"hpctrain's Slurm templates and cluster profiles are in neither {places[0]} nor {places[1]}",
+        "install hpctrain again",
+    )
+
+
+def profile_names() -> list[str]:
+    """The names of the shipped profiles."""
+    return sorted(path.stem for path in (slurm_folder() / "clusters").glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> ClusterProfile:
+    """A shipped profile by its name, or any profile by its path.
+
+    Args:
+        name_or_path: a name of :func:`profile_names`, or a path (it holds a slash or ends in .yaml or .yml).
+
+    Raises:
+        HpctrainError: no such profile, or something in it that the schema refuses; names the file, the line and the
+            key.
+    """
+    path = _find(name_or_path)
+    text = read_text(path, "cluster profile", f"the shipped profiles go by their name: {', '.join(profile_names())}")
+    example = slurm_folder() / "clusters" / "generic.yaml"
+    return load_checked(text, path, ClusterProfile, "cluster profile", f"{example} shows one")
+
+
+def _find(name_or_path: str) -> Path:
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        raise HpctrainError(
+            f"unknown cluster {name_or_path!r}",
+            f"{nearest(name_or_path, names)}; or auto to discover the one at hand, or the path of a .yaml file",
+        )
+    return slurm_folder() / "clusters" / f"{name_or_path}.yaml"
