@@ -16,7 +16,18 @@ _SECONDS = 30.0
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
 _DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 _ENDED = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
 )
 # Not in any name: a work directory may hold blanks, bars and even line breaks.
 _SEPARATOR = "\x1f"
@@ -24,6 +35,7 @@ _SEPARATOR = "\x1f"
 # shorter is filled up, so that wide fields cost where an array has thousands of tasks.
 _SQUEUE = {
     "JobArrayID": 256,
+    "JobID": 64,
     "State": 64,
     "Reason": 256,
     "StartTime": 64,
@@ -34,7 +46,7 @@ _SQUEUE = {
     "restartcnt": 64,
     "WorkDir": 1024,
 }
-_SACCT = ("JobID", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
+_SACCT = ("JobID", "JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,7 @@ class JobState:
 
     Attributes:
         id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait.
+        number: what Slurm calls the job itself, ``%j`` in the names of logs; each task of an array has one.
         state: Slurm's word, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
         reason: Slurm's word for why it waits, or how it ended; empty where there is none.
         start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
@@ -55,6 +68,7 @@ class JobState:
     """
 
     id: str
+    number: str
     state: str
     reason: str
     start: float | None
@@ -78,7 +92,7 @@ class JobState:
 
     @property
     def job(self) -> str:
-        """The number of the job, or of the array."""
+        """The number of the job, or of the array that it is a task of."""
         return self.id.partition("_")[0]
 
     @property
@@ -86,6 +100,11 @@ class JobState:
         """``3``, or ``4-9`` for tasks that wait; None for a job that is no array."""
         task = self.id.partition("_")[2].strip("[]").partition("%")[0]
         return task or None
+
+    def has_task(self, task: int) -> bool:
+        """Whether it is this task of an array, or the waiting tasks with this one among them."""
+        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", self.array_task or "")
+        return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
 
 
 def is_job_id(text: str) -> bool:
@@ -114,10 +133,23 @@ def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobStat
     """
     if not ids:
         return []
-    states = _squeue(ids, seconds)
-    known = {state.job for state in states}
+    states = _squeue([f"--jobs={','.join(ids)}"], seconds)
+    known = {number for state in states for number in (state.job, state.number)}
     forgotten = [job for job in ids if job.partition("_")[0] not in known]
     return sorted([*states, *_sacct(forgotten, seconds)], key=_order)
+
+
+def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
+    """All jobs of a user that live, and those that ended in the last minutes.
+
+    Args:
+        user: the number of it.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: as :func:`job_states`.
+    """
+    return sorted(_squeue([f"--user={user}"], seconds), key=_order)
 
 
 def _order(state: JobState) -> tuple[int, int]:
@@ -125,11 +157,11 @@ def _order(state: JobState) -> tuple[int, int]:
     return int(state.job), int(first[0]) if first else 0
 
 
-def _squeue(ids: Sequence[str], seconds: float) -> list[JobState]:
+def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
     # The separator is each field's suffix.
     fields = ",".join(f"{field}:{width}{_SEPARATOR}" for field, width in _SQUEUE.items())
-    arguments = (f"--jobs={','.join(ids)}", "--states=all", "--noheader", f"--Format={fields}")
-    done = run_program("squeue", *arguments, seconds=seconds, environment=_environment())
+    arguments = ("--states=all", "--noheader", f"--Format={fields}")
+    done = run_program("squeue", *which, *arguments, seconds=seconds, environment=_environment())
     # It says so of a single number only.
     if "Invalid job id" in done.stderr:
         return []
@@ -147,6 +179,7 @@ def _squeue_state(row: dict[str, str]) -> JobState:
     status = int(row["exit_code"])
     return JobState(
         id=row["JobArrayID"],
+        number=row["JobID"],
         state=row["State"],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["StartTime"]),
@@ -180,6 +213,7 @@ def _sacct_state(row: dict[str, str]) -> JobState:
     exit_code, _, signal = row["ExitCode"].partition(":")
     return JobState(
         id=row["JobID"],
+        number=row["JobIDRaw"],
         # It names who cancelled a job: CANCELLED by 1000.
         state=row["State"].partition(" ")[0],
         reason="" if row["Reason"] == "None" else row["Reason"],

@@ -1,0 +1,121 @@
+"""From what a user names, a run directory or a job, to the run and its jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
+from hpctrain.errors import HpctrainError
+from hpctrain.rundir import RunDirectory, read_model
+
+_RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
+_TASK = re.compile(r"task-(\d+)", re.ASCII)
+
+
+class _Submission(BaseModel):
+    """What is read here of submission.json."""
+
+    jobs: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """A run, or an array of runs, whose tasks have a directory each.
+
+    Attributes:
+        directory: of the run, of the array, or of the one task that was named.
+        task: the number of the one task; None for a run and for a whole array.
+        tasks: the directories of an array's tasks that have begun, by number.
+    """
+
+    directory: RunDirectory
+    task: int | None
+    tasks: dict[int, RunDirectory]
+
+    @property
+    def job_directory(self) -> RunDirectory:
+        """Where the job script and the jobs' logs are."""
+        return self.directory if self.task is None else RunDirectory(self.directory.path.parent)
+
+    def submitted_jobs(self) -> tuple[str, ...]:
+        """The numbers of the jobs that were submitted together; none for a run that was not."""
+        file = self.job_directory.submission
+        return tuple(read_model(file, _Submission).jobs) if file.exists() else ()
+
+
+def find_run(target: str) -> FoundRun:
+    """The run of a directory, or of a job (``12``, ``12_3``). A directory called like a job's number is ``./12``.
+
+    Raises:
+        HpctrainError: there is no such directory or job, or no run of hpctrain in it.
+    """
+    path = _job_directory(target) if is_job_id(target) else _directory(target)
+    match = _TASK.fullmatch(path.name)
+    task = int(match[1]) if match and RunDirectory(path.parent).submission.exists() else None
+    found = RunDirectory(path)
+    # A task that waits has no directory yet.
+    if task is None and not found.plan.exists() and not found.submission.exists():
+        called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
+        hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
+        raise HpctrainError(f"{called} holds no run", hint)
+    tasks = {int(name[1]): RunDirectory(folder) for folder in _folders(path) if (name := _TASK.fullmatch(folder.name))}
+    return FoundRun(directory=found, task=task, tasks=dict(sorted(tasks.items())) if task is None else {})
+
+
+def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
+    """The jobs of a run that Slurm knows: submitted together, follow-ups that its own jobs submitted, and ``also``.
+
+    A job belongs to a run if it begins in the directory, which is how `hpctrain submit` submits it.
+
+    Args:
+        found: the run; of one task of an array, only the jobs of this task.
+        also: numbers of jobs in which the run was started otherwise.
+        seconds: how long Slurm may take to answer.
+
+    Raises:
+        HpctrainError: Slurm does not answer, or is not on this host.
+    """
+    numbers = {*found.submitted_jobs(), *also}
+    if not numbers:
+        return []
+    directory = found.job_directory.path
+    all_jobs = jobs_of_user(directory.stat().st_uid, seconds=seconds)
+    jobs = [job for job in all_jobs if {job.job, job.number} & numbers or _same(job.directory, directory)]
+    missing = sorted(numbers - {number for job in jobs for number in (job.job, job.number)})
+    jobs += job_states(missing, seconds=seconds)
+    return [job for job in jobs if found.task is None or job.has_task(found.task)]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths are one directory; only the last name may decide it without a look at the disk."""
+    return one == other or (one.name == other.name and one.resolve() == other.resolve())
+
+
+def _directory(target: str) -> Path:
+    path = Path(target)
+    try:
+        if path.is_dir():
+            return path.resolve()
+        problem = "it is a file" if path.exists() else "there is none of that name"
+    except OSError as error:
+        problem = str(error.strerror)
+    raise HpctrainError(f"{target} is neither a run directory nor a job's number: {problem}", _RUNS_HINT)
+
+
+def _job_directory(target: str) -> Path:
+    states = job_states([target])
+    if not states:
+        raise HpctrainError(
+            f"Slurm does not know the job {target}, or no longer", "name its run directory, which remembers it"
+        )
+    task = target.partition("_")[2]
+    return states[0].directory / f"task-{task}" if task else states[0].directory
+
+
+def _folders(path: Path) -> list[Path]:
+    return [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []
