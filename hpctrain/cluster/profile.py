@@ -66,7 +66,7 @@ def sbatch_fault(option: str, value: str | None) -> str | None:
 
 
 def _is_line(text: str) -> bool:
-    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f]", text)
+    return not re.search(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]", text)
 
 
 def _line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.checked_yaml import load_checked, read_text
@@ -9,6 +10,16 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError, nearest
 
 _PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileLine:
+    """What a list of profiles says of one; ``tried``: hpctrain was run there."""
+
+    name: str
+    remark: str
+    source: str
+    tried: bool
 
 
 def slurm_folder() -> Path:
@@ -30,6 +41,12 @@ def slurm_folder() -> Path:
 def profile_names() -> list[str]:
     """The names of the shipped profiles."""
     return sorted(path.stem for path in (slurm_folder() / "clusters").glob("*.yaml"))
+
+
+def describe_profiles() -> list[ProfileLine]:
+    """The shipped profiles by name."""
+    profiles = map(load_profile, profile_names())
+    return [ProfileLine(name=each.name, remark=each.remark, source=each.source, tried=each.tried) for each in profiles]
 
 
 def load_profile(name_or_path: str) -> ClusterProfile:
