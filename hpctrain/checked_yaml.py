@@ -62,6 +62,19 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes whatever PyYAML's own loader or the one above would take for something else than a string."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Loader.yaml_implicit_resolvers.get(first, [])
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
 def read_text(path: Path, kind: str, hint: str) -> str:
     """What a file holds.
 
@@ -95,6 +108,12 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
         raise HpctrainError(f"{path} holds no {kind}: its top level is not a mapping of keys to values")
     _refuse_duplicates(root, path)
     return validate(_value(root, kind), model, lambda location: f"{path}:{_line(root, location)}", kind, hint)
+
+
+def dump(values: dict[str, Any]) -> str:
+    """The YAML of plain values, in their order; :func:`load_checked` reads the same."""
+    # A width that no line reaches: folded lines are hard to edit.
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16))
 
 
 def parse_value(text: str, kind: str, where: str) -> Any:

@@ -1,0 +1,57 @@
+"""``discover`` on the local Slurm: what it says is what the cluster was made with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from local_slurm import LocalSlurm
+
+from hpctrain.batch.discover import discover, profile_yaml
+from hpctrain.cluster.profiles import load_profile
+from hpctrain.errors import HpctrainError
+
+
+@pytest.fixture(autouse=True)
+def at_the_cluster(slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_default_partition(slurm: LocalSlurm, tmp_path: Path) -> None:
+    discovered = discover(None)
+    settings, profile = slurm.settings, discovered.profile
+    assert (profile.name, profile.partition) == ("local", "batch")
+    assert (profile.node.gpus, profile.node.cores) == (settings.gpus, settings.cpus)
+    assert profile.time == f"{settings.max_minutes // 60:02}:{settings.max_minutes % 60:02}:00"
+    assert profile.requeue
+    said = "\n".join(discovered.findings)
+    kind = f"{settings.gpus} GPUs, {settings.cpus} cores, 4000 MB"
+    assert f"nodes: {len(settings.nodes)} with {kind} (sinfo)" in said
+    assert "topology/tree: the hosts of a job are ordered by its switches" in said
+    assert "pmi2, pmix" in said
+    path = tmp_path / "auto.yaml"
+    path.write_text(profile_yaml(profile))
+    assert load_profile(str(path)) == profile
+    # Slurm takes it.
+    asked = (f"--partition={profile.partition}", f"--time={profile.time}", f"--gpus-per-node={profile.node.gpus}")
+    slurm.run("sbatch", "--test-only", *asked, "--nodes=4", "--wrap=true")
+
+
+def test_another_partition_and_one_that_is_not_there() -> None:
+    profile = discover("short").profile
+    assert (profile.partition, profile.time) == ("short", "00:05:00")
+    with pytest.raises(HpctrainError, match=r"no partition 'shor'\n  did you mean 'short'\? valid: batch, short"):
+        discover("shor")
+
+
+def test_nodes_that_are_drained(slurm: LocalSlurm) -> None:
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    try:
+        assert "nodes: 1 more are down, drained or failed (sinfo)" in discover(None).findings
+        slurm.run("scontrol", "update", "NodeName=n[2-4]", "State=DRAIN", "Reason=test")
+        with pytest.raises(HpctrainError, match=r"no node of the partition batch can run a job \(4 down"):
+            discover(None)
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")
+        slurm.wait_idle()
