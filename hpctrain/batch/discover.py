@@ -121,7 +121,7 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     )
     findings = (
         f"cluster: {profile.name}, Slurm {version} (scontrol show config)",
-        *_partition_findings(chosen, nodes[name], nodes),
+        *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
         *_config_findings(config, read_mpi_plugins(answers.mpi)),
     )
     return Discovered(profile=profile, findings=findings)
@@ -235,7 +235,7 @@ def _count(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
 
 
-def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes]) -> list[str]:
+def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes], exclusive: bool) -> list[str]:
     name = partition["PartitionName"]
     default = ", the default" if partition.get("Default") == "YES" else ""
     longest, usual = partition.get("MaxTime", "unknown"), partition.get("DefaultTime", "NONE")
@@ -248,10 +248,12 @@ def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes]) -
     ]
     if here.broken:
         lines.append(f"nodes: {here.broken} more are down, drained or failed (sinfo)")
-    if partition.get("OverSubscribe") == "EXCLUSIVE":
-        lines.append("nodes: each job has its nodes to itself (OverSubscribe in scontrol show partition)")
+    if exclusive:
+        lines.append("nodes: each job has its own (OverSubscribe, SelectType)")
     else:
-        lines.append("nodes: jobs may share them, unless node.exclusive asks for whole ones (OverSubscribe)")
+        lines.append(
+            "nodes: jobs may share them, unless node.exclusive asks for whole ones (OverSubscribe, SelectType)"
+        )
     if partition.get("AllowAccounts", "ALL") != "ALL":
         lines.append(
             f"accounts: only {partition['AllowAccounts']}, so name one with --account (scontrol show partition)"

@@ -158,8 +158,10 @@ def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int) -> N
 def test_whole_nodes() -> None:
     profile = found(partitions=partition("gpu", Default="YES", OverSubscribe="EXCLUSIVE")).profile
     assert (profile.node.exclusive, profile.node.memory) == (True, "0")
-    linear = found(config=CONFIG.replace("cons_tres", "linear")).profile
-    assert (linear.node.exclusive, linear.node.gpu_option) == (True, "gres")
+    linear = found(config=CONFIG.replace("cons_tres", "linear"))
+    assert (linear.profile.node.exclusive, linear.profile.node.gpu_option) == (True, "gres")
+    assert "nodes: each job has its own (OverSubscribe, SelectType)" in linear.findings
+    assert "nodes: each job has its own (OverSubscribe, SelectType)" not in found().findings
 
 
 def test_what_a_site_does_not_allow() -> None:
