@@ -112,8 +112,8 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
 
 def dump(values: dict[str, Any]) -> str:
     """The YAML of plain values, in their order; :func:`load_checked` reads the same."""
-    # A width that no line reaches: folded lines are hard to edit.
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16))
+    # A width that no line reaches: folded lines are hard to edit. Left unescaped, U+0085 comes back as a line break.
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
 
 
 def parse_value(text: str, kind: str, where: str) -> Any:

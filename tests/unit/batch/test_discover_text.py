@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpctrain.batch.discover import (
@@ -248,6 +248,7 @@ LIKE_NUMBERS = st.sampled_from(
 
 
 @given(word=WORDS | LIKE_NUMBERS, value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+@example(word="1e3", value="a\x85b\u2028c\r\n d: #")
 def test_what_is_written_is_read_as_the_same(tmp_path_factory: pytest.TempPathFactory, word: str, value: str) -> None:
     profile = ClusterProfile(name="a", source="b", account=word, environment={"A": value, "B": word})
     path = tmp_path_factory.getbasetemp() / "written.yaml"
