@@ -9,7 +9,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train test lint bench clean horovod
+.PHONY: train test lint bench clean horovod cluster cluster-stop
 
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -25,6 +25,13 @@ lint: .venv/packages.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A Slurm of four nodes on this machine, to try jobs on.
+cluster: .venv/packages.stamp
+	$(BIN)/python tests/slurm/local_slurm.py start
+
+cluster-stop:
+	$(BIN)/python tests/slurm/local_slurm.py stop
 
 # Asked each time: it answers at once while Horovod still fits the MPI and the frameworks of today.
 horovod: .venv/packages.stamp

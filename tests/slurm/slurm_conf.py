@@ -1,0 +1,128 @@
+"""The files of a Slurm whose nodes are all on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+# Neighbours on the fabric are not neighbours by name: sorted names cross the core three times, the tree's order once.
+INTERLEAVED = "SwitchName=s1 Nodes=n1,n3\nSwitchName=s2 Nodes=n2,n4\nSwitchName=core Switches=s1,s2\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the cluster looks like.
+
+    What no setting makes quicker, measured on 22.05: time limits count in whole minutes (``--time=0:20`` is one), and
+    are looked at every 30 s, so a job ends up to 30 s late and ``--signal=…@N`` comes N to N + 30 s before the limit.
+
+    Attributes:
+        nodes: their names.
+        cpus: that each node claims, however many the machine has.
+        gpus: that each node claims; the devices behind them are /dev/null.
+        topology: text of topology.conf.
+        max_minutes: that a job of the default partition may ask for.
+        requeue_seconds: after which a requeued job may start again (measured 6 s for 5). Slurm takes the life of a
+            credential for it, so it is also how long a busy machine may take to start a step.
+        lost_seconds: of silence after which a node counts as lost and its jobs are requeued.
+        kill_seconds: between a job's SIGTERM and its SIGKILL.
+        grace_seconds: between the signal that announces a preemption and the preemption.
+    """
+
+    nodes: tuple[str, ...] = ("n1", "n2", "n3", "n4")
+    cpus: int = 2
+    gpus: int = 2
+    topology: str = INTERLEAVED
+    max_minutes: int = 60
+    requeue_seconds: int = 5
+    lost_seconds: int = 15
+    kill_seconds: int = 3
+    grace_seconds: int = 5
+
+
+def write(settings: Settings, folder: Path) -> None:
+    """All that munged, slurmctld and the slurmd need, in a folder that only this user can enter."""
+    for name in ("state", *(f"{kind}-{node}" for node in settings.nodes for kind in ("spool", "tmp")), "tmp"):
+        (folder / name).mkdir()
+    gpus = [folder / f"gpu{number}" for number in range(settings.gpus)]
+    for gpu in gpus:
+        # slurmd wants a device.
+        gpu.symlink_to("/dev/null")
+    key = folder / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(128))
+    nodes = ",".join(settings.nodes)
+    (folder / "gres.conf").write_text("".join(f"NodeName={nodes} Name=gpu File={gpu}\n" for gpu in gpus))
+    (folder / "topology.conf").write_text(settings.topology)
+    (folder / "slurm.conf").write_text(_slurm_conf(settings, folder))
+
+
+def _slurm_conf(settings: Settings, folder: Path) -> str:
+    host = socket.gethostname().partition(".")[0]
+    control, *ports = _free_ports(1 + len(settings.nodes))
+    nodes = "".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={settings.cpus} RealMemory=4000"
+        f" Gres=gpu:{settings.gpus} State=UNKNOWN\n"
+        for node, port in zip(settings.nodes, ports, strict=True)
+    )
+    return f"""\
+ClusterName=local
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire={settings.requeue_seconds}
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+# Without one for each node, the PMIx servers of two nodes collide.
+TmpFS={folder}/tmp-%n
+# Nodes that share a machine share its cgroups.
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+TopologyPlugin=topology/tree
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+KillWait={settings.kill_seconds}
+SlurmdTimeout={settings.lost_seconds}
+ReturnToService=2
+# Ended jobs are looked up by the tests, and there is no database.
+MinJobAge=86400
+{nodes}\
+PartitionName=batch Nodes=ALL Default=YES MaxTime={settings.max_minutes} GraceTime={settings.grace_seconds}\
+ PriorityTier=1 State=UP
+PartitionName=short Nodes=ALL MaxTime=5 PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below those that the kernel gives to connections, so that a restarted daemon finds its own free again."""
+    held: list[socket.socket] = []
+    try:
+        port = 20000 + os.getpid() % 10000
+        while len(held) < count:
+            port += 1
+            candidate = socket.socket()
+            try:
+                candidate.bind(("", port))
+            except OSError:
+                candidate.close()
+            else:
+                held.append(candidate)
+        return [candidate.getsockname()[1] for candidate in held]
+    finally:
+        for candidate in held:
+            candidate.close()
