@@ -1,0 +1,71 @@
+"""Limits of the process and of shared memory."""
+
+from __future__ import annotations
+
+import math
+
+from hpctrain.checks import Check
+from hpctrain.doctor.facts import Host
+
+FILES = 4096
+SHARED_BYTES = 1 << 30
+
+_MEMLOCK_SOURCE = "https://www.open-mpi.org/faq/?category=openfabrics#ib-locked-pages"
+_FILES_SOURCE = "https://ucx-py.readthedocs.io/en/stable/os-limits.html"
+_SHARED_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_SLURM = "under Slurm also LimitMEMLOCK=infinity of slurmd.service and PropagateResourceLimitsExcept=MEMLOCK"
+
+
+def memlock(host: Host) -> Check:
+    """RDMA pins the memory that it sends from."""
+    soft, hard = host.memlock
+    found = "unlimited" if soft == math.inf else f"{soft / 1024:,.0f} KiB"
+    if not host.ports:
+        return Check(
+            name="memlock",
+            status="not applicable",
+            found=f"{found}; nothing here pins memory: no InfiniBand or RoCE adapter",
+            source=_MEMLOCK_SOURCE,
+        )
+    mend = "ulimit -l unlimited"
+    if hard != math.inf:
+        mend = f"as root: '* - memlock unlimited' in /etc/security/limits.conf; {_SLURM}"
+    failed = soft != math.inf
+    return Check(
+        name="memlock",
+        status="failed" if failed else "ok",
+        found=found,
+        wanted="unlimited",
+        mend=mend if failed else "",
+        source=_MEMLOCK_SOURCE,
+    )
+
+
+def open_files(host: Host) -> Check:
+    """Connections over TCP take a file each, one a peer and more; data loaders take further ones."""
+    soft, hard = host.nofile
+    failed = soft < FILES
+    mend = f"ulimit -n {FILES}" if hard >= FILES else "as root: '* - nofile 65536' in /etc/security/limits.conf"
+    return Check(
+        name="open files",
+        status="failed" if failed else "ok",
+        found="unlimited" if soft == math.inf else f"{soft:,.0f}",
+        wanted=f"at least {FILES:,}",
+        mend=mend if failed else "",
+        source=_FILES_SOURCE,
+    )
+
+
+def shared_memory(host: Host) -> Check:
+    """Ranks of one host, and the workers of data loaders, pass data through /dev/shm."""
+    free = host.shared_memory
+    failed = free is None or free < SHARED_BYTES
+    mend = "docker run --shm-size=1g, or as root: mount -o remount,size=50% /dev/shm; old files: ls /dev/shm"
+    return Check(
+        name="shared memory",
+        status="failed" if failed else "ok",
+        found="there is no /dev/shm" if free is None else f"{free / 1e9:.3g} GB free in /dev/shm",
+        wanted="at least 1 GiB free",
+        mend=mend if failed else "",
+        source=_SHARED_SOURCE,
+    )
