@@ -1,0 +1,105 @@
+"""``hpctrain doctor``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.host_options import FabricFile, HostList, Interface
+from hpctrain.cluster.host_list import fold_hosts
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from hpctrain.checks import Check
+    from hpctrain.plan import HostOptions
+
+_MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
+
+
+def doctor(
+    ranks: Annotated[
+        int | None, typer.Option("-np", metavar="N", help="Check on so many ranks too; by default one a host.")
+    ] = None,
+    hosts: HostList = None,
+    fabric: FabricFile = None,
+    interface: Interface = None,
+    run_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where runs are to write, on a file system that all hosts share.")
+    ] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check, before a run, what would make it slow, wrong or hang; exits 3 where something failed.
+
+    Checks this machine; with -np or --hosts, or inside a Slurm allocation, every host of the run by ranks of its own.
+    """
+    from hpctrain.doctor.host import failed_first
+    from hpctrain.plan import HostOptions
+
+    options = HostOptions(hosts=hosts, fabric=fabric, interface=interface)
+    checks = failed_first(_checks(options, ranks, run_dir))
+    if as_json:
+        typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+    else:
+        _print(checks)
+    if any(check.status == "failed" for check in checks):
+        raise typer.Exit(3)
+
+
+def _checks(options: HostOptions, ranks: int | None, run_dir: Path) -> list[Check]:
+    from hpctrain.doctor.facts import read_host
+    from hpctrain.doctor.host import check_host
+    from hpctrain.doctor.ranks import without_ranks
+
+    if ranks is None and options.hosts is None and not os.environ.get("SLURM_JOB_NODELIST"):
+        return [*without_ranks(), *check_host(read_host(), run_dir)]
+    from hpctrain.launch.health import check_ranks
+    from hpctrain.launch.hosts import arrange
+    from hpctrain.planning.machine import this_machine
+
+    arranged, warnings = arrange(options, this_machine().host, ranks)
+    for warning in warnings:
+        typer.echo(f"hpctrain: warning: {warning}", err=True)
+    checks = check_ranks(arranged, options, run_dir)
+    if len(checks) > 1:
+        return checks
+    # The ranks did not come as far as their hosts; what this machine says may tell why.
+    return [*checks, *check_host(read_host(hosts=len(arranged.slots)), run_dir)]
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for check in checks:
+        if check.status == "failed":
+            # Wrapped by the terminal alone, so that a command can be copied.
+            console.print(_failure(check), soft_wrap=True)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for check in checks:
+        if check.status != "failed":
+            style = "dim" if check.status == "not applicable" else ""
+            table.add_row(_MARKS[check.status], check.name, f"{check.found}{_where(check)}", style=style)
+    console.print(table)
+    count = Counter(check.status for check in checks)
+    console.print(f"{count['failed']} failed, {count['ok']} ok, {count['not applicable']} not applicable")
+
+
+def _failure(check: Check) -> Text:
+    from rich.text import Text
+
+    text = Text("FAILED", style="bold red").append(f"  {check.name}{_where(check)}\n", style="bold")
+    for label in ("found", "wanted", "mend", "source"):
+        text.append(f"        {label:<7} {getattr(check, label)}\n", style="")
+    return text
+
+
+def _where(check: Check) -> str:
+    return f" ({fold_hosts(check.where)})" if check.where else ""

@@ -1,0 +1,141 @@
+"""Starts the ranks of ``hpctrain doctor``, and makes checks of what they wrote, or of why they did not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hpctrain
+from hpctrain.checks import Check
+from hpctrain.cluster.mpi import find_mpi
+from hpctrain.doctor.host import merge
+from hpctrain.doctor.hosts import host_order
+from hpctrain.doctor.ranks import Reduction, allreduce, clocks
+from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.launch.fabric import FLAT, find_fabric
+from hpctrain.launch.start import launch_plan
+from hpctrain.plan import HostOptions, Plan, Script
+from hpctrain.planning.hosts import Hosts
+from hpctrain.planning.machine import this_machine
+from hpctrain.rundir import RunDirectory
+
+# Of everything, from starting the ranks to their end.
+LIMIT_SECONDS = 60
+_PROGRAM = Path(hpctrain.__file__).parent / "bench" / "health.py"
+_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/quickstart.html"
+
+
+class _LimitError(Exception):
+    pass
+
+
+def check_ranks(hosts: Hosts, options: HostOptions, run_directory: Path) -> list[Check]:
+    """Start the ranks, and check what they see: each host, and all of them together.
+
+    Args:
+        hosts: with a slot a rank.
+        options: what the hosts were chosen by.
+        run_directory: where runs are to write, on all hosts.
+
+    Raises:
+        HpctrainError: no folder for what the ranks write.
+    """
+    ranks = sum(host.slots for host in hosts.slots)
+    with _folder(run_directory, shared=len(hosts.slots) > 1) as name:
+        folder = Path(name)
+        plan = Plan(
+            script=Script(path=_PROGRAM, arguments=(str(folder), str(ranks), str(run_directory.absolute()))),
+            backend="horovod",
+            ranks=ranks,
+            hosts=hosts.slots,
+            environment=hosts.environment,
+            threads_per_rank=1,
+        )
+        fault = _run(plan, folder / "run")
+        written = [json.loads(path.read_text()) for path in sorted(folder.glob("world-*.json"))]
+    checks = checks_of(written, ranks, options)
+    # Where launcher and MPI do not match, that is why.
+    mismatched = bool(checks) and checks[0].status == "failed"
+    return [*checks, fault] if fault and not mismatched else checks
+
+
+def checks_of(written: list[dict[str, Any]], ranks: int, options: HostOptions) -> list[Check]:
+    """The checks of what :mod:`hpctrain.bench.health` wrote, once for each process that took itself for rank 0."""
+    worlds = [World(**world) for each in written for world in each["worlds"]]
+    if not worlds:
+        return []
+    checks = [launcher_and_mpi(worlds, ranks)]
+    if len(written) > 1 or "hosts" not in written[0]:
+        return checks
+    (all_ranks,) = written
+    by_host = {
+        host: [Check(**{**check, "where": tuple(check["where"])}) for check in result["checks"]]
+        for host, result in all_ranks["hosts"].items()
+    }
+    return [
+        *checks,
+        *(allreduce(Reduction(**reduction), ranks) for reduction in all_ranks["reductions"]),
+        clocks(all_ranks["offsets"]),
+        *same_versions({host: result["versions"] for host, result in all_ranks["hosts"].items()}),
+        _order([world.host for world in worlds], options),
+        *merge(by_host),
+    ]
+
+
+def _order(hosts: list[str], options: HostOptions) -> Check:
+    names = list(dict.fromkeys(hosts))
+    fabric, known_from = find_fabric(options.fabric, options.routes, names)
+    return host_order(names, fabric, known_from, flat=known_from == FLAT)
+
+
+def _run(plan: Plan, directory: Path) -> Check | None:
+    """Run the ranks to their end; a check that says why they did not come to it."""
+    try:
+        with _limit(LIMIT_SECONDS):
+            failure = launch_plan(plan, RunDirectory(directory), this_machine(), find_mpi())
+    except _LimitError:
+        said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
+    except HpctrainError as error:
+        said, mend = error.message, error.hint
+    else:
+        if failure is None:
+            return None
+        said, mend = " ".join([failure.message, *failure.lines[-3:]]), "start them by hand: mpirun -np 2 hostname"
+    return Check(
+        name="ranks", status="failed", found=said, wanted=f"{plan.ranks} ranks that start", mend=mend, source=_SOURCE
+    )
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """Raise in the main thread when the time is over: the launch then ends every process that it started."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _LimitError
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _folder(run_directory: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    """A folder that the ranks can write: beside the runs where other hosts have to see it."""
+    beside = run_directory.absolute()
+    while not beside.is_dir() and beside != beside.parent:
+        beside = beside.parent
+    try:
+        return tempfile.TemporaryDirectory(prefix=".hpctrain-doctor-", dir=beside if shared else None)
+    except OSError as error:
+        raise disk_error(error, beside, "name a folder that all hosts share with --run-dir") from error

@@ -1,0 +1,126 @@
+"""``hpctrain doctor`` on real ranks, and where launcher and MPI do not match."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Launch
+
+import hpctrain
+from hpctrain.bench.health import _expected, _numbers
+
+PROGRAM = Path(hpctrain.__file__).parent / "bench" / "health.py"
+# Starts as many processes as it is asked for, each of which MPI takes for the only one.
+SINGLETONS = """\
+#!/bin/sh
+[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.11"; exit; }
+while [ $# -gt 0 ]; do case $1 in */python*) break ;; esac; shift; done
+"$@" & "$@" & wait
+"""
+HANGING = '#!/bin/sh\n[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.11"; exit; }\nexec sleep 600\n'
+
+
+def checks_by_name(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    return {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+
+
+def fake_mpirun(folder: Path, text: str) -> str:
+    """A PATH on which this script is mpirun."""
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "mpirun"
+    program.write_text(text)
+    program.chmod(0o755)
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
+    result = hpctrain("doctor", "-np", "2", "--json")
+    assert result.returncode in (0, 3), result.stdout
+    checks = checks_by_name(result)
+    assert checks["launcher and MPI"]["found"].startswith("MPI (Open MPI")
+    assert "sees 2 ranks; Open MPI's mpirun says 2" in checks["launcher and MPI"]["found"]
+    assert checks["1 MB all-reduce, MPI"]["status"] == "ok"
+    # between a slow network's time and anything that is sold
+    milliseconds = float(checks["1 MB all-reduce, MPI"]["found"].partition(" ")[0])
+    assert 1e-3 < milliseconds < 1e4
+    assert checks["1 MB all-reduce, Horovod"]["status"] != "failed", checks["1 MB all-reduce, Horovod"]
+    assert checks["clocks"]["found"] == "all ranks are on one host"
+    assert "numpy" in checks["versions"]["found"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
+    path = fake_mpirun(tmp_path, SINGLETONS)
+    result = hpctrain("doctor", "-np", "2", "--json", timeout=90, PATH=path)
+    assert result.returncode == 3, result.stdout
+    check = checks_by_name(result)["launcher and MPI"]
+    assert check["status"] == "failed"
+    assert "sees 1 rank;" in check["found"]
+    assert "srun --mpi=pmix" in check["mend"]
+    # What this machine itself says is there too.
+    assert "open files" in checks_by_name(result)
+
+
+def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
+    """One rank, whose environment speaks of two: as where another mpirun's ranks start it."""
+    mpirun(PROGRAM, 1, str(tmp_path), "1", str(tmp_path), cwd=tmp_path)
+    (honest,) = tmp_path.glob("world-*.json")
+    assert json.loads(honest.read_text())["worlds"][0]["claimed"] == 1
+    honest.unlink()
+    program = tmp_path / "lying.py"
+    program.write_text(
+        "import os, runpy, sys\n"
+        "from mpi4py import MPI\n"
+        "os.environ['OMPI_COMM_WORLD_SIZE'] = '2'\n"
+        f"sys.argv[0] = {str(PROGRAM)!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    mpirun(program, 1, str(tmp_path), "2", str(tmp_path))
+    (lying,) = tmp_path.glob("world-*.json")
+    (world,) = json.loads(lying.read_text())["worlds"]
+    assert (world["size"], world["claimed"]) == (1, 2)
+
+
+def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpctrain.launch import health
+    from hpctrain.plan import HostOptions, Slots
+    from hpctrain.planning.hosts import Hosts
+
+    monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
+    monkeypatch.setattr(health, "LIMIT_SECONDS", 1)
+    hosts = Hosts(slots=(Slots(host="localhost", slots=2),))
+    (check,) = health.check_ranks(hosts, HostOptions(), tmp_path)
+    assert (check.name, check.status, check.found) == ("ranks", "failed", "did not end in 1 s")
+    left = subprocess.run(["pgrep", "-f", str(tmp_path / "bin")], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_a_rank_that_cannot_start_is_said(hpctrain: Launch, tmp_path: Path) -> None:
+    path = fake_mpirun(tmp_path, '#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0.11"\nexit 7\n')
+    result = hpctrain("doctor", "-np", "2", "--json", PATH=path)
+    assert result.returncode == 3, result.stdout
+    ranks = checks_by_name(result)["ranks"]
+    assert ranks["status"] == "failed"
+    assert ranks["mend"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 33])
+def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
+    total = sum(_numbers(rank).astype("float64") for rank in range(ranks))
+    assert (_expected(ranks) == total).all()
+
+
+def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
+    program = (
+        "import sys\n"
+        "import hpctrain.cli.doctor, hpctrain.launch.health, hpctrain.doctor.host\n"
+        "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

