@@ -1,0 +1,91 @@
+"""Files that a job copies to the fast storage of its nodes before its ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.errors import HpctrainError
+
+_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+_ENVIRONMENT = "environment"
+
+
+class Staged(BaseModel):
+    """One copy, at ``name`` in the job's folder: archives are unpacked there, folders and files copied."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(description="absolute path on the shared file system")
+    name: str
+    kind: Literal["copy", "tar", "zip"]
+
+
+class Staging(BaseModel):
+    """What a job stages.
+
+    Attributes:
+        folder: of the job on each node, with variables that the job's shell expands; safe within double quotes.
+        copies: of data.
+        environment: of Python, that the ranks then use.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str
+    copies: tuple[Staged, ...] = ()
+    environment: Staged | None = None
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter in the staged environment, with the variables of ``folder``; None where none is staged."""
+        return f"{self.folder}/{_ENVIRONMENT}/bin/python" if self.environment else None
+
+
+def plan_staging(profile: ClusterProfile, sources: Sequence[Path], environment: Path | None) -> Staging | None:
+    """What to stage on a cluster, None for nothing.
+
+    Args:
+        profile: names the storage.
+        sources: folders and files, archives among them.
+        environment: a virtual environment's folder, or an archive of one.
+
+    Raises:
+        HpctrainError: the cluster has no such storage, a source is not there, or two have one name.
+    """
+    if not sources and environment is None:
+        return None
+    if profile.node_storage is None:
+        raise HpctrainError(
+            f"--stage: the profile {profile.name} names no storage of the nodes",
+            "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
+        )
+    copies: dict[str, Staged] = {}
+    for source in sources:
+        copy = _staged(source)
+        if copy.name in copies or copy.name == _ENVIRONMENT:
+            raise HpctrainError(f"--stage {source}: there would be two {copy.name!r} in the job's folder", "rename one")
+        copies[copy.name] = copy
+    staged = _staged(environment, option="--stage-environment", name=_ENVIRONMENT) if environment else None
+    if staged and staged.kind == "copy" and not (Path(staged.source) / "bin" / "python").exists():
+        raise HpctrainError(
+            f"--stage-environment {environment}: neither a folder with bin/python nor an archive of one"
+        )
+    # A job's own name: nobody else's files are in the way, and the job can remove it.
+    folder = f"{profile.node_storage.rstrip('/')}/hpctrain-$SLURM_JOB_ID"
+    return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
+
+
+def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -> Staged:
+    path = source.absolute()
+    if not path.exists():
+        raise HpctrainError(f"{option} {source}: there is no such file or folder", f"looked for {path}")
+    for ending in (*_TAR, ".zip"):
+        if path.is_file() and path.name.endswith(ending) and path.name != ending:
+            kind: Literal["tar", "zip"] = "zip" if ending == ".zip" else "tar"
+            return Staged(source=str(path), name=name or path.name.removesuffix(ending), kind=kind)
+    return Staged(source=str(path), name=name or path.resolve().name, kind="copy")

@@ -1,0 +1,199 @@
+"""Handing a run to Slurm: its directory with plan and script, then ``sbatch``; all of it, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.batch.request import JobRequest
+from hpctrain.cluster.programs import run_program
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.plan import Plan
+from hpctrain.rundir import RunDirectory, write_json
+
+# A controller that is down lets sbatch try for as long.
+_SECONDS = 120.0
+
+
+class Submission(BaseModel):
+    """``RUN_DIR/submission.json``: what was submitted, and from where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster: str = Field(description="name of the profile")
+    request: JobRequest
+    jobs: tuple[str, ...] = Field(description="numbers of the jobs that were submitted together, first to last")
+    submitted: float = Field(description="seconds since the epoch")
+    host: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a submission is made of.
+
+    Attributes:
+        cluster: name of the profile.
+        request: what is asked of Slurm.
+        plans: of each task of an array by its number; of any other run, under None.
+        script: text of the job script.
+        files: further ones for the run directory, by name.
+    """
+
+    cluster: str
+    request: JobRequest
+    plans: Mapping[int | None, Plan]
+    script: str
+    files: Mapping[str, str]
+
+
+def submit(job: Job, directory: RunDirectory) -> tuple[str, ...]:
+    """Make the run directory and submit; returns the jobs' numbers, first to last.
+
+    Args:
+        job: what to submit.
+        directory: absolute path; it holds no run yet.
+
+    Raises:
+        HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
+    """
+    missing = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
+    before = _prepare(directory)
+    jobs: list[str] = []
+    try:
+        _write(job, directory)
+        for number in range(job.request.chain):
+            jobs.append(_sbatch(directory, _dependency(job.request, jobs[-1] if number else None)))
+        write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
+    except BaseException:
+        if jobs:
+            run_program("scancel", *jobs, seconds=_SECONDS)
+        _remove(directory.path, before, missing)
+        raise
+    return tuple(jobs)
+
+
+def check(script: str) -> str:
+    """Let Slurm check a script without submitting it; returns what it says, empty where there
+    is no Slurm.
+
+    Raises:
+        HpctrainError: Slurm refuses it.
+    """
+    if shutil.which("sbatch") is None:
+        return ""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
+    if done.returncode != 0:
+        # Not its fault if there is nobody to ask.
+        if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
+            return "Slurm does not answer, so the script is not checked"
+        raise _refusal(done.stderr)
+    return done.stderr.strip().removeprefix("sbatch: ")
+
+
+def free_directory(path: Path) -> Path:
+    """The path, or one with a number behind it where something is there already."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def command_to_submit(directory: Path) -> str:
+    """The line that submits a run directory's script again."""
+    return shlex.join(["sbatch", f"--chdir={directory}", str(directory / "job.sh")])
+
+
+def _prepare(directory: RunDirectory) -> set[Path]:
+    """Make the directory, if need be; returns what was in it."""
+    path = directory.path
+    try:
+        if not path.exists():
+            # Fails if another submission is quicker, before anything of that one could be taken for our own.
+            path.mkdir(parents=True, mode=0o700)
+            return set()
+        before = set(path.iterdir())
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if before & {directory.plan, directory.submission, directory.events}:
+        raise HpctrainError(
+            f"{path} already holds a run",
+            f"choose another place with --run-dir; to go on with it: {command_to_submit(path)}",
+        )
+    return before
+
+
+def _submission(job: Job, jobs: Sequence[str]) -> Submission:
+    return Submission(
+        cluster=job.cluster,
+        request=job.request,
+        jobs=tuple(jobs),
+        submitted=time.time(),
+        host=socket.gethostname(),
+        folder=str(Path.cwd()),
+    )
+
+
+def _write(job: Job, directory: RunDirectory) -> None:
+    for task, plan in job.plans.items():
+        (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
+    try:
+        directory.logs.mkdir(exist_ok=True)
+        directory.script.write_text(job.script)
+        # By hand too: `bash job.sh` within an allocation.
+        directory.script.chmod(0o700)
+        for name, text in job.files.items():
+            (directory.path / name).write_text(text)
+    except OSError as error:
+        raise disk_error(error, directory.path) from error
+
+
+def _dependency(request: JobRequest, previous: str | None) -> Sequence[str]:
+    if previous is not None:
+        # The training may be done before the chain is: the jobs that are left over then go by themselves.
+        return (f"--dependency=afternotok:{previous}", "--kill-on-invalid-dep=yes")
+    return (f"--dependency={request.dependency}",) if request.dependency is not None else ()
+
+
+def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
+    done = run_program(
+        "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
+    )
+    # The cluster's name may stand behind the number.
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode != 0 or not number.isdigit():
+        raise _refusal(done.stderr or done.stdout)
+    return number
+
+
+def _refusal(message: str) -> HpctrainError:
+    words = "\n  ".join(line.removeprefix("sbatch: ") for line in message.strip().splitlines())
+    return HpctrainError(
+        f"sbatch refuses the job: {words}", "hpctrain submit … --dry-run shows its script; sinfo, what there is"
+    )
+
+
+def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:
+    """Take away what was made: all but ``before``, and the folders that were missing, unless others use them by now."""
+    for made in set(directory.iterdir()) - before if directory.is_dir() else ():
+        if made.is_dir():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            made.unlink(missing_ok=True)
+    for folder in missing:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

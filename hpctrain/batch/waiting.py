@@ -1,0 +1,78 @@
+"""Following a submitted run until none of its jobs can go on with it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+
+from hpctrain.batch.find_run import find_run, jobs_of
+from hpctrain.batch.queue import JobState
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.follow import Follower
+from hpctrain.rundir import RunDirectory
+
+_ANSWER_SECONDS = 30.0
+# A controller that starts again is away for a while; one that is away for longer needs somebody.
+_AWAY_SECONDS = 600.0
+_ASK_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
+# What a run that did not end well leaves of the others.
+_CODES = {"done": 0, "resumable": 4}
+
+
+def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[str], None]) -> None:
+    """Return when no job of the run is left, however often they are requeued or followed by others.
+
+    Args:
+        directory: of the run.
+        follower: passes on what the run writes; None for an array, whose tasks would speak all at once.
+        notice: gets each change of a job's state.
+
+    Raises:
+        HpctrainError: Slurm does not answer for ten minutes.
+    """
+    found = find_run(str(directory.path))
+    told: dict[str, str] = {}
+    answered = time.monotonic()
+    live = True
+    while live:
+        try:
+            jobs = jobs_of(found, seconds=_ANSWER_SECONDS)
+        except HpctrainError:
+            if time.monotonic() - answered > _AWAY_SECONDS:
+                raise
+        else:
+            answered = time.monotonic()
+            live = any(job.live for job in jobs)
+            _tell(jobs, told, notice)
+        deadline = time.monotonic() + (_ASK_SECONDS if live else 0)
+        while time.monotonic() < deadline:
+            if follower:
+                follower.advance()
+            time.sleep(_LOOK_SECONDS)
+    if follower:
+        follower.advance(last=True)
+
+
+def exit_code(directories: Iterable[RunDirectory]) -> int:
+    """0 if all runs are done, 4 if those that are not can be resumed, else 1."""
+    codes = {_CODES.get(_status(directory), 1) for directory in directories}
+    return next(code for code in (1, 4, 0) if code in codes)
+
+
+def _status(directory: RunDirectory) -> str:
+    """How the run ended, from ``summary.json``; empty where there is none."""
+    try:
+        return str(json.loads(directory.summary.read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _tell(jobs: Iterable[JobState], told: dict[str, str], notice: Callable[[str], None]) -> None:
+    for job in jobs:
+        details = [job.nodes, job.reason if job.waits else ""]
+        text = f"{job.state.lower()}{''.join(f', {detail}' for detail in details if detail)}"
+        if told.get(job.id) != text:
+            told[job.id] = text
+            notice(f"job {job.id}: {text}")

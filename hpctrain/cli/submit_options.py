@@ -1,0 +1,116 @@
+"""The options of ``submit`` that are Slurm's, or about its job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _print_variables(wanted: bool) -> None:
+    if wanted:
+        from hpctrain.batch.script import list_variables
+
+        typer.echo(list_variables())
+        raise typer.Exit
+
+
+def _print_clusters(wanted: bool) -> None:
+    if wanted:
+        from hpctrain.cluster.profiles import describe_profiles
+
+        for line in describe_profiles():
+            tried = "" if line.tried else " (hpctrain was not run there)"
+            typer.echo(f"{line.name}: {line.remark}{tried}\n  {line.source}")
+        raise typer.Exit
+
+
+_SLURM = "What is asked of Slurm"
+_SCRIPT = "The job script"
+
+Cluster = Annotated[
+    str,
+    typer.Option(metavar="NAME|FILE|auto", help="A cluster profile; auto discovers the cluster at hand."),
+]
+Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_SLURM)]
+GpusPerNode = Annotated[
+    int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.", rich_help_panel=_SLURM)
+]
+TasksPerNode = Annotated[
+    int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a GPU.", rich_help_panel=_SLURM)
+]
+CpusPerTask = Annotated[
+    int | None,
+    typer.Option(metavar="C", help="CPUs of each rank; by default its share of the cores.", rich_help_panel=_SLURM),
+]
+Time = Annotated[str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit of a job.", rich_help_panel=_SLURM)]
+Partition = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
+Account = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
+Qos = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
+Constraint = Annotated[str | None, typer.Option(help="Features that the nodes must have.", rich_help_panel=_SLURM)]
+JobName = Annotated[str | None, typer.Option(help="By default the recipe's or script's.", rich_help_panel=_SLURM)]
+Array = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEC",
+        help="One training a task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
+        rich_help_panel=_SLURM,
+    ),
+]
+Dependency = Annotated[str | None, typer.Option(metavar="afterok:ID", rich_help_panel=_SLURM)]
+Chain = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Jobs, each going on where the one before had to stop.", rich_help_panel=_SLURM),
+]
+Further = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.", rich_help_panel=_SLURM),
+]
+Launcher = Annotated[str | None, typer.Option(help="What starts the ranks: auto, mpirun, srun-pmix or srun-pmi2.")]
+Environment = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for every rank; repeatable.")
+]
+ContainerImage = Annotated[
+    str | None, typer.Option("--container", metavar="IMAGE", help="A container for the ranks.", rich_help_panel=_SCRIPT)
+]
+ContainerRuntime = Annotated[
+    str | None, typer.Option(metavar="apptainer|pyxis", help="What starts it.", rich_help_panel=_SCRIPT)
+]
+Mounts = Annotated[
+    list[str] | None,
+    typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_SCRIPT),
+]
+Stage = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="Copy to each node, archives unpacked, in $HPCTRAIN_STAGE; repeatable.",
+        rich_help_panel=_SCRIPT,
+    ),
+]
+StageEnvironment = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="The ranks' virtual environment, a folder or an archive, copied to each node.",
+        rich_help_panel=_SCRIPT,
+    ),
+]
+Template = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Your own Jinja template of the script.", rich_help_panel=_SCRIPT)
+]
+ListVariables = Annotated[
+    bool,
+    typer.Option(
+        "--list-variables",
+        callback=_print_variables,
+        is_eager=True,
+        help="Print what a template may use.",
+        rich_help_panel=_SCRIPT,
+    ),
+]
+ListClusters = Annotated[
+    bool,
+    typer.Option("--list-clusters", callback=_print_clusters, is_eager=True, help="Print the shipped profiles."),
+]

@@ -1,0 +1,44 @@
+"""What the first argument of ``run`` and ``submit`` names."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import Script
+from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Recipe
+
+
+def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> Recipe | Script:
+    """The recipe or script.
+
+    Args:
+        work: a recipe's name or file, or a script's file.
+        overrides: ``key=value`` each, for a recipe.
+        arguments: for a script.
+
+    Raises:
+        HpctrainError: it cannot be read, or gets what is for the other kind.
+    """
+    if not work.endswith(".py"):
+        if arguments:
+            raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
+        return load_recipe(work, overrides)
+    if overrides:
+        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
+    path = Path(work).resolve()
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+    return Script(path=path, arguments=tuple(arguments))
+
+
+def default_directory(title: str) -> Path:
+    """Where the files of a run go that nobody has named a place for."""
+    # A name with a slash would be a path.
+    return Path("runs") / f"{Path(title).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,102 @@
+#!/bin/bash
+#SBATCH --job-name=digits
+#SBATCH --partition=gpu
+#SBATCH --account=project-1
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=h100:4
+#SBATCH --mem=480G
+#SBATCH --time=2-00
+#SBATCH --exclusive
+#SBATCH --mail-type=END,FAIL
+#SBATCH --comment="a # and a \\"
+# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+#SBATCH --output=logs/job-%j.log
+#SBATCH --open-mode=append
+# After the failure of a node Slurm itself puts the job back in the queue.
+#SBATCH --requeue
+# B: is this shell, which tells hpctrain. Slurm may be up to 60 s early.
+#SBATCH --signal=B:USR2@120
+
+# A command that fails ends the job with its status, wherever it stands in a pipe.
+set -eo pipefail
+
+# USR2 comes 120 s before the time limit, to this shell alone, and is passed on: hpctrain writes a checkpoint and leaves.
+# TERM (cancelled, preempted) is not: Slurm sends it to hpctrain too, which a second one would end at once.
+asked=
+pid=
+interrupted=
+pass_on() {
+  if [[ $asked == USR2 && $pid ]]; then
+    # It may have ended by itself.
+    kill -s USR2 "$pid" || true
+  fi
+}
+trap 'interrupted=yes; asked=${asked:-USR2}; pass_on' USR2
+trap 'interrupted=yes; asked=TERM' TERM
+
+# Only these: what the login shell had loaded came with the job.
+module purge
+module load gcc/13.2
+module load openmpi/5.0.3
+
+# The setup lines of the cluster profile.
+ulimit -l unlimited
+
+# The variables of the cluster profile.
+export NCCL_DEBUG=WARN
+export MOTTO='it'"'"'s $HOME'
+
+# From here on a variable that is not set is a mistake; modules and setup lines use some on purpose.
+set -u
+
+# The plan's relative paths begin where the job was submitted from.
+cd -- /home/me
+run_dir='/home/me/it'"'"'s a run'
+
+# Since Slurm 22.05 the tasks of srun do not get the job's --cpus-per-task by themselves.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
+# In the background, because bash acts on a signal only when the command in the foreground has ended.
+status=4
+if [[ ! $asked ]]; then
+  hpctrain run --resume --run-dir "$run_dir" &
+  pid=$!
+  # A signal that came before it had a number.
+  pass_on
+  # A signal also ends wait, which is then asked again for hpctrain's own status.
+  interrupted=yes
+  while [[ $interrupted ]]; do
+    interrupted=
+    status=0
+    wait "$pid" || status=$?
+  done
+  # It was told before it could listen: nothing had begun.
+  if [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); then
+    status=4
+  fi
+fi
+
+# 4 is not finished, but resumable: the time limit was near, or ranks were lost. After TERM the job is Slurm's business:
+# a cancelled one must not come back, and a preempted one does so by itself.
+if (( status == 4 )) && [[ $asked != TERM ]]; then
+  job="$SLURM_JOB_ID"
+  job_dir='/home/me/it'"'"'s a run'
+  again=(--chdir="$job_dir" "$job_dir"/job.sh)
+  echo "hpctrain: job $job is not finished and goes back to the queue"
+  # Slurm ends this shell soon after. Where jobs may not go back, another one goes on when this one has ended.
+  if scontrol requeue "$job"; then
+    :
+  elif id=$(sbatch --parsable --dependency=afterany:"$SLURM_JOB_ID" "${again[@]}"); then
+    echo "hpctrain: job $job cannot go back, so job ${id%%;*} goes on"
+  else
+    printf 'hpctrain: neither scontrol requeue nor sbatch works here. To go on:\n ' >&2
+    printf ' %q' sbatch "${again[@]}" >&2
+    echo >&2
+  fi
+fi
+
+# Slurm counts what is not finished as failed, and so does `afternotok`.
+exit "$status"

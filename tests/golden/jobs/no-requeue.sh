@@ -1,0 +1,69 @@
+#!/bin/bash
+#SBATCH --job-name=digits
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+# The job's folder is the run directory, by sbatch --chdir. A job that starts again continues its log.
+#SBATCH --output=logs/job-%j.log
+#SBATCH --open-mode=append
+# This cluster's jobs do not start a second time under the same number.
+#SBATCH --no-requeue
+# B: is this shell, which tells hpctrain. Slurm may be up to 60 s early.
+#SBATCH --signal=B:USR2@120
+
+# A command that fails ends the job with its status, wherever it stands in a pipe.
+set -eo pipefail
+
+# USR2 comes 120 s before the time limit, to this shell alone, and is passed on: hpctrain writes a checkpoint and leaves.
+# TERM (cancelled, preempted) is not: Slurm sends it to hpctrain too, which a second one would end at once.
+asked=
+pid=
+interrupted=
+pass_on() {
+  if [[ $asked == USR2 && $pid ]]; then
+    # It may have ended by itself.
+    kill -s USR2 "$pid" || true
+  fi
+}
+trap 'interrupted=yes; asked=${asked:-USR2}; pass_on' USR2
+trap 'interrupted=yes; asked=TERM' TERM
+
+# From here on a variable that is not set is a mistake; modules and setup lines use some on purpose.
+set -u
+
+# The plan's relative paths begin where the job was submitted from.
+cd -- /home/me
+run_dir='/home/me/it'"'"'s a run'
+
+# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
+# In the background, because bash acts on a signal only when the command in the foreground has ended.
+status=4
+if [[ ! $asked ]]; then
+  hpctrain run --resume --run-dir "$run_dir" &
+  pid=$!
+  # A signal that came before it had a number.
+  pass_on
+  # A signal also ends wait, which is then asked again for hpctrain's own status.
+  interrupted=yes
+  while [[ $interrupted ]]; do
+    interrupted=
+    status=0
+    wait "$pid" || status=$?
+  done
+  # It was told before it could listen: nothing had begun.
+  if [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); then
+    status=4
+  fi
+fi
+
+# 4 is not finished, but resumable.
+if (( status == 4 )); then
+  job_dir='/home/me/it'"'"'s a run'
+  {
+    printf 'hpctrain: not finished. To go on:\n '
+    printf ' %q' sbatch --chdir="$job_dir" "$job_dir"/job.sh
+    echo
+  } >&2
+fi
+
+# Slurm counts what is not finished as failed, and so does `afternotok`.
+exit "$status"
