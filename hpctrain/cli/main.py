@@ -20,6 +20,7 @@ _COMMANDS = {
     "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
+    "doctor": ("hpctrain.cli.doctor", "doctor", "Check machine and cluster before a run."),
     "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),
 }
 
