@@ -15,7 +15,6 @@ _JOB = f"""\
 #!/bin/bash
 timeout 40 {_HPCTRAIN} doctor --json --run-dir runs >doctor.json 2>doctor.err
 echo $? >exit_status
-echo $SECONDS >seconds
 """
 
 
@@ -67,5 +66,4 @@ def test_nothing_is_left_beside_the_runs(folder: Path) -> None:
         "doctor.json",
         "exit_status",
         "job.sh",
-        "seconds",
     ]
