@@ -1,0 +1,96 @@
+"""Ending a run: its jobs, or the launcher of one that has none."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from hpctrain.batch.find_run import FoundRun, jobs_of
+from hpctrain.batch.queue import JobState
+from hpctrain.cluster.programs import run_program
+from hpctrain.errors import HpctrainError
+from hpctrain.events import Event
+
+_SLURM_SECONDS = 30.0
+# Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
+_END_SECONDS = 45.0
+_POLL_SECONDS = 0.5
+# A process's start is computed from the boot time, which moves when the clock is set.
+_START_TOLERANCE_SECONDS = 2.0
+
+
+def cancel_jobs(found: FoundRun) -> Iterator[str]:
+    """Cancel all jobs of a run that live, and wait for their end; tells what is done as it is done.
+
+    A job in which the run was started by hand is not the run's to cancel.
+
+    Raises:
+        HpctrainError: Slurm refuses or does not answer.
+    """
+    jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
+    # The numbers of whole jobs end what waits of an array as well.
+    numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
+    if not numbers:
+        return
+    done = run_program("scancel", *numbers, seconds=_SLURM_SECONDS)
+    if done.returncode != 0:
+        raise HpctrainError(f"scancel {' '.join(numbers)} failed: {done.stderr.strip()}", exit_code=1)
+    for job in jobs:
+        yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
+    deadline = time.monotonic() + _END_SECONDS
+    while left := _living(found, jobs):
+        if time.monotonic() > deadline:
+            names = ", ".join(job.id for job in left)
+            yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm goes on with that"
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
+    numbers = {job.job for job in jobs}
+    return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
+
+
+def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
+    """Let the launcher of a ``start`` event stop the run, and wait for it; tells what is done as it is done.
+
+    Args:
+        start: the run's last one; empty for a run without one.
+        seconds: how long the launcher may take.
+
+    Raises:
+        HpctrainError: the launcher is on another host; says what to enter there.
+    """
+    if not start:
+        return
+    host, pid = start["host"], start["pid"]
+    if host != socket.gethostname():
+        hint = f"cancel it there, or enter there: kill {pid}"
+        raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
+    process = launcher_process(start)
+    if process is None:
+        return
+    try:
+        process.send_signal(signal.SIGTERM)
+        yield f"asked the launcher, process {pid}, to stop"
+        process.wait(seconds)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
+
+
+def launcher_process(start: Event) -> psutil.Process | None:
+    """The launcher of a ``start`` event, if it lives on this host, and not another that got its number later."""
+    if start.get("host") != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(start["pid"])
+        same = process.create_time() < start["time"] + _START_TOLERANCE_SECONDS
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None

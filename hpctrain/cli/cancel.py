@@ -1,0 +1,38 @@
+"""``hpctrain cancel``."""
+
+from __future__ import annotations
+
+import typer
+
+from hpctrain.cli.status import Target
+
+# The launcher waits for the ranks, and then ends what is left of them.
+_GRACE_SECONDS = 30.0
+
+
+def cancel(target: Target) -> None:
+    """End a run and all of its jobs, those that wait with them. Does nothing where nothing runs."""
+    from hpctrain.batch.cancel import cancel_jobs, stop_launcher
+    from hpctrain.batch.find_run import find_run
+    from hpctrain.plan import Plan, Stop
+    from hpctrain.report.progress import Progress
+    from hpctrain.report.status import RunStatus, read_status
+    from hpctrain.rundir import read_model
+
+    found = find_run(target)
+    said = False
+    for line in cancel_jobs(found):
+        typer.echo(line)
+        said = True
+    if not said and not found.directory.summary.exists():
+        plan = found.directory.plan
+        stop = read_model(plan, Plan).stop if plan.exists() else Stop()
+        for line in stop_launcher(Progress.read(found.directory).start, stop.seconds + _GRACE_SECONDS):
+            typer.echo(line)
+            said = True
+    run, _ = read_status(found)
+    if not said:
+        typer.echo("nothing to cancel: no process and no job of it lives")
+    for each in [run] if isinstance(run, RunStatus) else run.tasks:
+        name = "the run" if each.task is None else f"task {each.task}"
+        typer.echo(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")

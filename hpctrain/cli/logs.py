@@ -1,0 +1,96 @@
+"""``hpctrain logs``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.status import Target
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.batch.find_run import FoundRun
+    from hpctrain.report.logs import JobLogs, RankLogs
+
+_POLL_SECONDS = 0.5
+# Slurm is asked whether the run goes on.
+_STATE_SECONDS = 10.0
+
+
+def logs(
+    target: Target,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends, over requeues.")] = False,
+    rank: Annotated[str | None, typer.Option(metavar="LIST", help="Only these ranks: 0, or 0-3,7.")] = None,
+    job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,
+) -> None:
+    """Print what the ranks of a run print; a line that several said alike comes once, with them in front."""
+    from hpctrain.batch.find_run import find_run
+
+    found = find_run(target)
+    if found.tasks:
+        first = next(iter(found.tasks.values())).path
+        raise HpctrainError(f"{target} is an array of runs", f"name one task of it: {first}, or JOBID_TASK")
+    if job and rank:
+        raise HpctrainError("--rank is for the logs of ranks, and --job for those of jobs", "leave out one of them")
+    reader = _job_logs(found) if job else _rank_logs(found, rank)
+    printed = False
+    try:
+        for lines in _until_end(found, reader, follow):
+            printed = True
+            typer.echo("\n".join(lines))
+    except KeyboardInterrupt:
+        return
+    if not printed:
+        typer.echo("hpctrain: nothing is printed yet" + ("" if job else "; --job shows what the job printed"), err=True)
+
+
+def _job_logs(found: FoundRun) -> JobLogs:
+    from hpctrain.report.logs import JobLogs
+    from hpctrain.report.progress import Progress
+
+    return JobLogs(found, Progress.read(found.directory).jobs)
+
+
+def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
+    from hpctrain.plan import Plan
+    from hpctrain.report.logs import RankLogs
+    from hpctrain.rundir import read_model
+
+    plan = found.directory.plan if found.directory.plan.exists() else found.job_directory.plan
+    return RankLogs(found.directory, _ranks(rank), read_model(plan, Plan).ranks)
+
+
+def _ranks(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    from ClusterShell.RangeSet import RangeSet, RangeSetException
+
+    try:
+        return frozenset(RangeSet(text).intiter())
+    except (RangeSetException, ValueError) as error:
+        raise HpctrainError(f"--rank {text}: {error}", "numbers and ranges with commas between them: 0-3,7") from error
+
+
+def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Iterator[list[str]]:
+    """The new lines again and again, as long as the run may print more."""
+    looked, goes_on = float("-inf"), follow
+    while True:
+        if goes_on and time.monotonic() - looked > _STATE_SECONDS:
+            looked, goes_on = time.monotonic(), _goes_on(found)
+        # After the look: what was printed between the last read and the end is read now.
+        if lines := list(reader.lines(last=not goes_on)):
+            yield lines
+        if not goes_on:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _goes_on(found: FoundRun) -> bool:
+    from hpctrain.report.status import RunStatus, read_status
+
+    run, problem = read_status(found)
+    # Where Slurm does not answer, nobody says that the run has ended.
+    return problem is not None or (isinstance(run, RunStatus) and run.state in ("running", "waiting"))

@@ -1,0 +1,108 @@
+"""``hpctrain status``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hpctrain.report.status import ArrayStatus, RunStatus
+
+Target = Annotated[str, typer.Argument(metavar="RUN_DIR|JOBID", help="A run's directory, or a job: 12, or 12_3.")]
+
+
+def status(
+    target: Target,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, with stable keys.")] = False,
+) -> None:
+    """How a run is: state, step, loss, speed, and the time that it still needs."""
+    from hpctrain.batch.find_run import find_run
+    from hpctrain.report.status import ArrayStatus, read_status
+
+    found, problem = read_status(find_run(target))
+    if problem:
+        typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    elif isinstance(found, ArrayStatus):
+        typer.echo(_array(found))
+    else:
+        typer.echo(_table(found))
+
+
+def _table(run: RunStatus) -> str:
+    rows = {
+        run.title or "run": " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip(),
+        "": run.message,
+        "resume with": run.resume,
+        "directory": run.run_dir,
+        "jobs": ", ".join(run.job_ids),
+        "hosts": _hosts(run),
+        "step": _of(run.step, run.steps),
+        "epoch": _of(run.epoch, run.epochs),
+        "loss": None if run.loss is None else f"{run.loss:.4g}",
+        "test accuracy": None if run.test_accuracy is None else f"{run.test_accuracy:.4f}",
+        "throughput": None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s",
+        "elapsed": _duration(run.elapsed_s),
+        "remaining": _remaining(run),
+        "last event": _last_event(run),
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+
+
+def _array(array: ArrayStatus) -> str:
+    """A line a task, and one for each entry of those that wait."""
+    from hpctrain.report.status import waits_for
+
+    rows = [["task", "state", "step", "loss", "samples/s", "remaining", ""]]
+    for run in array.tasks:
+        loss = "" if run.loss is None else f"{run.loss:.4g}"
+        speed = "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}"
+        remaining = _duration(run.remaining_s) or ""
+        rows.append([str(run.task), run.state, _of(run.step, run.steps) or "", loss, speed, remaining, run.message])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *(waits_for(job.id, job.reason, job.start) for job in array.waiting)])
+
+
+def _of(number: int | None, total: int | None) -> str | None:
+    if number is None:
+        return None
+    return f"{number:,}" if total is None else f"{number:,} of {total:,}"
+
+
+def _hosts(run: RunStatus) -> str:
+    from hpctrain.cluster.host_list import fold_hosts
+
+    ranks = "" if run.ranks is None else f"{run.ranks} rank{'s' if run.ranks != 1 else ''}"
+    return ", ".join(filter(None, [fold_hosts(run.hosts), ranks]))
+
+
+def _remaining(run: RunStatus) -> str | None:
+    parts = [_duration(run.remaining_s)]
+    if run.job_remaining_s is not None:
+        parts.append(f"the job ends in {_duration(max(0.0, run.job_remaining_s))}")
+    if run.more_jobs:
+        parts.append(f"{run.more_jobs} more job{'s' if run.more_jobs > 1 else ''} needed")
+    return "; ".join(part for part in parts if part) or None
+
+
+def _last_event(run: RunStatus) -> str | None:
+    ago = _duration(run.last_event_s)
+    return f"{ago} ago{': the run is silent' if run.silent else ''}" if ago else None
+
+
+def _duration(seconds: float | None) -> str | None:
+    """The two largest units; None for None."""
+    if seconds is None:
+        return None
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"

@@ -1,0 +1,82 @@
+"""What a run prints, read while it may still print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpctrain.batch.find_run import FoundRun
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.follow import Tail
+from hpctrain.report.merged_log import merge, prefixes, printable
+from hpctrain.rundir import RunDirectory
+
+_RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
+
+
+class _WholeFile(Tail):
+    """The lines of all attempts, those of before the first look with them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._offset = 0
+
+
+class RankLogs:
+    """The logs of the ranks, merged.
+
+    Args:
+        directory: the run.
+        ranks: which ones; None for all.
+        among: how many the run has.
+
+    Raises:
+        HpctrainError: it has no such rank.
+    """
+
+    def __init__(self, directory: RunDirectory, ranks: frozenset[int] | None, among: int) -> None:
+        beyond = sorted(rank for rank in ranks or () if rank >= among)
+        if beyond:
+            raise HpctrainError(f"--rank: there is no rank {beyond[0]}", f"the run has the ranks 0 to {among - 1}")
+        self._directory = directory
+        self._ranks = ranks
+        self._tails: dict[int, Tail] = {}
+        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(among))
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        """What is new; ``last`` says that nobody writes any more. What ranks say later than others stands alone."""
+        for path in self._directory.logs.glob("rank-*.log"):
+            name = _RANK.fullmatch(path.name)
+            if name and (self._ranks is None or int(name[1]) in self._ranks):
+                self._tails.setdefault(int(name[1]), _WholeFile(path))
+        new = {rank: [printable(line) for line in tail.lines(last=last)] for rank, tail in self._tails.items()}
+        for ranks, line in merge(new):
+            yield f"{self._prefix(ranks)}{line}"
+
+
+class JobLogs:
+    """The logs of a run's jobs, one behind the other.
+
+    Args:
+        found: the run, or one task of an array.
+        numbers: of the task's jobs, as they stand in the names of the logs; not used for a run.
+    """
+
+    def __init__(self, found: FoundRun, numbers: tuple[str, ...]) -> None:
+        self._folder = found.job_directory.logs
+        self._names = (
+            None if found.task is None else re.compile(rf"job-({'|'.join([*numbers, rf'[0-9]+_{found.task}'])})\.log")
+        )
+        self._tails: dict[Path, Tail] = {}
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        """What is new; ``last`` says that nobody writes any more. A line in front of each job's names its log."""
+        for path in sorted(self._folder.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
+            if self._names is None or self._names.fullmatch(path.name):
+                self._tails.setdefault(path, _WholeFile(path))
+        for path, tail in self._tails.items():
+            new = tail.lines(last=last)
+            if new and len(self._tails) > 1:
+                yield f"==> {path.name} <=="
+            yield from map(printable, new)

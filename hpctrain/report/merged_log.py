@@ -1,0 +1,80 @@
+"""The lines of many ranks as one text: what several of them said alike stands there once."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+
+# Colours would run on behind the line; the others could move the cursor, or change the terminal itself.
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """All lines, each with the ranks that said it.
+
+    The lines of a rank come in their order, each exactly once. The n-th time that a line occurs on one rank and on
+    another is the same event, unless the orders of the ranks contradict each other; the ranks then say it one after
+    the other. The cost grows with the number of lines.
+
+    Args:
+        lines: what each rank said, by rank.
+
+    Yields:
+        The ranks, rising, and the line.
+    """
+    said = {rank: _numbered(own) for rank, own in sorted(lines.items())}
+    expected: dict[tuple[str, int], int] = defaultdict(int)
+    for own in said.values():
+        for line in own:
+            expected[line] += 1
+    place = dict.fromkeys(said, 0)
+    # Which ranks have come to a line; it is complete when these are all that will.
+    waiting: dict[tuple[str, int], list[int]] = {}
+    complete: deque[tuple[str, int]] = deque()
+
+    def arrive(rank: int) -> None:
+        if place[rank] < len(said[rank]):
+            line = said[rank][place[rank]]
+            waiting.setdefault(line, []).append(rank)
+            if len(waiting[line]) == expected[line]:
+                complete.append(line)
+
+    for rank in said:
+        arrive(rank)
+    for leader in said:
+        while place[leader] < len(said[leader]):
+            # The orders contradict each other where nothing is complete: the first rank goes on alone or with company.
+            line = complete.popleft() if complete else said[leader][place[leader]]
+            ranks = waiting.pop(line)
+            expected[line] -= len(ranks)
+            yield tuple(sorted(ranks)), line[0]
+            for rank in ranks:
+                place[rank] += 1
+                arrive(rank)
+
+
+def _numbered(lines: Sequence[str]) -> list[tuple[str, int]]:
+    """Each line with how often it has occurred before."""
+    seen: dict[str, int] = defaultdict(int)
+    numbered = []
+    for line in lines:
+        numbered.append((line, seen[line]))
+        seen[line] += 1
+    return numbered
+
+
+def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
+    """What is put before a line for the ranks that said it, such as ``[0-2,5] ``; nothing where there is one rank."""
+    # A twentieth of a second that `hpctrain --help` does not need.
+    from ClusterShell.RangeSet import RangeSet
+
+    return (lambda _: "") if len(ranks) == 1 else cache(lambda said_by: f"[{RangeSet(said_by)}] ")
+
+
+def printable(line: bytes) -> str:
+    """A line for a terminal: without colours, and with other control characters written out."""
+    text = _COLOURS.sub("", line.decode(errors="replace"))
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -1,0 +1,307 @@
+"""How a run is: from its events, its records and its jobs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.batch.cancel import launcher_process
+from hpctrain.batch.find_run import FoundRun, jobs_of
+from hpctrain.batch.queue import JobState
+from hpctrain.errors import HpctrainError
+from hpctrain.events import Event
+from hpctrain.plan import Plan
+from hpctrain.records import read_records
+from hpctrain.report.progress import Progress
+from hpctrain.report.record import samples_per_s
+from hpctrain.rundir import RunDirectory, read_model
+
+# The status of a run is wanted even where Slurm's is not to be had.
+_SLURM_SECONDS = 10.0
+# What a run whose steps are quick is silent at most; for the others it is this many steps.
+_SILENT_SECONDS = 60.0
+_SILENT_STEPS = 10
+
+
+class JobStatus(BaseModel):
+    """One of a run's jobs, as :class:`hpctrain.batch.queue.JobState` describes it."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    id: str
+    state: str
+    reason: str
+    start: float | None
+    seconds: int
+    limit_seconds: int | None
+    nodes: str
+    exit_code: int
+    signal: int
+    restarts: int
+
+
+class RunStatus(BaseModel):
+    """One run; None where it is not known.
+
+    Attributes:
+        task: its number in an array; None for a run on its own.
+        state: ``not started``, ``waiting`` (its job does), ``running``, ``done``, ``failed``, ``resumable``, or
+            ``stopped`` for a run that ended without a word.
+        message: why it waits, failed or stopped; empty where there is nothing to say.
+        resume: the command that goes on with it where nothing else does.
+        attempt: 1 for the first.
+        job_ids: of all attempts, and of what waits.
+        jobs: those that Slurm still knows.
+        hosts: in the order of the ranks.
+        samples_per_s, step_seconds: over the last steps; the second with what is between the steps.
+        elapsed_s: of this attempt.
+        remaining_s: until the training is done, at ``step_seconds`` a step.
+        job_remaining_s: until the time limit of the job that runs.
+        more_jobs: that are needed behind the one that runs.
+        last_event_s: seconds since the last event.
+        silent: whether it runs, but has recorded nothing for longer than its steps explain.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run_dir: str
+    title: str | None = None
+    task: int | None = None
+    state: str
+    message: str = ""
+    resume: str | None = None
+    attempt: int | None = None
+    job_ids: tuple[str, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
+    ranks: int | None = None
+    hosts: tuple[str, ...] = ()
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    test_accuracy: float | None = None
+    samples_per_s: float | None = None
+    step_seconds: float | None = None
+    elapsed_s: float | None = None
+    remaining_s: float | None = None
+    job_remaining_s: float | None = None
+    more_jobs: int | None = None
+    last_event_s: float | None = None
+    silent: bool = False
+
+
+class ArrayStatus(BaseModel):
+    """An array of runs.
+
+    Attributes:
+        tasks: those that have begun.
+        waiting: the jobs of those that have not.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run_dir: str
+    tasks: tuple[RunStatus, ...]
+    waiting: tuple[JobStatus, ...]
+
+
+class _Summary(BaseModel):
+    status: str
+
+
+def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
+    """How a run, or each run of an array, is now; and what Slurm says where it does not answer.
+
+    Raises:
+        HpctrainError: a file of the run is damaged.
+    """
+    progress = Progress.read(found.directory)
+    problem = None
+    try:
+        jobs = jobs_of(found, progress.jobs, seconds=_SLURM_SECONDS)
+    except HpctrainError as error:
+        jobs, problem = [], error.message
+    if found.task is not None or not (found.tasks or any(job.array_task for job in jobs)):
+        return _run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
+    tasks = []
+    for task, directory in found.tasks.items():
+        own = [job for job in jobs if job.has_task(task)]
+        tasks.append(_run_status(directory, found, Progress.read(directory), own, task, problem is None))
+    waiting = [JobStatus.model_validate(job) for job in jobs if job.waits and not _begun(job, found)]
+    return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks), waiting=tuple(waiting)), problem
+
+
+def _begun(job: JobState, found: FoundRun) -> bool:
+    return any(job.array_task == str(task) for task in found.tasks)
+
+
+def _run_status(
+    directory: RunDirectory,
+    found: FoundRun,
+    progress: Progress,
+    jobs: Sequence[JobState],
+    task: int | None,
+    slurm_answers: bool,
+) -> RunStatus:
+    """Reads what else there is of a run: its plan, its summary and its processes."""
+    plan_file = next((file for file in (directory.plan, found.job_directory.plan) if file.exists()), None)
+    submitted = found.submitted_jobs() if task is None else ()
+    job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
+    in_a_job = bool(progress.start["job"] if progress.start else job_ids)
+    known = KnownRun(
+        run_dir=str(directory.path),
+        plan=read_model(plan_file, Plan) if plan_file else None,
+        progress=progress,
+        jobs=jobs,
+        job_ids=job_ids,
+        task=task,
+        summary=read_model(directory.summary, _Summary).status if directory.summary.exists() else None,
+        alive=False if in_a_job and slurm_answers else _alive(directory, progress.start),
+    )
+    return known.status(time.time())
+
+
+def _alive(directory: RunDirectory, start: Event) -> bool | None:
+    """Whether the run's launcher lives, or a rank of one that recorded no start; None if that is on another host."""
+    if start.get("host") == socket.gethostname():
+        return launcher_process(start) is not None
+    records = read_records(directory).values()
+    if any(record.process() for record in records):
+        return True
+    elsewhere = start or any(record.host != socket.gethostname() for record in records)
+    return None if elsewhere else False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRun:
+    """All that is known of a run.
+
+    Attributes:
+        run_dir: its directory.
+        plan: None for a task of an array that has not begun.
+        progress: its events.
+        jobs: those that Slurm knows.
+        job_ids: of all jobs that it had.
+        task: its number in an array.
+        summary: the status in summary.json; None where there is none.
+        alive: whether its processes live; None where that cannot be seen from here.
+    """
+
+    run_dir: str
+    plan: Plan | None
+    progress: Progress
+    jobs: Sequence[JobState]
+    job_ids: tuple[str, ...]
+    task: int | None
+    summary: str | None
+    alive: bool | None
+
+    def status(self, now: float) -> RunStatus:
+        """The status at a time, in seconds since the epoch."""
+        state, hosts = self._state(), [host.host for host in self.plan.hosts] if self.plan else []
+        resume = f"hpctrain run --resume --run-dir {shlex.quote(self.run_dir)}"
+        progress = self.progress
+        return RunStatus(
+            run_dir=self.run_dir,
+            title=self.plan.title if self.plan else None,
+            task=self.task,
+            state=state,
+            message=self._message(state),
+            resume=resume if state in ("resumable", "stopped") else None,
+            attempt=progress.start.get("attempt"),
+            job_ids=self.job_ids,
+            jobs=tuple(map(JobStatus.model_validate, self.jobs)),
+            ranks=progress.run.get("ranks", self.plan.ranks if self.plan else None),
+            hosts=tuple(progress.start.get("hosts") or hosts),
+            step=progress.iteration,
+            steps=progress.iterations,
+            epoch=progress.steps[-1]["epoch"] if progress.steps else progress.epoch.get("epoch"),
+            epochs=progress.run.get("epochs"),
+            loss=_finite(progress.steps[-1]["loss"] if progress.steps else None),
+            test_accuracy=_finite(progress.epoch.get("test_accuracy")),
+            samples_per_s=samples_per_s(progress.timed_steps),
+            step_seconds=progress.step_seconds,
+            **self._times(state, now),
+        )
+
+    @property
+    def _running(self) -> JobState | None:
+        return next((job for job in self.jobs if job.live and not job.waits), None)
+
+    def _state(self) -> str:
+        if self.summary == "done":
+            return "done"
+        if self._running and self.summary != "failed":
+            return "running"
+        if any(job.waits for job in self.jobs):
+            return "waiting"
+        if self.summary:
+            return self.summary
+        if self.alive or (self.alive is None and self.progress.last_time):
+            return "running"
+        return "stopped" if self.progress.last_time or self.job_ids else "not started"
+
+    def _message(self, state: str) -> str:
+        last = self.jobs[-1] if self.jobs else None
+        match state:
+            case "waiting":
+                return "; ".join(waits_for(job.id, job.reason, job.start) for job in self.jobs if job.waits)
+            case "running" if self.alive is None and not last:
+                host = self.progress.start.get("host", "another host")
+                return f"its launcher is on {host}; whether it lives cannot be seen from here"
+            case "stopped" if last:
+                why = f" ({last.reason})" if last.reason else ""
+                return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}, and the run said nothing"
+            case "stopped":
+                return "its processes are gone, and none of them said why"
+            case "failed" | "resumable":
+                return str(self.progress.fault.get("message", ""))
+        return ""
+
+    def _times(self, state: str, now: float) -> dict[str, Any]:
+        progress, job = self.progress, self._running
+        step_seconds, last_time = progress.step_seconds, progress.last_time
+        begin = (progress.start or progress.run).get("time")
+        end = now if state == "running" else last_time
+        since = None if last_time is None else max(0.0, now - last_time)
+        remaining = None
+        if state not in ("done", "failed") and step_seconds is not None and progress.iterations is not None:
+            remaining = (progress.iterations - (progress.iteration or 0)) * step_seconds
+        limit = job.limit_seconds if job else None
+        left = limit - job.seconds if job and limit else None
+        return {
+            "elapsed_s": None if begin is None or end is None else max(0.0, end - begin),
+            "remaining_s": remaining,
+            "job_remaining_s": left,
+            "more_jobs": more_jobs(remaining, left, limit) if remaining is not None and left is not None else None,
+            "last_event_s": since,
+            "silent": state == "running" and since is not None and since > _patience(step_seconds),
+        }
+
+
+def waits_for(job: str, reason: str, start: float | None) -> str:
+    """What a job waits for, by Slurm's word, and until when."""
+    until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(start)) if start else ""
+    return f"job {job} waits: {reason or 'no reason given'}{until}"
+
+
+def more_jobs(remaining: float, left: float, limit: float | None) -> int:
+    """How many jobs are needed behind the one that runs; all in seconds."""
+    return max(0, math.ceil((remaining - left) / limit)) if limit else 0
+
+
+def _patience(step_seconds: float | None) -> float:
+    return max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for others."""
+    return value if value is not None and math.isfinite(value) else None

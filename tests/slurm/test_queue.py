@@ -1,0 +1,115 @@
+"""The state of jobs on a real Slurm, and the commands that name them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import Launch
+from local_slurm import LocalSlurm
+from unit.report.written_runs import recipe_plan, write_run
+
+from hpctrain.batch.queue import JobState, job_state, job_states
+from hpctrain.errors import HpctrainError
+
+Submit = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _client(slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    # What a user may have in a profile.
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+
+
+@pytest.fixture
+def submit(slurm: LocalSlurm, tmp_path: Path) -> Iterator[Submit]:
+    """Submits a command, and cancels what is left of it."""
+    jobs: list[str] = []
+
+    def submit(command: str, *options: str, chdir: Path = tmp_path) -> str:
+        arguments = ("--parsable", f"--chdir={chdir}", "--output=/dev/null", *options, f"--wrap={command}")
+        jobs.append(slurm.run("sbatch", *arguments).strip())
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        slurm.run("scancel", job, check=False)
+
+
+def wait_for(job: str, state: str, seconds: float = 60) -> JobState:
+    deadline = time.monotonic() + seconds
+    while (found := job_state(job)) is None or found.state != state:
+        assert time.monotonic() < deadline, f"job {job} is not {state} within {seconds} s: {found}"
+        time.sleep(0.2)
+    return found
+
+
+def test_a_job_from_waiting_to_cancelled(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    odd = tmp_path / "odd dir|=\n$(x) StdErr=y"
+    odd.mkdir()
+    job = submit("sleep 300", "--begin=now+1hour", "--time=0:30:00", "--job-name=x JobState=RUNNING", chdir=odd)
+    waiting = wait_for(job, "PENDING")
+    assert waiting.waits and waiting.directory == odd and waiting.limit_seconds == 1800 and waiting.nodes == ""
+    assert waiting.reason == "BeginTime" and waiting.start is not None and waiting.start > time.time() + 3000
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=5")
+    running = wait_for(job, "RUNNING")
+    assert not running.waits and running.nodes.startswith("n") and running.limit_seconds == 300
+    assert running.start is not None and abs(running.start - time.time()) < 60
+    slurm.run("scancel", job)
+    assert not wait_for(job, "CANCELLED").live
+
+
+def test_how_jobs_end(submit: Submit) -> None:
+    failed, killed, done = submit("exit 7"), submit("kill -9 $$"), submit("true")
+    assert wait_for(failed, "FAILED").exit_code == 7
+    assert wait_for(killed, "FAILED").signal == 9
+    assert wait_for(done, "COMPLETED").exit_code == 0
+    assert [job.id for job in job_states([done, failed])] == [failed, done]
+
+
+def test_an_array(slurm: LocalSlurm, submit: Submit) -> None:
+    job = submit("[ $SLURM_ARRAY_TASK_ID = 1 ] || sleep 300", "--array=1-5%1")
+    wait_for(f"{job}_1", "COMPLETED")
+    wait_for(f"{job}_2", "RUNNING")
+    tasks = job_states([job])
+    assert [task.array_task for task in tasks] == ["1", "2", "3-5"]
+    assert tasks[-1].reason == "JobArrayTaskLimit" and tasks[-1].has_task(4) and not tasks[-1].has_task(2)
+
+
+def test_a_job_that_slurm_does_not_know() -> None:
+    assert job_state("4000000") is None
+    assert job_states(["4000000", "4000001"]) == []
+
+
+def test_a_controller_that_does_not_answer(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (slurm.folder / "slurm.conf").read_text()
+    other = tmp_path / "slurm.conf"
+    lines = ["SlurmctldPort=1" if line.startswith("SlurmctldPort=") else line for line in text.splitlines()]
+    other.write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("SLURM_CONF", str(other))
+    with pytest.raises(HpctrainError, match=r"did not answer within|Unable to contact slurm controller"):
+        job_states(["1"], seconds=5)
+
+
+def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "my run", recipe_plan(), None)
+    job = submit("sleep 300", chdir=directory.path)
+    follow_up = submit("sleep 300", f"--dependency=afterany:{job}", chdir=directory.path)
+    directory.submission.write_text(json.dumps({"jobs": [job]}))
+    wait_for(job, "RUNNING")
+    for target in (job, follow_up, str(directory.path)):
+        status = json.loads(slurm_hpctrain("status", target, "--json").stdout)
+        assert (status["state"], status["run_dir"]) == ("running", str(directory.path))
+        assert [(each["id"], each["state"]) for each in status["jobs"]] == [(job, "RUNNING"), (follow_up, "PENDING")]
+    cancelled = slurm_hpctrain("cancel", job)
+    assert cancelled.returncode == 0
+    assert f"cancelled job {follow_up}, which was PENDING" in cancelled.stdout
+    assert {each.state for each in job_states([job, follow_up])} == {"CANCELLED"}
+    again = slurm_hpctrain("cancel", str(directory.path))
+    assert again.returncode == 0 and "nothing to cancel" in again.stdout

@@ -1,0 +1,192 @@
+"""``hpctrain status``, ``logs`` and ``cancel``."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.batch.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
+from unit.report.written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.cli.main import main
+from hpctrain.rundir import RunDirectory, write_json
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunDirectory:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events())
+    write_json(directory.summary, {"status": "done"})
+    return directory
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> RunDirectory:
+    """Tasks 1 and 2 of an array have begun."""
+    folder = tmp_path / "array"
+    for task in (1, 2):
+        write_run(folder / f"task-{task}", recipe_plan(), run_events(task))
+    write_json(folder / "submission.json", {"jobs": ["12"]})
+    return RunDirectory(folder)
+
+
+def started(**changes: Any) -> dict[str, Any]:
+    return {
+        "time": time.time(),
+        "event": "start",
+        "attempt": 1,
+        "iteration": 0,
+        "job": None,
+        "launcher": "single",
+        "hosts": ["n1"],
+        "host": socket.gethostname(),
+        **changes,
+    }
+
+
+def test_status_as_a_table(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(finished.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "digits         done"
+    assert "step           12 of 12" in lines and "throughput     128 samples/s" in lines
+    assert "hosts          node1, 2 ranks" in lines
+
+
+def test_status_as_json(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(finished.path), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], status["step"], status["steps"], status["run_dir"]) == ("done", 12, 12, str(finished.path))
+    assert status["remaining_s"] is None and status["resume"] is None
+
+
+def test_status_of_an_array(
+    array: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = [
+        row("12_1", "RUNNING", array.path, number="13", nodes="n1"),
+        row("12_2", "COMPLETED", array.path, number="14", nodes="n1"),
+        row("12_[3-4]", "PENDING", array.path, reason="JobArrayTaskLimit"),
+        row("99", "RUNNING", "/elsewhere", nodes="n2"),
+    ]
+    install(tmp_path, monkeypatch, squeue=prints("".join(queue)))
+    for target in (str(array.path), "12"):
+        assert main(["status", target]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1].split()[:5] == ["1", "running", "4", "of", "12"]
+        assert lines[2].split()[:5] == ["2", "stopped", "8", "of", "12"]
+        assert lines[3] == "job 12_[3-4] waits: JobArrayTaskLimit"
+    assert main(["status", "12_1", "--json"]) == 0
+    task = json.loads(capsys.readouterr().out)
+    assert (task["task"], task["state"], [job["id"] for job in task["jobs"]]) == (1, "running", ["12_1"])
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_misuse(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    said = {
+        "empty": "holds no run",
+        "file": "it is a file",
+        "nowhere": "there is none of that name",
+        "n" * 300: "File name too long",
+        "4711": "Slurm does not know the job 4711, or no longer",
+    }
+    for target, words in said.items():
+        assert main([command, target]) == 2
+        assert words in capsys.readouterr().err
+    install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
+    assert main([command, "4711"]) == 1
+    assert "Unable to contact slurm controller" in capsys.readouterr().err
+    install(tmp_path, monkeypatch, squeue=prints(row("4711", "RUNNING", "/", nodes="n1")))
+    assert main([command, "4711"]) == 2
+    assert "the directory of job 4711, /, holds no run" in capsys.readouterr().err
+
+
+def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    finished.log(0).write_text("hello\n\x1b[31mI lead\x1b[0m\nbye\n")
+    finished.log(1).write_text("hello\nbye\nno end")
+    run = str(finished.path)
+    for arguments in ([run], [run, "-f"]):
+        assert main(["logs", *arguments]) == 0
+        assert capsys.readouterr().out == "[0-1] hello\n[0] I lead\n[0-1] bye\n[1] no end\n"
+    assert main(["logs", run, "--rank", "1"]) == 0
+    assert capsys.readouterr().out == "hello\nbye\nno end\n"
+    (finished.logs / "job-9.log").write_text("first\n")
+    (finished.logs / "job-10.log").write_text("second\n")
+    assert main(["logs", run, "--job"]) == 0
+    assert capsys.readouterr().out == "==> job-9.log <==\nfirst\n==> job-10.log <==\nsecond\n"
+
+
+def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(finished.path)
+    said = {
+        (run, "--rank", "2"): "there is no rank 2\n  the run has the ranks 0 to 1",
+        (run, "--rank", "one"): "--rank one",
+        (run, "--rank", ""): "empty range",
+        (run, "--rank", "1", "--job"): "leave out one of them",
+        (str(array.path),): "name one task of it",
+    }
+    for arguments, words in said.items():
+        assert main(["logs", *arguments]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["logs", run]) == 0
+    assert "nothing is printed yet" in capsys.readouterr().err
+
+
+def test_cancel_nothing(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["cancel", str(finished.path)]) == 0
+        assert "nothing to cancel" in capsys.readouterr().out
+
+
+def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
+        assert main(["cancel", str(directory.path)]) == 0
+        out = capsys.readouterr().out
+        assert f"asked the launcher, process {launcher.pid}, to stop" in out
+        assert "the run is stopped; resume with: hpctrain run --resume --run-dir" in out
+        assert launcher.wait(5) is not None
+        assert main(["cancel", str(directory.path)]) == 0
+        assert "nothing to cancel" in capsys.readouterr().out
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
+    assert main(["cancel", str(directory.path)]) == 1
+    assert "started on gpu9" in (err := capsys.readouterr().err) and "kill 77" in err
+
+
+@pytest.mark.parametrize(("target", "numbers"), [("array", "12"), ("12", "12"), ("12_2", "12_2"), ("12_4", "12_4")])
+def test_cancel_jobs(
+    target: str,
+    numbers: str,
+    array: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live = row("12_2", "RUNNING", array.path, number="14", nodes="n1") + row("12_[3-4]", "PENDING", array.path)
+    ended = row("12_2", "CANCELLED", array.path, number="14", nodes="n1") + row("12_[3-4]", "CANCELLED", array.path)
+    squeue = f"[ -e {tmp_path}/ended ] && {prints(ended)} || {prints(live)}"
+    calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
+    monkeypatch.chdir(tmp_path)
+    assert main(["cancel", target]) == 0
+    assert "cancelled job 12_" in capsys.readouterr().out
+    assert f"scancel {numbers}\n" in calls.read_text()
+    assert main(["cancel", target]) == 0
+    assert "nothing to cancel" in capsys.readouterr().out
+    assert calls.read_text().count("scancel") == 1

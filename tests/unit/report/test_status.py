@@ -1,0 +1,174 @@
+"""How a run is, from its events and its jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.batch.find_run import find_run
+from hpctrain.batch.queue import JobState
+from hpctrain.events import Event
+from hpctrain.report.progress import Progress
+from hpctrain.report.status import KnownRun, RunStatus, read_status
+
+# Of run_events: the time of the last event of its second epoch.
+NOW = 1_700_000_012.0
+
+
+def start(**changes: Any) -> Event:
+    return {
+        "time": 1_699_999_999.0,
+        "event": "start",
+        "attempt": 1,
+        "iteration": 0,
+        "job": "12",
+        "launcher": "mpirun",
+        "hosts": ["n1", "n3"],
+        "pid": 1,
+        "host": "n1",
+        **changes,
+    }
+
+
+def job(**changes: Any) -> JobState:
+    values: dict[str, Any] = {
+        "id": "12",
+        "number": "12",
+        "state": "RUNNING",
+        "reason": "",
+        "start": NOW - 20,
+        "seconds": 20,
+        "limit_seconds": 25,
+        "nodes": "n[1,3]",
+        "exit_code": 0,
+        "signal": 0,
+        "restarts": 0,
+        "directory": Path("/run"),
+    }
+    return JobState(**{**values, **changes})
+
+
+def known(tmp_path: Path, events: list[Event], **changes: Any) -> RunStatus:
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    values: dict[str, Any] = {
+        "run_dir": "/run",
+        "plan": recipe_plan(),
+        "progress": Progress.read(directory),
+        "jobs": [job()],
+        "job_ids": ("12",),
+        "task": None,
+        "summary": None,
+        "alive": False,
+    }
+    return KnownRun(**{**values, **changes}).status(NOW)
+
+
+def test_a_running_job(tmp_path: Path) -> None:
+    status = known(tmp_path, [start(), *run_events(2)])
+    assert (status.state, status.attempt, status.hosts, status.message) == ("running", 1, ("n1", "n3"), "")
+    assert (status.step, status.steps, status.epoch, status.epochs) == (8, 12, 2, 3)
+    assert (status.loss, status.test_accuracy, status.samples_per_s) == (0.25, 0.85, 128.0)
+    # Steps 2 to 8 are at 2, 4, 5, 7 … 10 s: an event lies between some of them.
+    assert status.step_seconds == pytest.approx(8 / 6)
+    assert status.remaining_s == pytest.approx(4 * 8 / 6)
+    # 5.3 s to go, 5 s left of this job.
+    assert (status.job_remaining_s, status.more_jobs) == (5, 1)
+    assert (status.elapsed_s, status.last_event_s, status.silent) == (13.0, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "summary", "alive", "state"),
+    [
+        ([job(state="COMPLETING")], "done", False, "done"),
+        ([job()], "resumable", False, "running"),
+        ([job(), job(id="13", state="PENDING", nodes="")], None, False, "running"),
+        ([job(state="TIMEOUT"), job(id="13", state="PENDING", nodes="")], "resumable", False, "waiting"),
+        ([job(state="COMPLETED")], "resumable", False, "resumable"),
+        ([job(state="FAILED")], "failed", False, "failed"),
+        ([job(state="NODE_FAIL")], None, False, "stopped"),
+        ([], None, False, "stopped"),
+        ([], None, True, "running"),
+        ([], None, None, "running"),
+    ],
+)
+def test_states(jobs: list[JobState], summary: str | None, alive: bool | None, state: str, tmp_path: Path) -> None:
+    status = known(tmp_path, [start(), *run_events(1)], jobs=jobs, summary=summary, alive=alive)
+    assert status.state == state
+    assert (status.resume == "hpctrain run --resume --run-dir /run") == (state in ("resumable", "stopped"))
+
+
+def test_what_it_says_of_each_state(tmp_path: Path) -> None:
+    fault = {"time": NOW, "event": "fault", "rank": 1, "host": "n3", "message": "rank 1 on n3 failed: OOM"}
+    events = [start(), *run_events(1), fault]
+    assert known(tmp_path / "a", events, jobs=[], summary="failed").message == "rank 1 on n3 failed: OOM"
+    pending = job(state="PENDING", nodes="", reason="Resources", start=1_700_000_000)
+    assert "job 12 waits: Resources; expected to start at 20" in known(tmp_path / "b", events, jobs=[pending]).message
+    ended = job(state="TIMEOUT", reason="TimeLimit")
+    assert "job 12 ended as TIMEOUT (TimeLimit)" in known(tmp_path / "c", events, jobs=[ended]).message
+    assert "its launcher is on n1" in known(tmp_path / "d", events, jobs=[], alive=None).message
+
+
+def test_before_anything_happened(tmp_path: Path) -> None:
+    assert known(tmp_path / "a", [], jobs=[], job_ids=()).state == "not started"
+    status = known(tmp_path / "b", [], jobs=[job(state="PENDING", nodes="", reason="Priority")])
+    assert (status.state, status.step, status.remaining_s, status.last_event_s) == ("waiting", None, None, None)
+    assert known(tmp_path / "c", [], jobs=[]).state == "stopped"
+
+
+def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
+    # Interrupted after step 8, resumed from the checkpoint of step 4: the second epoch is done again.
+    resumed = start(attempt=2, iteration=4, job="13", time=NOW)
+    status = known(tmp_path / "a", [start(), *run_events(2), resumed])
+    assert (status.attempt, status.step, status.test_accuracy, status.samples_per_s) == (2, 4, 0.7, None)
+    again = [event for event in run_events(2) if event.get("iteration", 0) == 5 and event["event"] == "step"]
+    status = known(tmp_path / "b", [start(), *run_events(2), resumed, *again])
+    assert (status.step, status.loss, status.epoch) == (5, 0.4, 2)
+
+
+def test_a_silent_run(tmp_path: Path) -> None:
+    events = [{**event, "time": event["time"] - 1000} for event in [start(), *run_events(2)]]
+    status = known(tmp_path, events)
+    assert status.silent and status.last_event_s == 1001
+
+
+def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
+    steps = [json.dumps({**run_events(1)[1], "iteration": number}) + "\n" for number in range(9, 3000)]
+    broken = steps[0].replace('"loss"', '"lost"')
+    with directory.events.open("a") as file:
+        file.write("".join([broken, *steps]) + steps[0][:30])
+    progress = Progress.read(directory)
+    assert progress.iteration == 2999 and len(progress.steps) == 100
+
+
+def local_run(tmp_path: Path, **changes: Any) -> RunStatus:
+    values = {"job": None, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **changes}
+    directory = write_run(tmp_path, recipe_plan(), [start(**values)])
+    status, problem = read_status(find_run(str(directory.path)))
+    assert isinstance(status, RunStatus) and problem is None
+    return status
+
+
+def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert local_run(tmp_path / "mine").state == "running"
+    # This process began after that event, so it cannot be the launcher.
+    before = psutil.Process().create_time() - 60
+    assert local_run(tmp_path / "another's number", time=before).state == "stopped"
+    assert local_run(tmp_path / "elsewhere", host="another").state == "running"
+
+
+def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    directory = write_run(tmp_path / "run", recipe_plan(), [start(host="another")])
+    status, problem = read_status(find_run(str(directory.path)))
+    assert problem == "squeue is not on the PATH"
+    assert isinstance(status, RunStatus) and status.state == "running" and status.job_ids == ("12",)
