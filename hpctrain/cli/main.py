@@ -15,9 +15,13 @@ from hpctrain.errors import HpctrainError
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
     "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
+    "submit": ("hpctrain.cli.submit", "submit", "Submit a training to Slurm."),
     "plan": ("hpctrain.cli.plan", "plan", "See what a run would be: ranks, hosts in order, environment."),
     "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
     "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
+    "status": ("hpctrain.cli.status", "status", "See how a run or its job is."),
+    "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
+    "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
     "doctor": ("hpctrain.cli.doctor", "doctor", "Check machine and cluster before a run."),
