@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import HpctrainError
+from hpctrain.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from hpctrain.adapters import distribute as distribute
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hpctrain.adapters import no_sync as no_sync
     from hpctrain.adapters import shard as shard
     from hpctrain.comm import init as init
+    from hpctrain.comm import should_stop as should_stop
     from hpctrain.comm import shutdown as shutdown
 
 __version__ = "0.1.0"
@@ -33,10 +35,22 @@ _HOME = {
     "init": "hpctrain.comm",
     "no_sync": "hpctrain.adapters",
     "shard": "hpctrain.adapters",
+    "should_stop": "hpctrain.comm",
     "shutdown": "hpctrain.comm",
 }
 
-__all__ = ["HpctrainError", "__version__", "distribute", "init", "keras", "no_sync", "shard", "shutdown"]
+__all__ = [
+    "RESUMABLE",
+    "HpctrainError",
+    "__version__",
+    "distribute",
+    "init",
+    "keras",
+    "no_sync",
+    "shard",
+    "should_stop",
+    "shutdown",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,13 +5,20 @@ Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the
 ========== ==========================================================================================
 kind       keys
 ========== ==========================================================================================
+start      attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
+           or null), launcher (text), hosts (in the order of the ranks), host and pid of the launcher, which writes it
 run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
 step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
 epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
+checkpoint iteration, epoch, seconds (that writing took), path (its name in ``checkpoints/``)
 overlap    iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
+stopped    iteration, reason; after the checkpoint of a stop
 fault      rank, host (both null where nobody knows), message; written by the launcher
-end        status (done, failed), seconds (of a run that is done)
+end        status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
 ========== ==========================================================================================
+
+A run has one ``start`` an attempt. What lies behind the checkpoint that an attempt goes on from was lost, although its
+events are in the file, and is done again: :func:`kept` leaves it out.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,10 +38,13 @@ Event = dict[str, Any]
 
 # What readers of each kind rely on; a kind that is not here is passed on as it is.
 _KEYS = {
+    "start": ("attempt", "iteration"),
     "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
     "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
     "epoch": ("epoch", "samples_per_s", "train_loss", "test_accuracy"),
+    "checkpoint": ("iteration",),
     "overlap": ("iteration", "timeline"),
+    "stopped": ("iteration", "reason"),
     "fault": ("rank", "host", "message"),
     "end": ("status",),
 }
@@ -121,6 +131,35 @@ def read_events(path: Path) -> Iterator[Event]:
         if not line.endswith(b"\n"):
             return
         yield parse_event(line, f"{path}:{number}")
+
+
+def kept(events: Iterable[Event]) -> list[Event]:
+    """The events of a run without the steps, epochs and checkpoints that were lost and done again.
+
+    A checkpoint is of the moment before the evaluation of its epoch, so that evaluation is done again too.
+    """
+    whole: list[Event] = []
+    for event in events:
+        if event["event"] == "start":
+            whole = list(_until(whole, event["iteration"]))
+        whole.append(event)
+    return whole
+
+
+def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
+    done = 0
+    for event in events:
+        after = event.get("iteration", 0)
+        match event["event"]:
+            case "start" | "stopped":
+                after = 0
+            case "step":
+                done = after
+            case "epoch":
+                # It comes behind the event of its last step.
+                after = done + 1
+        if after <= iteration:
+            yield event
 
 
 def parse_event(line: bytes, where: str) -> Event:

@@ -28,7 +28,7 @@ class RankRecord(BaseModel):
     host: str
     pid: int
     started: float
-    status: Literal["running", "done", "failed"]
+    status: Literal["running", "done", "failed", "resumable"]
     ended: float = 0.0
     exit_code: int = 0
     error: RankError | None = None

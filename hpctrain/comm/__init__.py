@@ -7,13 +7,16 @@ import os
 import sys
 from types import TracebackType
 
+import numpy as np
+
+from hpctrain import stopping
 from hpctrain.cluster.launcher import Launcher, detect
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS
 
-__all__ = ["Communicator", "current", "init", "shutdown"]
+__all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
 _current: Communicator | None = None
 
@@ -49,6 +52,19 @@ def init(backend: str | None = None) -> Communicator:
 def current() -> Communicator:
     """The communicator of this process; joins the run if nobody did yet."""
     return _current or init()
+
+
+def should_stop() -> bool:
+    """Whether the run is to stop: a signal or ``RUN_DIR/stop`` asked any of the ranks for it.
+
+    Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
+    all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
+    ranks, after which ``hpctrain run --resume`` starts it again. From the first call on, SIGTERM asks for a stop too.
+    """
+    comm = current()
+    stopping.listen("TERM")
+    own = stopping.asked(look=comm.rank == 0) is not None
+    return bool(comm.allreduce(np.array([float(own)]), "max")[0])
 
 
 def shutdown() -> None:

@@ -1,16 +1,17 @@
-"""Which rank made a run fail, and why."""
+"""Why a run is not done: which rank made it fail, or that it was interrupted and can be resumed."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.records import RankRecord, read_records
 from hpctrain.rundir import RunDirectory
+from hpctrain.stopping import RESUMABLE
 
 LOG_LINES = 20
 
@@ -18,19 +19,28 @@ LOG_LINES = 20
 _OPEN_MPI_SIGNAL = re.compile(
     r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on.+?on\s+signal\s+(?P<signal>\d+)", re.S
 )
+# srun names a signal as strsignal does, and lists several tasks of a host in brackets.
+_SRUN_SIGNAL = re.compile(r"srun: error: \S+: tasks? \[?(?P<rank>\d+)[^:]*: (?P<name>[A-Z][a-z]+(?: [a-z]+)*)")
+_LOST_HOST = re.compile(
+    r"lost\s+communication\s+with\s+a\s+remote\s+daemon.*?Remote\s+daemon:.*?on\s+node\s+(?P<open_mpi>\S+)"
+    r"|srun: error: Node failure on (?P<srun>\S+)",
+    re.S,
+)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first cause that is known.
+    """Why a run is not done: the first cause that is known.
 
     Attributes:
         message: rank, host and error in one sentence.
         rank, host: None where no single rank is to blame.
         log: the file to read on in, None where ``lines`` were printed outside the logs, mostly by mpirun.
         lines: the end of it.
-        exit_code: 2 where a rank found wrong use, else 1.
+        exit_code: 2 where a rank found wrong use, 4 where the run can be resumed because no error of its own ended it,
+            else 1.
+        stopped: all ranks saved their state and left, because they were asked to.
     """
 
     message: str
@@ -39,6 +49,12 @@ class Failure:
     log: Path | None = None
     lines: tuple[str, ...] = ()
     exit_code: int = 1
+    stopped: bool = False
+
+    @property
+    def status(self) -> str:
+        """What the run then is: ``failed`` or ``resumable``."""
+        return "resumable" if self.exit_code == RESUMABLE else "failed"
 
     def __str__(self) -> str:
         if not self.lines:
@@ -61,28 +77,47 @@ def find_failure(
         lost: the rank that was seen dead, without an error recorded, while others lived.
     """
     records = read_records(directory)
-    if len(records) == ranks and all(record.status == "done" for record in records.values()):
+    statuses = {record.status for record in records.values()}
+    if len(records) == ranks and statuses == {"done"}:
         return None
+    if len(records) == ranks and statuses <= {"done", "resumable"}:
+        return Failure(message="stopped as asked", exit_code=RESUMABLE, stopped=True)
     killed = _killed(ranks, output, exit_status)
     failed = [record for record in records.values() if record.status == "failed"]
     # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
     if killed and (killed[1] != signal.SIGTERM or (lost is None and not failed)):
         return _killed_failure(directory, records, *killed)
+    if match := _LOST_HOST.search(output):
+        host = match["open_mpi"] or match["srun"]
+        return Failure(message=f"host {host} was lost, and its ranks with it", host=host, exit_code=RESUMABLE)
     if lost is not None:
-        return _rank_failure(directory, records[lost], "died without recording an error: killed, or crashed")
+        return _rank_failure(
+            directory, records[lost], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
+        )
     if failed:
-        first = min(failed, key=lambda record: record.ended)
-        assert first.error is not None
-        cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
-        failure = _rank_failure(directory, first, f"failed: {cause}")
-        wrong_use = first.error.type == HpctrainError.__name__ and first.exit_code == 2
-        return replace(failure, exit_code=2) if wrong_use else failure
+        return _raised(directory, min(failed, key=lambda record: record.ended))
+    return _silent(directory, records, ranks, output=output, exit_status=exit_status)
+
+
+def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
+    assert first.error is not None
+    cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
+    wrong_use = first.error.type == HpctrainError.__name__ and first.exit_code == 2
+    return _rank_failure(directory, first, f"failed: {cause}", exit_code=2 if wrong_use else 1)
+
+
+def _silent(
+    directory: RunDirectory, records: Mapping[int, RankRecord], ranks: int, *, output: str, exit_status: int
+) -> Failure:
+    """No error anywhere: ranks that began were lost, with their host perhaps; where none did, none could be started."""
+    exit_code = RESUMABLE if records else 1
     lines = tuple(line for line in output.splitlines() if line.strip())[-LOG_LINES:]
-    silent = [rank for rank in range(ranks) if rank not in records or records[rank].status != "done"]
+    silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
     if len(silent) == 1 and silent[0] in records and not lines:
-        return _rank_failure(directory, records[silent[0]], "ended before its work was done, without an error")
-    names = ", ".join(map(str, silent))
-    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines)
+        record = records[silent[0]]
+        return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
+    names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
+    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines, exit_code=exit_code)
 
 
 def _killed(ranks: int, output: str, exit_status: int) -> tuple[int, signal.Signals] | None:
@@ -91,6 +126,9 @@ def _killed(ranks: int, output: str, exit_status: int) -> tuple[int, signal.Sign
         return 0, signal.Signals(-exit_status)
     if match := _OPEN_MPI_SIGNAL.search(output) or _INTEL_SIGNAL.search(output):
         return int(match["rank"]), signal.Signals(int(match["signal"]))
+    if match := _SRUN_SIGNAL.search(output):
+        named = [number for number in signal.valid_signals() if signal.strsignal(number) == match["name"]]
+        return (int(match["rank"]), signal.Signals(named[0])) if named else None
     return None
 
 
@@ -100,12 +138,14 @@ def _killed_failure(
     what = f"was killed by signal {by.value} ({by.name})"
     if by == signal.SIGKILL:
         what += ", which is also what the system sends to a process when memory runs out"
+    # A crash is the run's own error; these two come from outside.
+    exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
     if rank in records:
-        return _rank_failure(directory, records[rank], what)
-    return Failure(message=f"rank {rank} {what}", rank=rank)
+        return _rank_failure(directory, records[rank], what, exit_code=exit_code)
+    return Failure(message=f"rank {rank} {what}", rank=rank, exit_code=exit_code)
 
 
-def _rank_failure(directory: RunDirectory, record: RankRecord, what: str) -> Failure:
+def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exit_code: int) -> Failure:
     log = directory.log(record.rank)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return Failure(
@@ -114,4 +154,5 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, what: str) -> Fai
         host=record.host,
         log=log,
         lines=tuple(lines[-LOG_LINES:]),
+        exit_code=exit_code,
     )

@@ -10,11 +10,11 @@ from hpctrain.rundir import RunDirectory
 
 
 class Tail:
-    """The lines of a growing file, each given once. The file may come later."""
+    """The lines that a growing file gets from now on, each given once. The file may come later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = path.stat().st_size if path.exists() else 0
 
     def lines(self, *, last: bool = False) -> list[bytes]:
         """The whole lines since the last call; with ``last`` also one that has no end."""
@@ -30,7 +30,7 @@ class Tail:
 
 
 class Follower:
-    """Passes on a run's events and the lines of rank 0 as they appear.
+    """Passes on a run's events and the lines of rank 0 as they appear; those of earlier attempts are left out.
 
     Args:
         directory: the run.

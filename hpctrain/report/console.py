@@ -33,6 +33,7 @@ class Console:
         self._bar: _Bar | None = None
         self._task = TaskID(0)
         self._epochs = 0
+        self._done = 0
         self._steps: list[Event] = []
 
     def __enter__(self) -> Self:
@@ -52,12 +53,18 @@ class Console:
     def show(self, event: Event) -> None:
         """Show one event; kinds that are not for the eye are passed over."""
         match event["event"]:
+            case "start":
+                self._start(event)
             case "run":
                 self._run(event)
             case "step":
                 self._step(event)
             case "epoch":
                 self._epoch(event)
+            case "checkpoint":
+                self._progress_line(f"checkpoint at step {event['iteration']}")
+            case "stopped":
+                self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
             case "fault":
                 self._progress_line(f"rank {event['rank']} ({event['host']}): {event['message']}")
             case "end":
@@ -73,11 +80,21 @@ class Console:
         else:
             _print(text, self._stdout)
 
+    def notice(self, text: str) -> None:
+        """Say what the user has to know now."""
+        self._progress_line(f"hpctrain: {text}")
+
     def _progress_line(self, text: str) -> None:
         if self._bar:
             self._bar.console.out(text, highlight=False)
         else:
             _print(text, self._stderr)
+
+    def _start(self, event: Event) -> None:
+        self._done = event["iteration"]
+        if event["attempt"] > 1:
+            where = f"resumed at step {self._done}" if self._done else "begun again"
+            self._progress_line(f"{where} (attempt {event['attempt']})")
 
     def _run(self, event: Event) -> None:
         self.close()
@@ -91,7 +108,12 @@ class Console:
         if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stderr)
             self._task = self._bar.add_task(
-                "", total=self._epochs * event["iterations_per_epoch"], epoch=0, epochs=self._epochs, detail=""
+                "",
+                total=self._epochs * event["iterations_per_epoch"],
+                completed=self._done,
+                epoch=self._done // event["iterations_per_epoch"],
+                epochs=self._epochs,
+                detail="",
             )
             self._bar.start()
 
@@ -104,7 +126,7 @@ class Console:
     def _epoch(self, event: Event) -> None:
         self._progress_line(
             f"epoch {event['epoch']}/{self._epochs}  train loss {event['train_loss']:.4f}  "
-            f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}"
+            f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}".rstrip()
         )
         self._steps = []
 

@@ -15,7 +15,7 @@ from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Reported
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.record import Record
+from hpctrain.report.record import Attempt, Record
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -76,6 +76,7 @@ def render(directory: RunDirectory) -> str:
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
         settings=_settings(plan),
         faults=_faults(record, ranks),
+        attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
     )
 
@@ -155,6 +156,22 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
         rank.status,
         _duration(rank.ended - rank.started) if ended else None,
         rank.exit_code if ended else None,
+    )
+
+
+def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
+    """An attempt as the page's table shows it."""
+    start = attempt.start
+    ending = [event["message"] for event in attempt.faults] or [str(attempt.end.get("status", UNFINISHED))]
+    if attempt.stopped:
+        ending = [f"stopped after step {attempt.stopped['iteration']}: {attempt.stopped['reason']}"]
+    return (
+        start.get("attempt"),
+        _date(start["time"]) if start else None,
+        start.get("iteration"),
+        start.get("job"),
+        start.get("hosts"),
+        "\n".join(ending),
     )
 
 

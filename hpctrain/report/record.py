@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, read_events
+from hpctrain.events import Event, kept, read_events
 from hpctrain.rundir import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run and what came of it: the events of these kinds, empty until they happened.
+
+    ``start`` is empty too for ranks that were started by hand.
+    """
+
+    start: Event
+    faults: tuple[Event, ...]
+    stopped: Event
+    end: Event
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one run recorded. All of it is empty for a script that emits no events.
+    """What one run recorded, each step and epoch once, however often the run was resumed.
+
+    All of it is empty for a script that emits no events.
 
     Attributes:
-        run, end: the first and the last event of the run, empty until they happened.
-        steps, epochs, overlaps, faults: the events of these kinds, in order.
+        run: the newest event of its kind, empty until it happened.
+        events: all of them without what was lost and done again, in order.
+        steps, epochs, checkpoints, overlaps: the events of these kinds, in order.
+        attempts: the starts of the run, in order.
         last_time: when the last event happened, in seconds since the epoch.
     """
 
     run: Event
+    events: list[Event]
     steps: list[Event]
     epochs: list[Event]
+    checkpoints: list[Event]
     overlaps: list[Event]
-    faults: list[Event]
-    end: Event
+    attempts: list[Attempt]
     last_time: float | None
 
     @classmethod
@@ -36,27 +54,65 @@ class Record:
         Raises:
             HpctrainError: the file is damaged; names the line.
         """
+        return cls.of(read_events(directory.events) if directory.events.exists() else (), str(directory.events))
+
+    @classmethod
+    def of(cls, events: Iterable[Event], where: str = "events") -> Record:
+        """The record of these events."""
+        whole = kept(events)
         kinds: dict[str, list[Event]] = defaultdict(list)
-        last_time = None
-        for event in read_events(directory.events) if directory.events.exists() else ():
+        for event in whole:
             kinds[event["event"]].append(event)
-            last_time = event["time"]
         if kinds["step"] and not kinds["run"]:
-            raise HpctrainError(f"{directory.events}: there are steps, but no event 'run' that says of what")
+            raise HpctrainError(f"{where}: there are steps, but no event 'run' that says of what")
         return cls(
             run=(kinds["run"] or [{}])[-1],
+            events=whole,
             steps=kinds["step"],
             epochs=kinds["epoch"],
+            checkpoints=kinds["checkpoint"],
             overlaps=kinds["overlap"],
-            faults=kinds["fault"],
-            end=(kinds["end"] or [{}])[-1],
-            last_time=last_time,
+            attempts=_attempts(whole),
+            last_time=whole[-1]["time"] if whole else None,
         )
 
     @property
+    def faults(self) -> tuple[Event, ...]:
+        """What went wrong in the last attempt."""
+        return self.attempts[-1].faults if self.attempts else ()
+
+    @property
+    def end(self) -> Event:
+        """The end of the last attempt; empty until then."""
+        return self.attempts[-1].end if self.attempts else {}
+
+    @property
     def timed_steps(self) -> list[Event]:
-        """The steps that tell the run's speed: the first one also compiles, traces and allocates."""
-        return self.steps[1:] or self.steps
+        """The steps that tell the run's speed: the first one of an attempt also compiles, traces and allocates."""
+        first = {1, *(attempt.start["iteration"] + 1 for attempt in self.attempts if attempt.start)}
+        return [step for step in self.steps if step["iteration"] not in first] or self.steps
+
+
+def _attempts(events: Sequence[Event]) -> list[Attempt]:
+    """The events cut at each start."""
+    parts: list[list[Event]] = []
+    for event in events:
+        if event["event"] == "start" or not parts:
+            parts.append([])
+        parts[-1].append(event)
+    return [
+        Attempt(
+            start=_last(part, "start"),
+            faults=tuple(event for event in part if event["event"] == "fault"),
+            stopped=_last(part, "stopped"),
+            end=_last(part, "end"),
+        )
+        for part in parts
+    ]
+
+
+def _last(events: Sequence[Event], kind: str) -> Event:
+    return next((event for event in reversed(events) if event["event"] == kind), {})
 
 
 def samples_per_s(steps: Sequence[Event]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +10,7 @@ from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpctrain.events import Event, disk_error
+from hpctrain.events import Event, disk_error, kept, read_events
 from hpctrain.report.summary import metrics
 from hpctrain.rundir import RunDirectory
 
@@ -46,11 +47,20 @@ class TensorBoardWriter:
             HpctrainError: the disk is full.
         """
         match event["event"]:
+            case "start" if event["attempt"] > 1:
+                self._begin_again(event)
             case "step":
                 self._iteration = event["iteration"]
                 self._write(event, "step", _step_scalars(event))
             case "epoch":
                 self._write(event, "epoch", {**metrics(event), "samples_per_s": event["samples_per_s"]})
+
+    def _begin_again(self, start: Event) -> None:
+        """Write the file anew with what the run keeps of its earlier attempts."""
+        earlier = itertools.takewhile(lambda event: event != start, read_events(self._directory.events))
+        for event in kept([*earlier, start]):
+            if event["event"] != "start":
+                self.show(event)
 
     def _write(self, event: Event, group: str, scalars: dict[str, float | None]) -> None:
         values = [

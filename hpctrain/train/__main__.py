@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
-from hpctrain.train.rank import run_rank
+from hpctrain import stopping
+
+
+def _listen(directory: Path) -> None:
+    """Survive a signal that comes during the imports; a plan that cannot be read is reported after them."""
+    try:
+        plan = json.loads((directory / "plan.json").read_bytes())
+        # A script is asked by SIGTERM only once it has shown, by ht.should_stop, that it can stop.
+        stopping.listen(plan["stop"]["signal"], *(["TERM"] if plan["recipe"] else []))
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+
 
 if __name__ == "__main__":
+    _listen(Path(sys.argv[1]))
+    from hpctrain.train.rank import run_rank
+
     sys.exit(run_rank(Path(sys.argv[1])))

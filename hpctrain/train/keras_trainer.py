@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hpctrain import models
@@ -15,6 +16,7 @@ from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
 from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.train.checkpoint import State
 from hpctrain.train.loop import Timeline
 
 Part = tuple[Any, Any]
@@ -62,6 +64,23 @@ class KerasTrainer:
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._evaluate(tf.constant(samples.images), tf.constant(samples.labels))
         return float(loss_sum), int(correct)
+
+    def state(self) -> State:
+        return {name: np.asarray(variable.value) for name, variable in self._variables().items()}
+
+    def restore(self, state: State) -> None:
+        variables = self._variables()
+        if odd := sorted(variables.keys() ^ state.keys()):
+            raise ValueError(f"{odd[0]} is on one side only")
+        for name, variable in variables.items():
+            variable.assign(state[name])
+
+    def _variables(self) -> dict[str, keras.Variable]:
+        """All that the next step depends on, layers' random states included: they are variables of the model."""
+        # Several layers may give their variables the same path.
+        model = {f"model.{i}.{variable.path}": variable for i, variable in enumerate(self.model.variables)}
+        optimizer = {f"optimizer.{i}.{variable.path}": variable for i, variable in enumerate(self._optimizer.variables)}
+        return model | optimizer
 
     def _traced_step(self, parts: list[Part], scale: tf.Tensor) -> tf.Tensor:
         weights = self.model.trainable_variables

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from hpctrain.checkpoints import Progress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.data.sampling import Indices, batch_count, epoch_order, global_batches, share
@@ -15,6 +16,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import LearningRate
 from hpctrain.recipes.schema import Recipe
+from hpctrain.train.checkpoint import Checkpoints, Stateful
 
 Timeline = Sequence[tuple[float, str, int]]
 
@@ -22,7 +24,7 @@ Timeline = Sequence[tuple[float, str, int]]
 _TRACED_STEP = 2
 
 
-class Trainer(Protocol):
+class Trainer(Stateful, Protocol):
     """A model and its optimizer, made to use the communicator by a framework's adapter.
 
     Attributes:
@@ -66,13 +68,24 @@ class Loop:
         trainer: the model of this rank.
         train, test: all samples, the same on every rank.
         events: where the run is recorded.
+        checkpoints: where its state is kept: after the last step of each epoch, and at a stop.
+        asked: why this rank was asked to stop, or None.
 
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
     """
 
     def __init__(
-        self, recipe: Recipe, comm: Communicator, trainer: Trainer, train: Samples, test: Samples, events: EventWriter
+        self,
+        recipe: Recipe,
+        comm: Communicator,
+        trainer: Trainer,
+        train: Samples,
+        test: Samples,
+        events: EventWriter,
+        *,
+        checkpoints: Checkpoints,
+        asked: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._recipe = recipe
         self._comm = comm
@@ -80,12 +93,25 @@ class Loop:
         self._train = train
         self._test = test
         self._events = events
+        self._checkpoints = checkpoints
+        self._asked = asked
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
+        self._losses: list[float] = []
+        self._epoch_seconds = 0.0
+        self._seconds = 0.0
 
-    def run(self) -> None:
-        """Train for the recipe's epochs, evaluating after each."""
-        begin = time.perf_counter()
+    def run(self, resume_from: int = 0) -> bool:
+        """Train for the recipe's epochs, evaluating after each.
+
+        Args:
+            resume_from: the iteration of the checkpoint to go on from; 0 to begin.
+
+        Returns:
+            Whether the run is done; else it was stopped, and its last step is in a checkpoint.
+        """
+        if resume_from:
+            self._restore(resume_from)
         self._events.emit(
             "run",
             recipe=self._recipe.name,
@@ -97,30 +123,60 @@ class Loop:
             iterations_per_epoch=self._rate.iterations_per_epoch,
             parameters=self._trainer.parameters,
         )
-        for epoch in range(self._recipe.epochs):
-            self._epoch(epoch)
+        begin = time.perf_counter() - self._seconds
+        # A checkpoint of an epoch's last step lacks its evaluation, so it belongs to that epoch.
+        first = (self._iteration - len(self._losses)) // self._rate.iterations_per_epoch
+        for epoch in range(first, self._recipe.epochs):
+            if not self._epoch(epoch, begin):
+                return False
         self._events.emit("end", status="done", seconds=time.perf_counter() - begin)
+        return True
 
-    def _epoch(self, epoch: int) -> None:
-        begin = time.perf_counter()
+    def _epoch(self, epoch: int, run_begin: float) -> bool:
+        """What an epoch still lacks: steps, of which some may have been done before, and its evaluation."""
+        begin = time.perf_counter() - self._epoch_seconds
         order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=epoch)
         batches = list(global_batches(order, self._recipe.batch.size, drop_last=self._recipe.batch.drop_last))
-        losses = [self._step(batch, epoch) for batch in batches]
-        seconds = time.perf_counter() - begin
+        for batch in batches[len(self._losses) :]:
+            stop = self._step(batch, epoch)
+            if stop or len(self._losses) == len(batches):
+                self._epoch_seconds, self._seconds = time.perf_counter() - begin, time.perf_counter() - run_begin
+                self._save(epoch)
+            if stop:
+                self._events.emit("stopped", iteration=self._iteration, reason=self._asked() or "asked on another rank")
+                return False
         sizes = [len(batch) for batch in batches]
         test_loss, test_accuracy = self._evaluate()
         self._events.emit(
             "epoch",
             epoch=epoch + 1,
-            seconds=seconds,
-            samples_per_s=sum(sizes) / seconds,
-            train_loss=float(np.average(losses, weights=sizes)),
+            seconds=self._epoch_seconds,
+            samples_per_s=sum(sizes) / self._epoch_seconds,
+            train_loss=float(np.average(self._losses, weights=sizes)),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
         )
+        self._losses, self._epoch_seconds = [], 0.0
+        return True
 
-    def _step(self, batch: Indices, epoch: int) -> float:
-        """Train on one global batch; returns the mean loss over it."""
+    def _save(self, epoch: int) -> None:
+        progress = Progress(
+            iteration=self._iteration,
+            epoch=epoch + 1,
+            losses=tuple(self._losses),
+            epoch_seconds=self._epoch_seconds,
+            seconds=self._seconds,
+            ranks=self._comm.size,
+        )
+        self._checkpoints.save(progress, self._trainer)
+
+    def _restore(self, iteration: int) -> None:
+        progress = self._checkpoints.restore(iteration, self._trainer)
+        self._iteration, self._losses = progress.iteration, list(progress.losses)
+        self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
+
+    def _step(self, batch: Indices, epoch: int) -> bool:
+        """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
         begin = time.perf_counter()
         rate = self._rate(self._iteration)
         own = share(batch, self._comm.rank, self._comm.size)
@@ -128,13 +184,14 @@ class Loop:
         # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
         scale = own.weight / len(own.indices)
         own_loss = self._trainer.step([self._train[piece] for piece in pieces], scale, rate)
-        loss = float(self._comm.allreduce(np.array([own_loss]), "mean")[0])
+        loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._iteration += 1
+        self._losses.append(float(loss))
         self._events.emit(
             "step",
             iteration=self._iteration,
             epoch=epoch + 1,
-            loss=loss,
+            loss=float(loss),
             learning_rate=rate,
             samples=len(batch),
             seconds=time.perf_counter() - begin,
@@ -142,7 +199,7 @@ class Loop:
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit("overlap", iteration=self._iteration, timeline=self._trainer.timeline)
-        return loss
+        return bool(stop > 0)
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""

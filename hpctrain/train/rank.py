@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from hpctrain import stopping
 from hpctrain.cluster.launcher import detect
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
@@ -38,17 +39,24 @@ class Failure:
     kind: str
     message: str
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the work was stopped in good order, with its state saved."""
+        return self.exit_code == stopping.RESUMABLE and self.kind == SystemExit.__name__
+
 
 def run_rank(path: Path) -> int:
     """Do this rank's part of the run in ``path`` and keep ``ranks/rank-N.json``.
 
     Returns:
         0, or the exit status of a run of one rank that failed. Where a run of several ranks fails, this ends the
-        whole job and does not return.
+        whole job and does not return. A rank that was stopped in good order says so in its record alone: launchers
+        take any other exit status than 0 for a failure, and end the ranks that still write theirs.
     """
     launcher = detect()
     rank = launcher.rank if launcher else 0
     directory = RunDirectory(path)
+    stopping.watch(directory.stop.absolute())
     terminal = _redirect_output(directory.log(rank))
     faulthandler.enable()
     record = RankRecord(
@@ -65,8 +73,9 @@ def run_rank(path: Path) -> int:
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
         os.write(terminal, f"rank {rank} on {record.host}: {(failure or error).message}; {error}\n".encode())
-        failure = failure or _describe(error)
-    if failure is None:
+        if failure is None or failure.resumable:
+            failure = _describe(error)
+    if failure is None or failure.resumable:
         return 0
     if launcher and launcher.size > 1:
         _end_job(failure.exit_code)
@@ -165,10 +174,10 @@ def _ending(failure: Failure | None) -> dict[str, Any]:
     if failure is None:
         return {"status": "done", "ended": time.time()}
     return {
-        "status": "failed",
+        "status": "resumable" if failure.resumable else "failed",
         "ended": time.time(),
         "exit_code": failure.exit_code,
-        "error": RankError(type=failure.kind, message=failure.message),
+        "error": None if failure.resumable else RankError(type=failure.kind, message=failure.message),
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hpctrain import stopping
 from hpctrain.comm import Communicator, init
 from hpctrain.data.digits import load_digits
-from hpctrain.events import EventWriter
+from hpctrain.events import EventWriter, read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
+from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop, Trainer
 
 
@@ -14,6 +16,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     """Train the plan's recipe on the ranks that the launcher started. Rank 0 records the run in ``directory``.
 
     Raises:
+        SystemExit: with ``stopping.RESUMABLE``, after a stop.
         HpctrainError: settings that leave nothing to train, ranks that differ, a reduction that failed.
     """
     assert plan.recipe is not None
@@ -21,7 +24,27 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     comm = init()
     train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=recipe.seed)
     with EventWriter(directory.events if comm.rank == 0 else None) as events:
-        Loop(recipe, comm, _trainer(plan, comm), train, test, events).run()
+        loop = Loop(
+            recipe,
+            comm,
+            _trainer(plan, comm),
+            train,
+            test,
+            events,
+            checkpoints=Checkpoints(directory.checkpoints, comm, events),
+            asked=lambda: stopping.asked(look=comm.rank == 0),
+        )
+        done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))
+    if not done:
+        raise SystemExit(stopping.RESUMABLE)
+
+
+def _resumed_from(directory: RunDirectory) -> int:
+    """The iteration that the launcher says this attempt begins at."""
+    if not directory.events.exists():
+        return 0
+    starts = [event["iteration"] for event in read_events(directory.events) if event["event"] == "start"]
+    return int(starts[-1]) if starts else 0
 
 
 def _trainer(plan: Plan, comm: Communicator) -> Trainer:

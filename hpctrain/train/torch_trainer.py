@@ -12,7 +12,10 @@ from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.train.checkpoint import State
 from hpctrain.train.loop import Timeline
+
+_MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random.torch."
 
 
 class TorchTrainer:
@@ -67,6 +70,29 @@ class TorchTrainer:
         loss_sum = F.cross_entropy(logits, labels, reduction="sum")
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
+    def state(self) -> State:
+        tensors = {f"{_MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, values in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
+        tensors[f"{_RANDOM}cpu"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            tensors[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(self._device)
+        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+    def restore(self, state: State) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+        self.model.load_state_dict(_under(_MODEL, tensors))
+        values: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in _under(_OPTIMIZER, tensors).items():
+            index, _, name = key.partition(".")
+            values.setdefault(int(index), {})[name] = tensor
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": values})
+        for kind, tensor in _under(_RANDOM, tensors).items():
+            if kind == "cpu":
+                torch.set_rng_state(tensor)
+            elif self._device.type == "cuda":
+                torch.cuda.set_rng_state(tensor, self._device)
+
     def _backward(self, samples: Samples, scale: float) -> torch.Tensor:
         images, labels = self._tensors(samples)
         loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
@@ -77,6 +103,10 @@ class TorchTrainer:
         """Images as (N, channels, height, width), labels as (N,)."""
         images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
         return images.to(self._device).movedim(-1, 1), labels.to(self._device)
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -25,9 +25,9 @@ PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
 HOST = socket.gethostname()
 
 
-def failure(run_dir: Path) -> dict[str, object]:
+def failure(run_dir: Path, status: str = "failed") -> dict[str, object]:
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["status"] == "failed"
+    assert summary["status"] == status
     found = summary["failure"]
     assert isinstance(found, dict)
     return found
@@ -75,10 +75,11 @@ def test_one_rank_leaves_without_a_word(hpctrain: Launch, tmp_path: Path) -> Non
 
 def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=120)
-    assert result.returncode == 1
+    assert result.returncode == 4
     assert f"rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in result.stdout
     assert "about to die" in result.stdout
-    assert failure(tmp_path / "run")["host"] == HOST
+    assert "to go on: hpctrain run --resume --run-dir run\n" in result.stdout
+    assert failure(tmp_path / "run", "resumable")["host"] == HOST
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -19,6 +19,7 @@ from hpctrain.data.samples import Samples
 from hpctrain.data.sampling import epoch_order
 from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
+from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.torch_trainer import TorchTrainer
 
@@ -83,7 +84,8 @@ def main(output: str) -> None:
     for case in CASES:
         trainer = TorchTrainer(recipe(case), comm)
         with EventWriter(Path(f"{output}-{case}.jsonl") if comm.rank == 0 else None) as events:
-            Loop(recipe(case), comm, trainer, train, test, events).run()
+            checkpoints = Checkpoints(Path(f"{output}-{case}"), comm, events)
+            Loop(recipe(case), comm, trainer, train, test, events, checkpoints=checkpoints).run()
         flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
         results[case] = np.concatenate(flat)
     np.savez(f"{output}-{comm.rank}.npz", **results)

@@ -42,7 +42,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["run", "digits", "--run-dir", "n" * 300], "File name too long\n  choose another place with --run-dir"),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
-        (["run"], "Missing argument"),
+        (["run"], "which recipe or script?\n  name it: hpctrain run digits"),
         (["rum"], "No such command 'rum'. Did you mean 'run'?"),
         (["recipes", "show", "digit"], "did you mean 'digits'?"),
         (["recipes", "check", "mine.yaml"], "cannot read the recipe mine.yaml"),

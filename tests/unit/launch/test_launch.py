@@ -52,6 +52,7 @@ def start(directory: RunDirectory, program: str, ranks: int = 1) -> tuple[Failur
         Command(program=(sys.executable, "-c", RECORD + program)),
         directory,
         ranks,
+        start={"attempt": 1, "iteration": 0},
         show=lambda event: shown.append(event["event"]),
         line=lines.append,
     )
@@ -63,8 +64,8 @@ def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
         directory,
         """
 log = open("logs/rank-0.log", "wb", buffering=0)
-events = open("events.jsonl", "wb", buffering=0)
-log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "start"}\\n{"time": 2, ')
+events = open("events.jsonl", "ab", buffering=0)
+log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "mark"}\\n{"time": 2, ')
 time.sleep(0.3)
 log.write(b"o\\nend without newline"); events.write(b'"event": "end", "status": "done"}\\n{"time": 3, "ev')
 record(0, "done")
@@ -72,7 +73,7 @@ record(0, "done")
     )
     assert failure is None
     assert lines == ["one", "two", "end without newline"]
-    assert shown == ["start", "end"]
+    assert shown == ["start", "mark", "end"]
 
 
 def test_tail_gives_each_line_once(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_an_event_that_is_none_stops_the_run(directory: RunDirectory) -> None:
             directory,
             """
 record(0, "running")
-open("events.jsonl", "w").write("nonsense\\n")
+open("events.jsonl", "a").write("nonsense\\n")
 time.sleep(600)
 """,
         )

@@ -12,6 +12,7 @@ from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import Samples
 from hpctrain.events import EventWriter, read_events
 from hpctrain.recipes.schema import Recipe
+from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 
 
@@ -25,10 +26,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[list[int]], float, float]] = []
+        self.trained: list[list[int]] = []
 
     def step(self, parts, scale, learning_rate):
+        self.trained.append(np.concatenate([part.labels for part in parts]).tolist())
         self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
         return scale * float(sum(part.labels.sum() for part in parts))
+
+    def state(self):
+        return {"trained": np.array(sum(self.trained, []), np.int64)}
+
+    def restore(self, state):
+        self.trained.append(state["trained"].tolist())
 
     def evaluate(self, samples):
         return float(samples.labels.sum()), int((samples.labels % 2).sum())
@@ -52,19 +61,30 @@ def samples(count: int) -> Samples:
     return Samples(images=np.zeros((count, 1, 1, 1), np.float32), labels=np.arange(count))
 
 
-def run(tmp_path, recipe, *, comm=None, train=10, test=7):
+def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=lambda trainer: None):
     trainer = Recorder()
+    comm = comm or SingleCommunicator("test")
     path = tmp_path / "events.jsonl"
     with EventWriter(path) as events:
-        Loop(recipe, comm or SingleCommunicator("test"), trainer, samples(train), samples(test), events).run()
+        checkpoints = Checkpoints(tmp_path / "checkpoints", comm, events)
+        Loop(
+            recipe,
+            comm,
+            trainer,
+            samples(train),
+            samples(test),
+            events,
+            checkpoints=checkpoints,
+            asked=lambda: asked(trainer),
+        ).run(resume_from)
     return trainer, list(read_events(path))
 
 
 def test_a_run_is_recorded(tmp_path):
     _, events = run(tmp_path, recipe())
     kinds = [event["event"] for event in events]
-    epoch = ["step"] * 3 + ["epoch"]
-    assert kinds == ["run", "step", "step", "overlap", "step", "epoch", *epoch, "end"]
+    end = ["step", "checkpoint", "epoch"]
+    assert kinds == ["run", "step", "step", "overlap", *end, "step", "step", *end, "end"]
     assert {key: events[0][key] for key in ("ranks", "epochs", "iterations_per_epoch", "parameters", "backend")} == {
         "ranks": 1,
         "epochs": 2,
@@ -119,6 +139,32 @@ def test_the_rate_follows_the_schedule_step_by_step(tmp_path):
     assert [event["learning_rate"] for event in events if event["event"] == "step"] == pytest.approx(rates)
 
 
+@pytest.mark.parametrize("stops", [[1], [2, 3], [3, 6], [1, 2, 3, 4, 5, 6]])
+def test_stopped_and_resumed_runs_are_the_uninterrupted_one(tmp_path, stops):
+    """Within an epoch, at its last step, at the last step of all, and one step an attempt."""
+    (tmp_path / "whole").mkdir()
+    whole, expected = run(tmp_path / "whole", recipe())
+    resume_from, attempts = 0, tmp_path / "attempts"
+    attempts.mkdir()
+    for stop in [*stops, None]:
+        steps = stop - resume_from if stop else None
+        trainer, events = run(
+            attempts,
+            recipe(),
+            resume_from=resume_from,
+            asked=lambda trainer, steps=steps: "a signal" if len(trainer.steps) == steps else None,
+        )
+        resume_from = stop or 0
+        last = events[-1]
+        assert (last["event"], last.get("iteration"), last.get("reason")) == (
+            ("stopped", stop, "a signal") if stop else ("end", None, None)
+        )
+    assert sum(trainer.trained, []) == sum(whole.trained, [])
+    for kind, keys in (("step", ("iteration", "epoch", "loss", "learning_rate")), ("epoch", ("epoch", "train_loss"))):
+        found, wanted = ([[e[key] for key in keys] for e in es if e["event"] == kind] for es in (events, expected))
+        assert found == wanted
+
+
 class Alone(SingleCommunicator):
     """One rank of several whose others contribute nothing to a sum."""
 
@@ -137,6 +183,8 @@ def test_losses_and_evaluations_of_all_ranks_add_up_to_one_process(tmp_path):
     for rank in range(4):
         (tmp_path / f"{rank}").mkdir()
         ranks.append(run(tmp_path / f"{rank}", recipe(), comm=Alone(rank, 4), test=3)[1])
+    # Rank 0 alone writes checkpoints.
+    one, *ranks = ([event for event in events if event["event"] != "checkpoint"] for events in (one, *ranks))
     for index, event in enumerate(one):
         for key in {"loss", "train_loss", "test_loss", "test_accuracy"} & event.keys():
             assert sum(events[index][key] for events in ranks) == pytest.approx(event[key])

@@ -1,0 +1,147 @@
+"""The options of ``hpctrain run`` about how ranks are started and stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from hpctrain.cluster.container import Container, Runtime
+from hpctrain.cluster.launcher import LAUNCHERS
+from hpctrain.errors import HpctrainError, nearest
+
+_HOW = "How ranks are started"
+_STOP = "How they are stopped"
+
+Hosts = Annotated[
+    str | None,
+    typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040 or n1:8,n2:8.", show_default=""),
+]
+HostFile = Annotated[Path | None, typer.Option(metavar="FILE", help="A file that lists the hosts.")]
+LauncherName = Annotated[
+    str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
+]
+Interpreter = Annotated[
+    str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
+]
+Image = Annotated[
+    str | None, typer.Option("--container", metavar="IMAGE", help="Run the ranks in it.", rich_help_panel=_HOW)
+]
+ContainerRuntime = Annotated[
+    str | None, typer.Option(metavar="NAME", help="apptainer (the default) or pyxis.", rich_help_panel=_HOW)
+]
+Mounts = Annotated[
+    list[str] | None,
+    typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_HOW),
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env", metavar="NAME[=VALUE]", help="For every rank; else this process's; repeatable.", rich_help_panel=_HOW
+    ),
+]
+SshPort = Annotated[
+    int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Of the hosts.", rich_help_panel=_HOW)
+]
+LauncherArguments = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Further ones for mpirun or srun.", rich_help_panel=_HOW)
+]
+StopSignal = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Asks for a checkpoint and an end; USR2 by default.", rich_help_panel=_STOP),
+]
+StopSeconds = Annotated[
+    float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
+]
+IdleRestarts = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=0, help="Resumes without progress that are allowed; 3 by default.", rich_help_panel=_STOP
+    ),
+]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Those that end a run at once, or that a process cannot handle, or that tell of a crash, are not among them.
+_STOP_SIGNALS = ("ALRM", "URG", "USR1", "USR2", "WINCH", "XCPU")
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def start_changes(
+    *,
+    launcher: str | None,
+    python: str | None,
+    image: str | None,
+    runtime: str | None,
+    mounts: Sequence[str] | None,
+    environment: Sequence[str] | None,
+    ssh_port: int | None,
+    arguments: str | None,
+    inherited: Mapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """The fields of :class:`hpctrain.plan.Start` that were given.
+
+    Raises:
+        HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
+    """
+    if launcher is not None and launcher not in LAUNCHERS:
+        raise HpctrainError(f"unknown launcher {launcher!r}", nearest(launcher, LAUNCHERS))
+    try:
+        words = None if arguments is None else tuple(shlex.split(arguments))
+    except ValueError as error:
+        raise HpctrainError(f"--launcher-arguments {arguments}: {error}", "close the quotes") from error
+    variables = None if environment is None else dict(_variable(text, inherited) for text in environment)
+    return given(
+        launcher=launcher,
+        python=python,
+        container=_container(image, runtime, mounts),
+        environment=variables,
+        ssh_port=ssh_port,
+        arguments=words,
+    )
+
+
+def stop_changes(*, signal: str | None, seconds: float | None, idle_restarts: int | None) -> dict[str, Any]:
+    """The fields of :class:`hpctrain.plan.Stop` that were given.
+
+    Raises:
+        HpctrainError: a signal that cannot ask for a stop, or no time.
+    """
+    name = None if signal is None else signal.upper().removeprefix("SIG")
+    if name is not None and name not in _STOP_SIGNALS:
+        raise HpctrainError(f"--stop-signal {signal} cannot ask for a stop", nearest(name, _STOP_SIGNALS))
+    # NaN is not above 0 either.
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
+    return given(signal=name, seconds=seconds, idle_restarts=idle_restarts)
+
+
+def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:
+    if image is None:
+        if runtime is not None or mounts:
+            raise HpctrainError("--container-runtime and --mount are for a container", "name it: --container IMAGE")
+        return None
+    for known in get_args(Runtime):
+        if (runtime or "apptainer") == known:
+            return Container(runtime=known, image=image, mounts=tuple(mounts or ()))
+    assert runtime is not None
+    raise HpctrainError(f"unknown container runtime {runtime!r}", nearest(runtime, get_args(Runtime)))
+
+
+def _variable(text: str, inherited: Mapping[str, str]) -> tuple[str, str]:
+    name, has_value, value = text.partition("=")
+    if not _VARIABLE.fullmatch(name):
+        raise HpctrainError(f"--env {text}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
+    if has_value:
+        return name, value
+    if name not in inherited:
+        raise HpctrainError(f"--env {name}: it is not set here", f"give it a value: --env {name}=VALUE")
+    return name, inherited[name]

@@ -1,0 +1,81 @@
+"""The plan of a further attempt: that of the run, on the hosts of now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.hosts import arrange
+from hpctrain.plan import Plan, Script
+from hpctrain.planning.hosts import require_ranks
+from hpctrain.planning.machine import Machine
+from hpctrain.planning.planner import place_plan
+from hpctrain.recipes.schema import Recipe
+
+
+def require_same_work(plan: Plan, work: Recipe | Script) -> None:
+    """Refuse to go on with something else than was begun.
+
+    Raises:
+        HpctrainError: names the first difference.
+    """
+    begun = plan.recipe or plan.script
+    assert begun is not None
+    if type(begun) is not type(work):
+        raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
+    before, now = dict(_flat(begun.model_dump(mode="json"))), dict(_flat(work.model_dump(mode="json")))
+    for key in [*before, *now]:
+        if before.get(key) != now.get(key):
+            raise HpctrainError(f"the run has {key}={before.get(key)}, and {key}={now.get(key)} was asked for", _HINT)
+
+
+_HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def resumed_plan(
+    plan: Plan,
+    machine: Machine,
+    *,
+    ranks: int | None = None,
+    backend: str | None = None,
+    framework: str | None = None,
+    changes: Mapping[str, Mapping[str, Any]],
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on the hosts of now, and warnings.
+
+    Args:
+        plan: of the run.
+        machine: this one.
+        ranks: another number of them; by default the plan's.
+        backend: another one.
+        framework: to be compared with the plan's.
+        changes: fields of ``host_options``, ``start`` and ``stop`` that go before the plan's.
+
+    Raises:
+        HpctrainError: another framework, or hosts and ranks that do not fit.
+    """
+    if framework and framework != plan.framework:
+        raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
+    if ranks is not None:
+        require_ranks(ranks)
+    changed = {name: getattr(plan, name).model_copy(update=dict(changes[name])) for name in changes}
+    values = {**dict(plan), **changed, "ranks": ranks or plan.ranks, "backend": backend or plan.backend, "hosts": ()}
+    unplaced = Plan.model_validate(values)
+    arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
+    placed = place_plan(unplaced, arranged, machine)
+    return placed, (*warnings, *_other_versions(plan, placed))
+
+
+def _other_versions(before: Plan, now: Plan) -> Iterator[str]:
+    for package, version in before.versions.items():
+        if (found := now.versions.get(package)) != version:
+            yield f"{package} was {version} and is now {found}: numbers may differ from an uninterrupted run's"

@@ -1,0 +1,76 @@
+"""Whether this process was asked to stop: by a signal, or by a file such as ``RUN_DIR/stop``.
+
+A signal's handler can only be one for the whole process, so this is the process's own state. Nothing heavy is imported
+here: a rank listens before it imports anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+# The exit status of a script, or of a run, that was interrupted and can be resumed.
+RESUMABLE = 4
+
+# The file may lie on a shared file system.
+_LOOK_SECONDS = 1.0
+
+_reason: str | None = None
+_file: Path | None = None
+_looked = float("-inf")
+_handled: set[signal.Signals] = set()
+
+
+def listen(*names: str) -> None:
+    """Let these signals ask for a stop instead of ending the process; names without ``SIG``. Idempotent.
+
+    A second SIGTERM ends the process: whoever sends it again does not wait for the end of a step.
+    """
+    if not _handled:
+        # A forked worker is ended by SIGTERM like any other process: it has no step to end.
+        os.register_at_fork(after_in_child=_forget)
+    for name in names:
+        number = signal.Signals[f"SIG{name}"]
+        if number not in _handled:
+            signal.signal(number, _receive)
+            _handled.add(number)
+
+
+def watch(file: Path) -> None:
+    """Let the existence of ``file`` ask for a stop; its text says why."""
+    global _file
+    _file = file
+
+
+def asked(*, look: bool) -> str | None:
+    """Why this process was asked to stop; None as long as it was not.
+
+    Args:
+        look: also look for the file, at most once a second. One rank of a run is enough.
+    """
+    global _looked, _reason
+    if _reason is None and look and _file and time.monotonic() - _looked >= _LOOK_SECONDS:
+        _looked = time.monotonic()
+        try:
+            _reason = _file.read_text().strip() or f"{_file} was made"
+        except OSError:
+            return None
+    return _reason
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    global _reason
+    if number == signal.SIGTERM:
+        # By the operating system itself, so that it also ends a process that waits inside a collective.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _reason is None:
+        _reason = signal.Signals(number).name
+
+
+def _forget() -> None:
+    for number in _handled:
+        signal.signal(number, signal.SIG_DFL)
+    _handled.clear()
