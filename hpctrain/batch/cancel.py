@@ -65,7 +65,7 @@ def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
     Raises:
         HpctrainError: the launcher is on another host; says what to enter there.
     """
-    if not start:
+    if "pid" not in start:
         return
     host, pid = start["host"], start["pid"]
     if host != socket.gethostname():

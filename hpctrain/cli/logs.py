@@ -49,9 +49,8 @@ def logs(
 
 def _job_logs(found: FoundRun) -> JobLogs:
     from hpctrain.report.logs import JobLogs
-    from hpctrain.report.progress import Progress
 
-    return JobLogs(found, Progress.read(found.directory).jobs)
+    return JobLogs(found)
 
 
 def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:

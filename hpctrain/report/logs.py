@@ -56,25 +56,17 @@ class RankLogs:
 
 
 class JobLogs:
-    """The logs of a run's jobs, one behind the other.
+    """The logs of a run's jobs, or of one task of an array, one behind the other."""
 
-    Args:
-        found: the run, or one task of an array.
-        numbers: of the task's jobs, as they stand in the names of the logs; not used for a run.
-    """
-
-    def __init__(self, found: FoundRun, numbers: tuple[str, ...]) -> None:
+    def __init__(self, found: FoundRun) -> None:
         self._folder = found.job_directory.logs
-        self._names = (
-            None if found.task is None else re.compile(rf"job-({'|'.join([*numbers, rf'[0-9]+_{found.task}'])})\.log")
-        )
+        self._names = "job-*.log" if found.task is None else f"job-*_{found.task}.log"
         self._tails: dict[Path, Tail] = {}
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """What is new; ``last`` says that nobody writes any more. A line in front of each job's names its log."""
-        for path in sorted(self._folder.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
-            if self._names is None or self._names.fullmatch(path.name):
-                self._tails.setdefault(path, _WholeFile(path))
+        for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
+            self._tails.setdefault(path, _WholeFile(path))
         for path, tail in self._tails.items():
             new = tail.lines(last=last)
             if new and len(self._tails) > 1:

@@ -21,8 +21,9 @@ class Progress:
     """The last events of a run, without what its last start took back.
 
     Attributes:
-        start, run, epoch, fault, end: the last events of these kinds; empty where there is none.
-        steps: the last ones since the last start.
+        start, run, epoch: the last events of these kinds; empty where there is none.
+        fault, stopped: those of the last attempt.
+        steps: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
         jobs: Slurm's numbers of the jobs of all attempts.
     """
@@ -31,7 +32,7 @@ class Progress:
     run: Event
     epoch: Event
     fault: Event
-    end: Event
+    stopped: Event
     steps: Sequence[Event]
     last_time: float | None
     jobs: tuple[str, ...]
@@ -55,12 +56,13 @@ class Progress:
         newest = islice((line for line in reversed(lines[begin:]) if line.find(_STEP, 0, _STEP_WITHIN) >= 0), _WINDOW)
         steps = [parse_event(line, where) for line in newest][::-1]
         last = {event["event"]: event for event in others}
+        attempt = {event["event"]: event for number, event in zip(numbers, others, strict=True) if number >= begin}
         return cls(
             start=last.get("start", {}),
             run=last.get("run", {}),
             epoch=_last_epoch(others),
-            fault=last.get("fault", {}),
-            end=last.get("end", {}),
+            fault=attempt.get("fault", {}),
+            stopped=attempt.get("stopped", {}),
             steps=steps,
             last_time=parse_event(lines[-1], where)["time"] if lines else None,
             jobs=tuple(dict.fromkeys(str(event["job"]) for event in others if event.get("job"))),
@@ -90,7 +92,7 @@ class Progress:
 
 
 def _last_epoch(events: Sequence[Event]) -> Event:
-    """The last epoch that was not lost at a start from a checkpoint before its end; empty before there is one."""
+    """The last epoch that was not lost at a start from a checkpoint, which is of the moment before its evaluation."""
     epochs: dict[int, Event] = {}
     steps = 1
     for event in events:
@@ -98,7 +100,7 @@ def _last_epoch(events: Sequence[Event]) -> Event:
             case "run":
                 steps = event["iterations_per_epoch"]
             case "start":
-                epochs = {epoch: ended for epoch, ended in epochs.items() if epoch * steps <= event["iteration"]}
+                epochs = {epoch: ended for epoch, ended in epochs.items() if epoch * steps < event["iteration"]}
             case "epoch":
                 epochs[event["epoch"]] = event
     return epochs[max(epochs)] if epochs else {}

@@ -102,8 +102,8 @@ class ArrayStatus(BaseModel):
     """An array of runs.
 
     Attributes:
-        tasks: those that have begun.
-        waiting: the jobs of those that have not.
+        tasks: those that have a directory.
+        waiting: the jobs of those that have none yet.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -140,7 +140,7 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
 
 
 def _begun(job: JobState, found: FoundRun) -> bool:
-    return any(job.array_task == str(task) for task in found.tasks)
+    return any(job.has_task(task) for task in found.tasks)
 
 
 def _run_status(
@@ -155,7 +155,7 @@ def _run_status(
     plan_file = next((file for file in (directory.plan, found.job_directory.plan) if file.exists()), None)
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
-    in_a_job = bool(progress.start["job"] if progress.start else job_ids)
+    in_a_job = bool(progress.start.get("job") if progress.start else job_ids)
     known = KnownRun(
         run_dir=str(directory.path),
         plan=read_model(plan_file, Plan) if plan_file else None,
@@ -262,6 +262,8 @@ class KnownRun:
                 return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}, and the run said nothing"
             case "stopped":
                 return "its processes are gone, and none of them said why"
+            case "resumable" if stopped := self.progress.stopped:
+                return f"stopped after step {stopped['iteration']}: {stopped['reason']}"
             case "failed" | "resumable":
                 return str(self.progress.fault.get("message", ""))
         return ""

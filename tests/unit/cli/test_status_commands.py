@@ -126,6 +126,43 @@ def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "==> job-9.log <==\nfirst\n==> job-10.log <==\nsecond\n"
 
 
+def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    array.logs.mkdir()
+    for task in (1, 11):
+        (array.logs / f"job-12_{task}.log").write_text(f"task {task}\n")
+    assert main(["logs", str(array.path / "task-1"), "--job"]) == 0
+    assert capsys.readouterr().out == "task 1\n"
+
+
+def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=launcher.pid, time=time.time() + 1)])
+        directory.log(0).write_text("first\nhalf a li")
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from hpctrain.cli.main import main; sys.exit(main())",
+            "logs",
+            "-f",
+        ]
+        with subprocess.Popen([*command, str(directory.path)], stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "[0] first\n"
+            with directory.log(0).open("a") as log:
+                log.write("ne\n")
+            assert reader.stdout.readline() == "[0] half a line\n"
+            directory.log(1).write_text("second\nno end")
+            assert reader.stdout.readline() == "[1] second\n"
+            launcher.kill()
+            launcher.wait()
+            assert reader.stdout.read() == "[1] no end\n"
+            assert reader.wait(30) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
 def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(finished.path)
     said = {

@@ -17,6 +17,7 @@ from hpctrain.batch.find_run import find_run
 from hpctrain.batch.queue import JobState
 from hpctrain.events import Event
 from hpctrain.report.progress import Progress
+from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
 
 # Of run_events: the time of the last event of its second epoch.
@@ -124,13 +125,30 @@ def test_before_anything_happened(tmp_path: Path) -> None:
 
 
 def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
-    # Interrupted after step 8, resumed from the checkpoint of step 4: the second epoch is done again.
-    resumed = start(attempt=2, iteration=4, job="13", time=NOW)
+    # Interrupted after step 8, resumed from the checkpoint of step 5: the second epoch is done again.
+    resumed = start(attempt=2, iteration=5, job="13", time=NOW)
     status = known(tmp_path / "a", [start(), *run_events(2), resumed])
-    assert (status.attempt, status.step, status.test_accuracy, status.samples_per_s) == (2, 4, 0.7, None)
-    again = [event for event in run_events(2) if event.get("iteration", 0) == 5 and event["event"] == "step"]
+    assert (status.attempt, status.step, status.test_accuracy, status.samples_per_s) == (2, 5, 0.7, None)
+    again = [event for event in run_events(2) if event.get("iteration", 0) == 6 and event["event"] == "step"]
     status = known(tmp_path / "b", [start(), *run_events(2), resumed, *again])
-    assert (status.step, status.loss, status.epoch) == (5, 0.4, 2)
+    assert (status.step, status.loss, status.epoch) == (6, 2 / 6, 2)
+
+
+def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
+    fault = {"time": NOW, "event": "fault", "rank": 1, "host": "n3", "message": "rank 1 on n3 was killed"}
+    stopped = {"time": NOW, "event": "stopped", "iteration": 4, "reason": "USR2"}
+    events = [start(), *run_events(1), fault, start(attempt=2, iteration=3)]
+    assert known(tmp_path / "a", events, jobs=[], summary="resumable").message == ""
+    message = known(tmp_path / "b", [*events, stopped], jobs=[], summary="resumable").message
+    assert message == "stopped after step 4: USR2"
+
+
+@pytest.mark.parametrize("iteration", range(9))
+def test_what_is_kept_is_what_the_report_keeps(iteration: int, tmp_path: Path) -> None:
+    events = [start(), *run_events(2), start(attempt=2, iteration=iteration)]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    epochs = Record.read(directory).epochs
+    assert Progress.read(directory).epoch == (epochs[-1] if epochs else {})
 
 
 def test_a_silent_run(tmp_path: Path) -> None:
