@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-HostList = Annotated[str | None, typer.Option("--hosts", metavar="LIST", help="The hosts: gpu[001-032],gpu040.")]
+HostList = Annotated[
+    str | None,
+    typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040, or with slots: n1:8,n2:8."),
+]
+HostFile = Annotated[
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="The hosts, as Open MPI, Hydra or Slurm lists them.")
+]
 FabricFile = Annotated[
     Path | None, typer.Option("--fabric", metavar="FILE", help="Order the hosts by it; as `topology show` reads.")
 ]

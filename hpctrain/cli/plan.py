@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.host_options import FabricFile, HostList, Interface, NodeFile, Routes
+from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import HostOptions, Plan
@@ -22,6 +22,7 @@ def plan(
         int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
     ] = None,
     hosts: HostList = None,
+    hostfile: HostFile = None,
     nodes: Annotated[
         int | None, typer.Option(metavar="N", help="The first N hosts of the list, the allocation or the fabric.")
     ] = None,
@@ -38,7 +39,9 @@ def plan(
 ) -> None:
     """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
     machine = this_machine()
-    options = HostOptions(hosts=hosts, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface)
+    options = HostOptions(
+        hosts=hosts, hostfile=hostfile, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface
+    )
     arranged, warnings = arrange(options, machine.host, ranks, whole_fabric=True)
     for warning in warnings:
         typer.echo(f"hpctrain: warning: {warning}", err=True)

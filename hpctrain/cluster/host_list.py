@@ -15,6 +15,11 @@ MOST_HOSTS = 65536
 _RANGES = r"\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\]"
 _NAME = rf"(?:[\w.+-]|{_RANGES})+"
 _LIST = re.compile(rf"{_NAME}(?:,{_NAME})*", re.ASCII)
+_PART = re.compile(rf"({_NAME})(?::([1-9]\d{{0,4}}))?", re.ASCII)
+_PARTS = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*", re.ASCII)
+
+# The slots of hosts by name, in the order in which they are named; None where nothing is said of them.
+HostSlots = dict[str, int | None]
 
 
 def expand_hosts(text: str, where: str) -> tuple[str, ...]:
@@ -31,8 +36,7 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
 
     if ":" in text:
-        hint = "names alone, for example gpu1,gpu2; -np says how many ranks they have together"
-        raise _not_a_list(text, where, "a host's name has no ':'", hint)
+        raise _not_a_list(text, where, "no slots belong here", "names alone, for example gpu1,gpu2")
     if not _LIST.fullmatch(text):
         raise _not_a_list(text, where, "it is empty, or a bracket, a name or a number in it is incomplete")
     parts = re.findall(_NAME, text, re.ASCII)
@@ -45,6 +49,41 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     # ClusterShell then finds the range too large.
     except (NodeSetParseError, ValueError, AssertionError) as error:
         raise _not_a_list(text, where, str(error)) from error
+
+
+def expand_slots(text: str, where: str) -> HostSlots:
+    """The hosts of a list whose parts may have slots: ``gpu[001-004]:8,login1``.
+
+    Args:
+        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` behind it or none.
+        where: as of :func:`expand_hosts`.
+
+    Raises:
+        HpctrainError: as of :func:`expand_hosts`, or a host has two numbers of slots.
+    """
+    if not _PARTS.fullmatch(text):
+        expand_hosts(text.replace(":", ""), where)
+        raise _not_a_list(text, where, "behind ':' is a number of slots, at least 1", "for example gpu[001-032]:8")
+    found: HostSlots = {}
+    for names, slots in _PART.findall(text):
+        for name in expand_hosts(names, where):
+            add_slots(found, name, int(slots) if slots else None, where)
+            if len(found) > MOST_HOSTS:
+                raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")
+    return found
+
+
+def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> None:
+    """Add a host, which may be there already with the same number of slots.
+
+    Raises:
+        HpctrainError: it is there with another number.
+    """
+    if hosts.setdefault(name, slots) != slots:
+        one, other = (str(number or "no number") for number in (hosts[name], slots))
+        raise HpctrainError(
+            f"{where}: {name} has {one} of slots, and then {other}", "name each host once, or with the same slots"
+        )
 
 
 def fold_hosts(names: Sequence[str]) -> str:

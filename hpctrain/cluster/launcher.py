@@ -24,7 +24,8 @@ class Launcher:
 _KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("Hydra (MPICH, Intel MPI) or srun --mpi=pmi2", "PMI_SIZE", "PMI_RANK"),
-    ("srun", "SLURM_NTASKS", "SLURM_PROCID"),
+    # SLURM_NTASKS is a batch script's too, which is no rank.
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
 # A process without these is nobody's rank.

@@ -1,25 +1,49 @@
-"""A plan to the command that starts its ranks. Pure: the MPI and the interpreter come in as arguments."""
+"""A plan to the command that starts its ranks. Pure: the launcher and the interpreter come in as arguments."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+from hpctrain.cluster.container import Container
 from hpctrain.cluster.launcher import SIZE_VARIABLES
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
 from hpctrain.plan import Plan
+
+TRAIN = "hpctrain.train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Srun:
+    """Slurm's srun, and its plugin for MPI."""
+
+    mpi: Literal["pmix", "pmi2"]
+
+    @property
+    def name(self) -> str:
+        return f"srun --mpi={self.mpi}"
+
+
+# An MPI stands for its mpirun.
+Launcher = MpiInstallation | Srun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to execute: a program behind its launcher, and what to change in the environment."""
+    """What to execute: a program behind its launcher, what to change in the environment, and the text of files that
+    have to be there.
+    """
 
     program: tuple[str, ...]
     launcher: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    files: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -31,8 +55,21 @@ class Command:
         kept = {name: value for name, value in inherited.items() if name not in self.without}
         return {**kept, **self.environment}
 
+    def write_files(self) -> None:
+        """Write :attr:`files`.
+
+        Raises:
+            HpctrainError: one cannot be written.
+        """
+        for path, text in self.files.items():
+            try:
+                path.write_text(text)
+            except OSError as error:
+                raise disk_error(error, path) from error
+
     def shell(self) -> str:
-        """The same as text that a POSIX shell executes, one setting a line."""
+        """The same as text that a POSIX shell executes, one setting a line; files first."""
+        files = [f"printf %s {shlex.quote(text)} > {shlex.quote(str(path))} &&\n" for path, text in self.files.items()]
         settings = [f"-u {name}" for name in self.without]
         settings += [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
         lines = ["env", *settings] if settings else []
@@ -42,11 +79,11 @@ class Command:
                 lines.append(shlex.quote(word))
             else:
                 lines[-1] += f" {shlex.quote(word)}"
-        return " \\\n  ".join([*lines, shlex.join(self.program)])
+        return "".join(files) + " \\\n  ".join([*lines, shlex.join(self.program)])
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
-    """The variables that every rank gets."""
+    """The variables that every rank gets; the user's own go before hpctrain's."""
     threads = str(plan.threads_per_rank)
     return {
         "HPCTRAIN_BACKEND": plan.backend,
@@ -58,34 +95,185 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": threads,
         **plan.environment,
+        **plan.start.environment,
     }
 
 
 def launch_command(
-    plan: Plan, run_directory: Path, *, python: Path, mpi: MpiInstallation | None, cores: int, root: bool
+    plan: Plan,
+    run_directory: Path,
+    *,
+    python: Path,
+    launcher: Launcher | None,
+    cores: int,
+    root: bool,
+    allocation: bool = False,
+    work: Sequence[str] | None = None,
 ) -> Command:
     """The command that runs a plan.
 
     Args:
         plan: the run.
         run_directory: absolute path of the directory that holds its plan.
-        python: the interpreter of the ranks.
-        mpi: whose mpirun starts them; None, and no mpirun, for the backend ``single``.
+        python: the interpreter of the ranks where neither the plan names one nor a container has its own.
+        launcher: what starts them; None, and no launcher, for the backend ``single``.
         cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
             for them, which they take by themselves.
         root: whether the superuser starts the run, which Open MPI wants to be told.
+        allocation: whether it starts inside a Slurm job.
+        work: module and arguments that each rank executes; by default the training of ``run_directory``.
+
+    Raises:
+        HpctrainError: the launcher cannot start the plan's container, or a path cannot be mounted in it.
     """
-    # -P: the current directory is not searched, so that no file of the user's hides a module.
-    program = (str(python), "-P", "-m", "hpctrain.train", str(run_directory))
+    arguments = ("-P", "-m", *(work or (TRAIN, str(run_directory))))
     environment = rank_environment(plan)
-    if mpi is None:
+    container = plan.start.container
+    # -P: the current directory is not searched, so that no file of the user's hides a module.
+    interpreter = plan.start.python or ("python3" if container else str(python))
+    program = (*_apptainer(plan, run_directory), interpreter, *arguments)
+    if container and container.runtime == "pyxis" and not isinstance(launcher, Srun):
+        raise HpctrainError(
+            f"the container {container.image} is for pyxis, a plugin of srun, and {_called(launcher)} starts the ranks",
+            "choose --launcher srun-pmix, or --container-runtime apptainer",
+        )
+    if launcher is None:
         return Command(program=program, environment=environment, without=SIZE_VARIABLES)
     placed = any(host.places for host in plan.hosts)
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
+    if isinstance(launcher, Srun):
+        return _srun(plan, run_directory, launcher, program, environment, bound=bound)
+    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, allocation=allocation)
+
+
+def _called(launcher: Launcher | None) -> str:
+    return "no launcher" if launcher is None else launcher.name
+
+
+def _mpirun(
+    plan: Plan,
+    run_directory: Path,
+    mpi: MpiInstallation,
+    program: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    bound: bool,
+    root: bool,
+    allocation: bool,
+) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
-    if root and mpi.flavour in ("open-mpi-4", "open-mpi-5"):
-        options = ["--allow-run-as-root", *options]
-    return Command(program=program, launcher=(str(mpi.mpirun), *options))
+    own: dict[str, str] = {}
+    files: dict[Path, str] = {}
+    if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
+        options = [*(["--allow-run-as-root"] if root else []), *options]
+        if allocation:
+            # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.
+            options.append("--oversubscribe")
+    if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
+        hostfile = run_directory / "hostfile"
+        options += ["-machinefile", str(hostfile)]
+        files[hostfile] = "".join(f"{host.host}:{host.slots}\n" for host in plan.hosts)
+    if allocation:
+        # mpirun reaches the hosts by srun, which would wait for a step that hpctrain itself runs in.
+        own["SLURM_OVERLAP"] = "1"
+    if plan.start.ssh_port:
+        ssh_options, ssh_environment = _ssh_port(mpi, plan.start.ssh_port)
+        options += ssh_options
+        own.update(ssh_environment)
+    return Command(
+        program=program,
+        launcher=(str(mpi.mpirun), *options, *plan.start.arguments),
+        environment=own,
+        files=files,
+    )
+
+
+def _ssh_port(mpi: MpiInstallation, port: int) -> tuple[list[str], dict[str, str]]:
+    """The options and variables that make an mpirun reach its hosts by this port.
+
+    Sources: https://docs.prrte.org (``plm_ssh_args``, as ``prte_info --param plm all`` names it),
+    https://www.open-mpi.org/faq/?category=rsh (``plm_rsh_args``), MPICH's src/pm/hydra (``HYDRA_LAUNCHER_EXTRA_ARGS``),
+    Intel MPI's reference of mpiexec.hydra (``-bootstrap-exec-args``).
+    """
+    text = f"-p {port}"
+    if mpi.flavour == "open-mpi-4":
+        return ["--mca", "plm_rsh_args", text], {}
+    if mpi.flavour == "open-mpi-5":
+        return ["--prtemca", "plm_ssh_args", text], {}
+    if mpi.flavour == "intel-mpi":
+        return ["-bootstrap", "ssh", "-bootstrap-exec-args", text], {}
+    return ["-bootstrap", "ssh"], {"HYDRA_LAUNCHER_EXTRA_ARGS": text}
+
+
+def _srun(
+    plan: Plan,
+    run_directory: Path,
+    srun: Srun,
+    program: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    bound: bool,
+) -> Command:
+    """srun's command. Variables come from its own environment: no value is split there, whatever it contains.
+
+    Source: https://slurm.schedmd.com/srun.html.
+    """
+    hostfile = run_directory / "hostfile"
+    options = [f"--mpi={srun.mpi}", f"--nodes={len(plan.hosts)}", f"--ntasks={plan.ranks}"]
+    # Tasks follow the lines of SLURM_HOSTFILE. sbatch --export=NONE would be the step's setting too.
+    options += ["--distribution=arbitrary", "--export=ALL", "--kill-on-bad-exit=1"]
+    # hpctrain may itself run in a step that has the job's processors.
+    options += ["--overlap"]
+    if bound:
+        # Slurm's CPUs may be hardware threads; the plan counts cores.
+        options += [f"--cpus-per-task={plan.threads_per_rank}", "--threads-per-core=1", "--cpu-bind=cores"]
+    else:
+        # Ranks with places take their cores by themselves, on uneven hosts and in a part of a node too.
+        options += ["--overcommit", "--cpu-bind=none"]
+    return Command(
+        program=program,
+        launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
+        environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
+        without=_OF_THE_JOB,
+        files={hostfile: "".join(f"{host.host}\n" for host in plan.hosts for _ in range(host.slots))},
+    )
+
+
+# What srun would take from the job, or the step around it, against what the plan says.
+_OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
+
+
+def _apptainer(plan: Plan, run_directory: Path) -> list[str]:
+    """What stands before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
+
+    Source: https://apptainer.org/docs/user/latest/gpu.html.
+    """
+    container = plan.start.container
+    if container is None or container.runtime != "apptainer":
+        return []
+    binds = [word for mount in _mounts(plan, container, run_directory) for word in ("--bind", mount)]
+    return ["apptainer", "exec", "--nv", *binds, container.image]
+
+
+def _pyxis(plan: Plan, run_directory: Path) -> list[str]:
+    """srun's options of the plugin. Source: https://github.com/NVIDIA/pyxis/wiki/Usage."""
+    container = plan.start.container
+    if container is None or container.runtime != "pyxis":
+        return []
+    mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(plan, container, run_directory)]
+    return [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}"]
+
+
+def _mounts(plan: Plan, container: Container, run_directory: Path) -> list[str]:
+    own = [run_directory]
+    if plan.script:
+        own.append(plan.script.path.parent)
+    for path in own:
+        if ":" in str(path) or "," in str(path):
+            raise HpctrainError(
+                f"{path} cannot be mounted in a container: ':' and ',' have a meaning there", "choose another directory"
+            )
+    return [*dict.fromkeys(str(path) for path in own), *container.mounts]
 
 
 def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> list[str]:
@@ -111,8 +299,10 @@ def _mpich(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> list[s
 
 
 def _intel(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> list[str]:
-    options = ["-n", str(plan.ranks), "-hosts", ",".join(host.host for host in plan.hosts)]
-    options += ["-ppn", str(max(host.slots for host in plan.hosts))]
+    options = ["-n", str(plan.ranks)]
+    if len({host.slots for host in plan.hosts}) == 1:
+        # It takes no slots here, and hosts that differ need a file.
+        options += ["-hosts", ",".join(host.host for host in plan.hosts), "-ppn", str(plan.hosts[0].slots)]
     # A domain a rank, each the same share of the cores.
     pinning = {"I_MPI_PIN_DOMAIN": "auto:compact"} if bound else {"I_MPI_PIN": "off"}
     return options + _genv({**pinning, **environment})

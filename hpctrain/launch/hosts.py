@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.cluster.host_list import HostSlots, expand_hosts, expand_slots
+from hpctrain.cluster.hostfile import read_hostfile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
 from hpctrain.plan import HostOptions
@@ -20,6 +22,8 @@ from hpctrain.topology.node_map import NodeMap
 LIVE = "live"
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
+# Slurm writes 2(x3),1 for 2, 2, 2 and 1.
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
 def arrange(
@@ -35,7 +39,8 @@ def arrange(
     Args:
         options: of the command line. Without hosts in it they are those of the Slurm allocation.
         this_host: taken where no other is named.
-        ranks: of all hosts together; by default one a GPU, or one a host where no node map tells the GPUs.
+        ranks: of all hosts together; by default as many as the hosts have slots, else one a GPU, or one a host where
+            no node map tells the GPUs. Hosts without slots beside others that have some have one.
         environment: this process's.
         whole_fabric: take all hosts of a given fabric, rather than refuse it, where nothing names those of the run.
 
@@ -43,24 +48,28 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
     """
     given = given_fabric(options.fabric, options.routes)
-    if given and not (whole_fabric or options.hosts is not None or environment.get(_ALLOCATED)):
+    named = options.hosts is not None or options.hostfile is not None or environment.get(_ALLOCATED)
+    if given and not (whole_fabric or named):
         raise HpctrainError(
             f"--fabric {options.fabric} has {len(given.hosts)} hosts, and nothing says which of them are yours",
             "name them with --hosts, or start inside a Slurm allocation",
         )
-    names, warnings = _names(options, given, this_host, environment)
+    hosts_slots, warnings = _hosts(options, given, this_host, environment)
+    names = tuple(hosts_slots)
     node_map = node_map_of(options.node) if options.node is not None else None
     if given:
         fabric, known_from = given, str(options.fabric)
     else:
         fabric, known_from = known_fabric(names, environment)
         warnings += fabric.warnings
+    room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     each = len(node_map.gpus) if node_map and node_map.gpus else 1
     hosts = place_hosts(
         names,
-        len(names) * each if ranks is None else ranks,
+        (sum(room.values()) if room else len(names) * each) if ranks is None else ranks,
         fabric,
         known_from=known_from,
+        slots_of=room,
         node_map=node_map,
         interface=options.interface,
     )
@@ -84,29 +93,64 @@ def node_map_of(node: str) -> NodeMap:
     return this_node()
 
 
-def _names(
+def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool:
+    return options.hosts is None and options.hostfile is None and bool(environment.get(_ALLOCATED))
+
+
+def _hosts(
     options: HostOptions, given: Fabric | None, this_host: str, environment: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The hosts of the run in the order in which they are named, and warnings."""
+) -> tuple[HostSlots, tuple[str, ...]]:
+    """The hosts of the run in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
+    if options.hosts is not None and options.hostfile is not None:
+        raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        names, where = expand_hosts(options.hosts, "--hosts"), "--hosts"
+        hosts, where = expand_slots(options.hosts, "--hosts"), "--hosts"
+    elif options.hostfile is not None:
+        hosts, where = read_hostfile(options.hostfile), str(options.hostfile)
     elif allocated := environment.get(_ALLOCATED):
-        names, where = expand_hosts(allocated, _ALLOCATED), "the allocation"
+        hosts, where = dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
     elif given:
         where = str(options.fabric)
-        names = tuple(host for host in given.hosts if not is_guid(host))
+        hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host))
         if nameless := [host for host in given.hosts if is_guid(host)]:
             warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
-        if not names:
+        if not hosts:
             raise HpctrainError(f"{where}: none of its {len(nameless)} hosts has a name", "name yours with --hosts")
     else:
-        names, where = (this_host,), "this machine"
-    if options.nodes is None:
-        return names, warnings
-    if not 1 <= options.nodes <= len(names):
+        hosts, where = {this_host: None}, "this machine"
+    if options.nodes is not None and not 1 <= options.nodes <= len(hosts):
         raise HpctrainError(
-            f"--nodes {options.nodes}: {where} has {len(names)} host{'' if len(names) == 1 else 's'}",
+            f"--nodes {options.nodes}: {where} has {len(hosts)} host{'' if len(hosts) == 1 else 's'}",
             "name more with --hosts, or give their --fabric",
         )
-    return names[: options.nodes], warnings
+    return dict(list(hosts.items())[: options.nodes]), warnings
+
+
+def _room(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -> dict[str, int] | None:
+    """How many ranks each host has room for; None where nobody said.
+
+    Args:
+        hosts: with the slots that the user gave.
+        ranks: that the user asked for.
+        allocation: Slurm's variables where the hosts are those of its job.
+    """
+    if any(hosts.values()):
+        return {name: slots or 1 for name, slots in hosts.items()}
+    tasks = _tasks(allocation)[: len(hosts)]
+    # Slurm's numbers are of all hosts of the job; ranks that the user asks for may be others.
+    if len(tasks) < len(hosts) or ranks not in (None, sum(tasks)):
+        return None
+    return dict(zip(hosts, tasks, strict=True))
+
+
+def _tasks(allocation: Mapping[str, str]) -> list[int]:
+    """The tasks of each host of the job, empty where the job did not ask for tasks: Slurm then counts processors.
+
+    In a step the variable is the step's.
+    """
+    asked = "SLURM_NTASKS" in allocation or "SLURM_NTASKS_PER_NODE" in allocation
+    if not asked or "SLURM_STEP_ID" in allocation:
+        return []
+    found = _TASKS.findall(allocation.get("SLURM_TASKS_PER_NODE", ""))
+    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]

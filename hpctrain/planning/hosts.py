@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.errors import HpctrainError
@@ -33,6 +33,7 @@ def place_hosts(
     fabric: Fabric,
     *,
     known_from: str,
+    slots_of: Mapping[str, int] | None = None,
     node_map: NodeMap | None = None,
     interface: str | None = None,
 ) -> Hosts:
@@ -40,45 +41,75 @@ def place_hosts(
 
     Args:
         names: the hosts in the order in which they were named.
-        ranks: of all of them together; each host gets as many as the others.
+        ranks: of all of them together.
         fabric: has all of them.
         known_from: what to say of where the fabric is known from.
+        slots_of: how many ranks each host has room for; fewer ranks fill the hosts in their order, and leave out those
+            that get none. By default each host gets as many ranks as the others.
         node_map: of each host; None leaves GPUs, adapters and cores to the launcher.
         interface: the network interface for connections that are not InfiniBand, or several with commas between.
 
     Raises:
-        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts cannot
-            share evenly.
+        HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts have
+            no room for or cannot share evenly.
     """
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
             f"--interface {interface!r} is no name of a network interface", "for example ib0; `ip link` lists them"
         )
+    room = slots_of or _even(names, ranks)
+    order, worth = _order(names, fabric, known_from)
+    filled = _fill(order, room, ranks)
+    if len(filled) < len(names):
+        used = [name for name in names if name in filled]
+        return place_hosts(
+            used, ranks, fabric, known_from=known_from, slots_of=room, node_map=node_map, interface=interface
+        )
+    environment = network_variables(interface=interface, rails=on_rails(fabric, host_numbers(fabric, names)))
+    places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
+    return Hosts(
+        slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
+        order=worth,
+        environment=environment,
+    )
+
+
+def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
     if ranks % len(names):
         raise HpctrainError(
             f"-np {ranks}: {len(names)} hosts cannot have equally many ranks",
-            f"for example -np {len(names)}; --hosts chooses fewer",
+            f"for example -np {len(names)}; or say how many each has: --hosts {names[0]}:2,{names[1]}:1",
         )
-    each = ranks // len(names)
-    places = slots(node_map, each) if node_map else ()
-    numbers = host_numbers(fabric, names)
-    environment = network_variables(interface=interface, rails=on_rails(fabric, numbers))
-    order, worth = list(names), None
-    if len(names) > 1:
-        found = report(fabric, numbers)
-        # What cannot be bettered stays as the user has it.
-        chosen = found.given if found.already_optimal else found.placed
-        order = [fabric.hosts[host] for host in chosen.order]
-        worth = HostOrder(
-            fabric=known_from,
-            crossings_given=found.given.crossings,
-            crossings=chosen.crossings,
-            bound=found.bound,
-        )
-    return Hosts(
-        slots=tuple(Slots(host=name, slots=each, places=places) for name in order), order=worth, environment=environment
+    return dict.fromkeys(names, ranks // len(names))
+
+
+def _order(names: Sequence[str], fabric: Fabric, known_from: str) -> tuple[Sequence[str], HostOrder | None]:
+    """The hosts in the order of their ranks, and what it is worth; None for one host."""
+    if len(names) == 1:
+        return names, None
+    found = report(fabric, host_numbers(fabric, names))
+    # What cannot be bettered stays as the user has it.
+    chosen = found.given if found.already_optimal else found.placed
+    worth = HostOrder(
+        fabric=known_from, crossings_given=found.given.crossings, crossings=chosen.crossings, bound=found.bound
     )
+    return [fabric.hosts[host] for host in chosen.order], worth
+
+
+def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """The ranks of each host that gets some, one host filled after the other."""
+    have = sum(room[name] for name in order)
+    if ranks > have:
+        raise HpctrainError(
+            f"-np {ranks}: the hosts have {have} slots together", "name more hosts, or give them more slots"
+        )
+    filled: dict[str, int] = {}
+    for name in order:
+        count = min(room[name], ranks - sum(filled.values()))
+        if count:
+            filled[name] = count
+    return filled
 
 
 def require_ranks(ranks: int) -> None:

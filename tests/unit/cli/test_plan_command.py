@@ -30,7 +30,7 @@ OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mp
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hpctrain.launch.fabric.shutil.which", lambda program: None)
+    monkeypatch.setattr("hpctrain.cluster.programs.shutil.which", lambda program, path=None: None)
     Path("topology.conf").write_text(TREE)
     Path("node.txt").write_text(NODE)
 
@@ -77,7 +77,7 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_one_host_elsewhere_is_reached_by_mpirun(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpctrain.launch.start.find_mpi", lambda: OPEN_MPI)
+    monkeypatch.setattr("hpctrain.launch.launcher_choice.find_mpi", lambda: OPEN_MPI)
     monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
     run = ["run", "digits", "--dry-run", "--run-dir", "run"]
     assert main([*run, "--hosts", "n1"]) == 0

@@ -12,7 +12,7 @@ from hpctrain.cluster.launcher import detect
 from hpctrain.comm.mpi import timeout_seconds
 from hpctrain.errors import HpctrainError
 
-LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def init(code: str = "print(ht.init())", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +68,7 @@ def test_the_backend_can_come_from_the_launch():
         ({}, None),
         ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, (3, 4)),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, (1, 2)),
-        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (5, 8)),
         # mpirun inside a Slurm job: what mpirun says goes first
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, (1, 2)),
         ({"PMI_SIZE": "many"}, None),

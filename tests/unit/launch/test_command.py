@@ -31,7 +31,7 @@ def command(flavour: Flavour | None, ranks: int, *, root: bool = False) -> Comma
     )
     plan = make_plan(load_recipe("digits"), MACHINE, ranks=ranks)
     return launch_command(
-        plan, RUN_DIRECTORY, python=Path("/venv/bin/python"), mpi=mpi or None, cores=MACHINE.cores, root=root
+        plan, RUN_DIRECTORY, python=Path("/venv/bin/python"), launcher=mpi or None, cores=MACHINE.cores, root=root
     )
 
 
@@ -70,8 +70,8 @@ def test_the_shell_text_is_the_same_command() -> None:
         assert json.loads(printed) == [odd, "1 'x' $y", False]
 
 
-def test_one_rank_forgets_the_batch_job_around_it() -> None:
-    inherited = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+def test_one_rank_forgets_the_step_around_it() -> None:
+    inherited = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "7"}
     environment = CASES["single"].environment_from(inherited)
-    assert "SLURM_NTASKS" not in environment
+    assert "SLURM_STEP_NUM_TASKS" not in environment
     assert environment["SLURM_JOB_ID"] == "7"

@@ -1,0 +1,180 @@
+"""Which launcher starts a plan's ranks: the one that the plan names, else the first that proves to work here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.cluster.launcher import LAUNCHERS
+from hpctrain.cluster.mpi import find_mpi
+from hpctrain.cluster.programs import run_program
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.launch.command import Command, Launcher, Srun
+from hpctrain.plan import Plan
+from hpctrain.rundir import RunDirectory
+
+PROBE = "hpctrain.comm.probe"
+PROBE_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_LIST_SECONDS = 20.0
+_REASON_LINES = 6
+
+MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
+
+
+def choose_launcher(
+    plan: Plan,
+    make_command: MakeCommand,
+    environment: Mapping[str, str] = os.environ,
+    seconds: float = PROBE_SECONDS,
+) -> Launcher:
+    """The launcher of a plan of several ranks.
+
+    Inside a Slurm job ``auto`` starts the plan's ranks with each launcher in turn, on the plan's hosts, in its
+    container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
+
+    Args:
+        plan: with its hosts.
+        make_command: the command of this plan in that directory, with a launcher, for other work than training.
+        environment: this process's.
+        seconds: the limit of each probe.
+
+    Raises:
+        HpctrainError: the named launcher is not here, or none works; with what each said.
+    """
+    if plan.start.launcher != "auto":
+        return _named(plan.start.launcher, environment)
+    if not in_allocation(environment):
+        return _named("mpirun", environment)
+    reasons: dict[str, str] = {}
+    for name in LAUNCHERS[1:]:
+        try:
+            launcher = _named(name, environment)
+            _probe(plan, make_command, launcher, seconds)
+        except HpctrainError as error:
+            reasons[name] = error.message
+            continue
+        _say(launcher, reasons)
+        return launcher
+    tried = "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise HpctrainError(
+        f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here\n{tried}",
+        "`hpctrain doctor` looks further; --launcher takes one without asking",
+    )
+
+
+def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is in a Slurm job."""
+    return bool(environment.get("SLURM_JOB_ID"))
+
+
+def require_image(plan: Plan) -> None:
+    """Refuse a container image that is a file and is not there.
+
+    Raises:
+        HpctrainError: it is not there.
+    """
+    container = plan.start.container
+    if container is None:
+        return
+    # Pyxis takes everything else for a name in a registry, Apptainer for a file.
+    pyxis_file = container.image.startswith(("/", "./"))
+    is_file = pyxis_file if container.runtime == "pyxis" else "://" not in container.image
+    if is_file and not Path(container.image).exists():
+        raise HpctrainError(
+            f"there is no container image {container.image}", f"looked for {Path(container.image).absolute()}"
+        )
+
+
+def _named(name: str, environment: Mapping[str, str]) -> Launcher:
+    """The launcher of that name, if it is here."""
+    if name == "mpirun":
+        return find_mpi()
+    srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
+    if not in_allocation(environment):
+        raise HpctrainError(
+            f"{srun.name} starts ranks inside a Slurm job, and this is none",
+            "start it in one: hpctrain submit, or salloc",
+        )
+    if srun.mpi not in (plugins := _plugins()):
+        raise HpctrainError(
+            f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {', '.join(plugins) or 'none'}",
+            "choose --launcher mpirun",
+        )
+    return srun
+
+
+def _plugins() -> list[str]:
+    """The plugins that ``srun --mpi=list`` names, each on a line of its own, behind ``srun:`` in some versions."""
+    answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
+    lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
+    return [line for line in lines if line and " " not in line]
+
+
+def _probe(plan: Plan, make_command: MakeCommand, launcher: Launcher, seconds: float) -> None:
+    """Start the plan's ranks with the program that checks their number.
+
+    Raises:
+        HpctrainError: they do not see each other, or not in time; with the end of what was printed.
+    """
+    try:
+        # Not in /tmp: a container on another host mounts it.
+        folder = tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=Path.cwd())
+    except OSError as error:
+        here = Path(error.filename or ".")
+        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
+    with folder as name:
+        command = make_command(plan, RunDirectory(Path(name)), launcher, (PROBE, str(plan.ranks)))
+        command.write_files()
+        status, output = _run(command, seconds)
+    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+        return
+    end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
+    how = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
+    raise HpctrainError(f"{how}; at its end {launcher.name} said:\n  {end or 'nothing'}")
+
+
+def _run(command: Command, seconds: float) -> tuple[int | None, str]:
+    """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
+    process = subprocess.Popen(
+        command.arguments,
+        env=command.environment_from(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        return None, _end(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """Politely, so that the launcher ends its ranks on other hosts, then by force; what it had printed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_STOP_SECONDS)[0]
+    return ""
+
+
+def _say(launcher: Launcher, reasons: Mapping[str, str]) -> None:
+    chosen = launcher.name if isinstance(launcher, Srun) else f"mpirun of {launcher.name}"
+    for name, reason in reasons.items():
+        print(f"hpctrain: {name} does not work here: {reason}", file=sys.stderr)
+    print(f"hpctrain: the ranks are started by {chosen}, which was tried with all of them", file=sys.stderr)
