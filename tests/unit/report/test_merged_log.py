@@ -49,3 +49,9 @@ def test_a_line_cannot_play_with_the_terminal() -> None:
     assert printable(b"\x1b[1;31mred\x1b[0m\tplain") == "red\tplain"
     assert printable(b"\x1b[2J\x1b]0;title\x07\rgone\x9b") == "\\x1b[2J\\x1b]0;title\\x07\\x0dgone\ufffd"
     assert printable("\x9b2J Größe ✓".encode()) == "\\x9b2J Größe ✓"
+
+
+def test_a_contradiction_costs_no_more_than_itself() -> None:
+    lines = {0: ["x", "y", "p", "q"], 1: ["y", "x"], 2: ["y", "x"], 3: ["q", "p"]}
+    first = [((0,), "x"), ((0, 1, 2), "y"), ((1, 2), "x")]
+    assert list(merge(lines)) == [*first, ((0,), "p"), ((0, 3), "q"), ((3,), "p")]
