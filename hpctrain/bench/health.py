@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hpctrain.comm.horovod import HorovodCommunicator
 
 # Of this process, from its start: also where MPI or Horovod hang outside Python.
-LIMIT_SECONDS = 50
+LIMIT_SECONDS = 45
 # Of one wait for the other ranks.
-_WAIT_SECONDS = 20
+_WAIT_SECONDS = 15
 _PINGS = 20
 _REPEATS = 7
 # Sums of these stay exact in float32 up to 100,000 ranks.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.host_options import FabricFile, HostList, Interface
+from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface
 from hpctrain.cluster.host_list import fold_hosts
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ _MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
 
 def doctor(
     ranks: Annotated[
-        int | None, typer.Option("-np", metavar="N", help="Check on so many ranks too; by default one a host.")
+        int | None,
+        typer.Option("-np", metavar="N", help="Check on so many ranks too; by default as a run has."),
     ] = None,
     hosts: HostList = None,
+    hostfile: HostFile = None,
     fabric: FabricFile = None,
     interface: Interface = None,
     run_dir: Annotated[
@@ -42,7 +44,7 @@ def doctor(
     from hpctrain.doctor.host import failed_first
     from hpctrain.plan import HostOptions
 
-    options = HostOptions(hosts=hosts, fabric=fabric, interface=interface)
+    options = HostOptions(hosts=hosts, hostfile=hostfile, fabric=fabric, interface=interface)
     checks = failed_first(_checks(options, ranks, run_dir))
     if as_json:
         typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
@@ -57,7 +59,8 @@ def _checks(options: HostOptions, ranks: int | None, run_dir: Path) -> list[Chec
     from hpctrain.doctor.host import check_host
     from hpctrain.doctor.ranks import without_ranks
 
-    if ranks is None and options.hosts is None and not os.environ.get("SLURM_JOB_NODELIST"):
+    named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
+    if ranks is None and not named:
         return [*without_ranks(), *check_host(read_host(), run_dir)]
     from hpctrain.launch.health import check_ranks
     from hpctrain.launch.hosts import arrange

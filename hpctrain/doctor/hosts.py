@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.checks import Check
+from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.placement import report
 from hpctrain.topology.summary import host_numbers
@@ -17,18 +18,18 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
 
     Args:
         hosts: in the order of their ranks, each once.
-        fabric: has all of them.
+        fabric: that they are on.
         known_from: what to say of where it is known from.
         flat: nothing is known, so that every order is as good.
-
-    Raises:
-        HpctrainError: the fabric does not have one of them.
     """
     name = "host order"
     if len(hosts) < 2 or flat:
         found = "one host" if len(hosts) < 2 else "no fabric is known: --fabric FILE names one"
         return Check(name=name, status="not applicable", found=found, source=_SOURCE)
-    placed = report(fabric, host_numbers(fabric, hosts))
+    try:
+        placed = report(fabric, host_numbers(fabric, hosts))
+    except HpctrainError as error:
+        return Check(name=name, status="not applicable", found=f"{known_from}: {error.message}", source=_SOURCE)
     failed = placed.given.crossings > placed.bound and not placed.already_optimal
     order = ",".join(fabric.hosts[host] for host in placed.placed.order)
     return Check(

@@ -6,29 +6,32 @@ import contextlib
 import json
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import hpctrain
 from hpctrain.checks import Check
-from hpctrain.cluster.mpi import find_mpi
 from hpctrain.doctor.host import merge
 from hpctrain.doctor.hosts import host_order
 from hpctrain.doctor.ranks import Reduction, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
+from hpctrain.launch.command import Command, Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
-from hpctrain.launch.start import launch_plan
+from hpctrain.launch.launcher_choice import choose_launcher
+from hpctrain.launch.start import command_for, launch_plan
 from hpctrain.plan import HostOptions, Plan, Script
 from hpctrain.planning.hosts import Hosts
-from hpctrain.planning.machine import this_machine
+from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.rundir import RunDirectory
 
 # Of everything, from starting the ranks to their end.
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 50
+# Of the trial of one launcher.
+_PROBE_SECONDS = 12.0
 _PROGRAM = Path(hpctrain.__file__).parent / "bench" / "health.py"
 _SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/quickstart.html"
 
@@ -61,17 +64,18 @@ def check_ranks(hosts: Hosts, options: HostOptions, run_directory: Path) -> list
         )
         fault = _run(plan, folder / "run")
         written = [json.loads(path.read_text()) for path in sorted(folder.glob("world-*.json"))]
-    checks = checks_of(written, ranks, options)
+    checks = checks_of(written, hosts, options)
     # Where launcher and MPI do not match, that is why.
     mismatched = bool(checks) and checks[0].status == "failed"
     return [*checks, fault] if fault and not mismatched else checks
 
 
-def checks_of(written: list[dict[str, Any]], ranks: int, options: HostOptions) -> list[Check]:
+def checks_of(written: list[dict[str, Any]], hosts: Hosts, options: HostOptions) -> list[Check]:
     """The checks of what :mod:`hpctrain.bench.health` wrote, once for each process that took itself for rank 0."""
     worlds = [World(**world) for each in written for world in each["worlds"]]
     if not worlds:
         return []
+    ranks = sum(host.slots for host in hosts.slots)
     checks = [launcher_and_mpi(worlds, ranks)]
     if len(written) > 1 or "hosts" not in written[0]:
         return checks
@@ -85,22 +89,34 @@ def checks_of(written: list[dict[str, Any]], ranks: int, options: HostOptions) -
         *(allreduce(Reduction(**reduction), ranks) for reduction in all_ranks["reductions"]),
         clocks(all_ranks["offsets"]),
         *same_versions({host: result["versions"] for host, result in all_ranks["hosts"].items()}),
-        _order([world.host for world in worlds], options),
+        _order([world.host for world in worlds], [host.host for host in hosts.slots], options),
         *merge(by_host),
     ]
 
 
-def _order(hosts: list[str], options: HostOptions) -> Check:
-    names = list(dict.fromkeys(hosts))
+def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
+    """The order of the ranks' hosts under the plan's names: what a host calls itself may be longer, or shorter."""
+    known = [next((name for name in planned if same_host(name, host)), host) for host in hosts]
+    names = list(dict.fromkeys(known))
     fabric, known_from = find_fabric(options.fabric, options.routes, names)
     return host_order(names, fabric, known_from, flat=known_from == FLAT)
+
+
+def _launcher(plan: Plan, machine: Machine) -> Launcher:
+    """The launcher that works here; whether Horovod fits is a check of its own."""
+
+    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
+        return command_for(plan, directory, machine, launcher, work)
+
+    return choose_launcher(plan, command, seconds=_PROBE_SECONDS)
 
 
 def _run(plan: Plan, directory: Path) -> Check | None:
     """Run the ranks to their end; a check that says why they did not come to it."""
     try:
         with _limit(LIMIT_SECONDS):
-            failure = launch_plan(plan, RunDirectory(directory), this_machine(), find_mpi())
+            machine = this_machine()
+            failure = launch_plan(plan, RunDirectory(directory), machine, _launcher(plan, machine))
     except _LimitError:
         said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:

@@ -13,6 +13,15 @@ SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 ACS = 0x000D
 
 
+def configuration(control: int) -> bytes:
+    """The configuration space of a bridge whose second extended capability is ACS."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x0001 | 1 << 16 | 0x150 << 20).to_bytes(4, "little")
+    space[0x150:0x154] = (ACS | 1 << 16).to_bytes(4, "little")
+    space[0x156:0x158] = control.to_bytes(2, "little")
+    return bytes(space)
+
+
 class FakeMachine:
     """Files of the kernel, written one by one."""
 
@@ -47,15 +56,8 @@ class FakeMachine:
         device = self.device(path, vendor="0x10de", **{"class": "0x030200"})
         (device / "driver").symlink_to(self.root / "sys/bus/pci/drivers/nvidia")
 
-    def bridge(self, path: str, control: int | None) -> None:
-        """A bridge whose second extended capability is ACS; None for one that shows root alone the rest."""
-        device = self.device(path)
-        space = bytearray(256 if control is None else 4096)
-        if control is not None:
-            space[0x100:0x104] = (0x0001 | 1 << 16 | 0x150 << 20).to_bytes(4, "little")
-            space[0x150:0x154] = (ACS | 1 << 16).to_bytes(4, "little")
-            space[0x156:0x158] = control.to_bytes(2, "little")
-        (device / "config").write_bytes(space)
+    def bridge(self, path: str, control: int) -> None:
+        (self.device(path) / "config").write_bytes(configuration(control))
 
     def adapter(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_machine import SWITCH, FakeMachine, full_machine
+from fake_machine import SWITCH, FakeMachine, configuration, full_machine
 
 from hpctrain.checks import Check
 from hpctrain.doctor import gpus, infiniband, interfaces, limits
@@ -202,7 +202,7 @@ FAULTS = {
     ),
     "ACS": Case(
         check=gpus.access_control,
-        build=lambda machine: (machine.root / "sys/devices" / SWITCH / "config").write_bytes(with_acs(0x1D)),
+        build=lambda machine: (machine.root / "sys/devices" / SWITCH / "config").write_bytes(configuration(0x1D)),
         found="enabled on 0000:3b:00.0",
         mend="setpci -s 0000:3b:00.0 ECAP_ACS+0x6.w=0000",
     ),
@@ -213,13 +213,6 @@ FAULTS = {
         mend="NCCL_NET_GDR_LEVEL=SYS",
     ),
 }
-
-
-def with_acs(control: int) -> bytes:
-    space = bytearray(4096)
-    space[0x100:0x104] = (0x000D | 1 << 16).to_bytes(4, "little")
-    space[0x106:0x108] = control.to_bytes(2, "little")
-    return bytes(space)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -286,6 +279,20 @@ def test_gpus_bound_to_tasks_one_by_one(tmp_path: Path) -> None:
     assert gpus.visible(host).status == "ok"
     uuids = full_machine(tmp_path / "uuids").host(ranks=2, changes={"visible": ("GPU-1a", "GPU-2b")})
     assert gpus.visible(uuids).status == "ok"
+
+
+def test_a_rank_without_a_gpu_beside_one_with_two(tmp_path: Path) -> None:
+    check = gpus.visible(full_machine(tmp_path).host(ranks=2, changes={"visible": ("0,1", "")}))
+    assert check.status == "failed"
+    assert "1 ranks see none" in check.found
+
+
+def test_exact_names_of_nccl(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.interface("eth01", up=False)
+    assert interfaces.nccl(machine.host(NCCL_SOCKET_IFNAME="=eth0")).status == "ok"
+    # As a prefix it takes the other one too.
+    assert "eth01 is down" in interfaces.nccl(machine.host(NCCL_SOCKET_IFNAME="eth0")).found
 
 
 def test_dma_buf_of_the_open_driver(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_host_order() -> None:
     refused(mixed, "4 crossings between leaf switches (tree)", "hpctrain run --hosts n1,n2,n3,n4")
     assert mixed.wanted.startswith("2,")
     assert host_order(("n1",), fabric, "tree", flat=False).status == "not applicable"
+    unknown = host_order(("n1", "login1"), fabric, "tree", flat=False)
+    assert (unknown.status, "login1" in unknown.found) == ("not applicable", True)
     assert "--fabric" in host_order(("n1", "n2"), fabric, "flat", flat=True).found
 
 
