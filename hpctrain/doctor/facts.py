@@ -117,8 +117,7 @@ def read_host(
     Args:
         root: where /sys, /proc and /dev are.
         environment: of the ranks.
-        ranks: how many run here.
-        hosts: how many take part.
+        ranks, hosts: how many ranks run here, and how many hosts take part.
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here; by default all have that of ``environment``.
 
     Raises:
@@ -126,9 +125,6 @@ def read_host(
     """
     node_map = this_node(root)
     gpus = [gpu.bus_id for gpu in node_map.gpus if gpu.bus_id]
-    driver = root / "proc/driver/nvidia/version"
-    release = root / "proc/sys/kernel/osrelease"
-    version = re.match(r"(\d+)\.(\d+)", _value(release))
     return Host(
         # A local Slurm for tests, and a front end with aliases, have names of their own for their nodes.
         name=environment.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -140,13 +136,11 @@ def read_host(
         shared_memory=shutil.disk_usage(root / "dev/shm").free if (root / "dev/shm").is_dir() else None,
         interfaces=tuple(_interfaces(root)),
         ports=tuple(_ports(root)),
-        verbs=tuple(
-            path.name for path in sorted(root.glob("dev/infiniband/uverbs*")) if os.access(path, os.R_OK | os.W_OK)
-        ),
+        verbs=tuple(_verbs(root)),
         node_map=node_map,
         modules=frozenset(line.split()[0] for line in _value(root / "proc/modules").splitlines()),
-        driver=_value(driver),
-        kernel=(int(version[1]), int(version[2])) if version else (0, 0),
+        driver=_value(root / "proc/driver/nvidia/version"),
+        kernel=_kernel(root),
         acs=_acs(root, gpus),
         visible=visible if visible is not None else (environment.get("CUDA_VISIBLE_DEVICES"),) * ranks,
     )
@@ -155,6 +149,17 @@ def read_host(
 def _limit(kind: int) -> tuple[float, float]:
     soft, hard = (math.inf if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(kind))
     return soft, hard
+
+
+def _kernel(root: Path) -> tuple[int, int]:
+    version = re.match(r"(\d+)\.(\d+)", _value(root / "proc/sys/kernel/osrelease"))
+    return (int(version[1]), int(version[2])) if version else (0, 0)
+
+
+def _verbs(root: Path) -> Iterator[str]:
+    for path in sorted(root.glob("dev/infiniband/uverbs*")):
+        if os.access(path, os.R_OK | os.W_OK):
+            yield path.name
 
 
 def _interfaces(root: Path) -> Iterator[Interface]:
