@@ -73,9 +73,9 @@ class Command:
         settings = [f"-u {name}" for name in self.without]
         settings += [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
         lines = ["env", *settings] if settings else []
-        for word in self.launcher:
-            # An option begins a line, and its values stay on it.
-            if not lines or word.startswith("-"):
+        for number, word in enumerate(self.launcher):
+            # The launcher and each option begin a line, and their values stay on it.
+            if number == 0 or word.startswith("-"):
                 lines.append(shlex.quote(word))
             else:
                 lines[-1] += f" {shlex.quote(word)}"
@@ -107,7 +107,7 @@ def launch_command(
     launcher: Launcher | None,
     cores: int,
     root: bool,
-    allocation: bool = False,
+    slurm: Mapping[str, str] | None = None,
     work: Sequence[str] | None = None,
 ) -> Command:
     """The command that runs a plan.
@@ -120,7 +120,7 @@ def launch_command(
         cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
             for them, which they take by themselves.
         root: whether the superuser starts the run, which Open MPI wants to be told.
-        allocation: whether it starts inside a Slurm job.
+        slurm: what an mpirun inside a Slurm job is told of it; None outside.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
 
     Raises:
@@ -143,7 +143,7 @@ def launch_command(
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
-    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, allocation=allocation)
+    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, slurm=slurm)
 
 
 def _called(launcher: Launcher | None) -> str:
@@ -159,23 +159,20 @@ def _mpirun(
     *,
     bound: bool,
     root: bool,
-    allocation: bool,
+    slurm: Mapping[str, str] | None,
 ) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
-    own: dict[str, str] = {}
+    own = dict(slurm or {})
     files: dict[Path, str] = {}
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
-        if allocation:
+        if slurm is not None:
             # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.
             options.append("--oversubscribe")
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
         hostfile = run_directory / "hostfile"
         options += ["-machinefile", str(hostfile)]
         files[hostfile] = "".join(f"{host.host}:{host.slots}\n" for host in plan.hosts)
-    if allocation:
-        # mpirun reaches the hosts by srun, which would wait for a step that hpctrain itself runs in.
-        own["SLURM_OVERLAP"] = "1"
     if plan.start.ssh_port:
         ssh_options, ssh_environment = _ssh_port(mpi, plan.start.ssh_port)
         options += ssh_options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,30 @@ def choose_launcher(
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is in a Slurm job."""
     return bool(environment.get("SLURM_JOB_ID"))
+
+
+def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """What an mpirun is told of the Slurm job that this process is in, against its own variables; None outside."""
+    if not in_allocation(environment):
+        return None
+    # mpirun reaches the hosts by srun, which would wait for the end of a step that this process is in.
+    told = {"SLURM_OVERLAP": "1"}
+    if "SLURM_STEP_ID" in environment:
+        # The list of hosts is the job's there, and their numbers of tasks the step's.
+        told["SLURM_TASKS_PER_NODE"] = f"1(x{environment.get('SLURM_JOB_NUM_NODES', '1')})"
+    return told
+
+
+def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many of a host's cores ranks can be bound to.
+
+    In a Slurm job these are no more than it has processors on each of its hosts: not every cluster keeps a process to
+    those of its job. None where this process is in a step itself, whose processors are not those of its launchers.
+    """
+    if "SLURM_STEP_ID" in environment:
+        return 0
+    processors = re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", ""), re.ASCII)
+    return min([cores, *map(int, processors)])
 
 
 def require_image(plan: Plan) -> None:

@@ -12,7 +12,12 @@ from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
-from hpctrain.launch.launcher_choice import choose_launcher, in_allocation, require_image
+from hpctrain.launch.launcher_choice import (
+    bindable_cores,
+    choose_launcher,
+    require_image,
+    told_of_slurm,
+)
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine, this_machine
@@ -53,9 +58,9 @@ def command_for(
         directory.path.absolute(),
         python=Path(sys.executable),
         launcher=launcher,
-        cores=machine.cores,
+        cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
-        allocation=in_allocation(),
+        slurm=told_of_slurm(),
         work=work,
     )
 
