@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,13 +10,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.checked_yaml import Section, validate
 from hpctrain.cluster.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, nearest
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-# These end or stop a process whatever it does, or mean something else to the job.
-_OTHER_USES = frozenset({"KILL", "STOP", "CONT", "CHLD", "TERM"})
+# TERM is what cancelled and preempted jobs get; the others end a process at once, or tell of a crash.
+_STOP_SIGNALS = ("ALRM", "URG", "USR1", "USR2", "WINCH", "XCPU")
 
 
 def array_tasks(spec: str) -> tuple[int, ...]:
@@ -50,8 +49,8 @@ def _array(spec: str) -> str:
 
 
 def _signal(name: str) -> str:
-    if f"SIG{name}" not in signal.Signals.__members__ or name in _OTHER_USES:
-        raise ValueError(f"{name!r} cannot announce the end of a job: USR2 or USR1, for example")
+    if name not in _STOP_SIGNALS:
+        raise ValueError(f"{name!r} cannot announce the end of a job; {nearest(name, _STOP_SIGNALS)}")
     return name
 
 
@@ -177,7 +176,7 @@ def _option(location: tuple[int | str, ...]) -> str:
 
 
 def _one_line(name: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", " ", name)[:256] or "hpctrain"
+    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]", " ", name)[:256] or "hpctrain"
 
 
 def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:

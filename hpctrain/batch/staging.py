@@ -40,11 +40,6 @@ class Staging(BaseModel):
     copies: tuple[Staged, ...] = ()
     environment: Staged | None = None
 
-    @property
-    def python(self) -> str | None:
-        """The interpreter in the staged environment, with the variables of ``folder``; None where none is staged."""
-        return f"{self.folder}/{_ENVIRONMENT}/bin/python" if self.environment else None
-
 
 def plan_staging(profile: ClusterProfile, sources: Sequence[Path], environment: Path | None) -> Staging | None:
     """What to stage on a cluster, None for nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,16 +15,15 @@ from hpctrain.batch.script import render, variables
 from hpctrain.batch.staging import Staging, plan_staging
 from hpctrain.batch.submission import Job, check, command_to_submit, free_directory
 from hpctrain.batch.submission import submit as submit_job
-from hpctrain.checked_yaml import validate
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
+from hpctrain.cli.start_options import ContainerRuntime, Environment, Image, LauncherName, Mounts, start_changes
 from hpctrain.cli.submission_preview import preview
 from hpctrain.cli.work import default_directory, read_work
 from hpctrain.cluster.container import Container
-from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.errors import HpctrainError
 from hpctrain.launch.hosts import LIVE
 from hpctrain.plan import HostOptions, Plan, Start, Stop
 from hpctrain.planning.machine import this_machine
@@ -61,11 +59,11 @@ def submit(
     ] = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
     backend: Annotated[str, typer.Option(help="What reduces gradients: auto, horovod or single.")] = "auto",
-    launcher: options.Launcher = None,
-    environment: options.Environment = None,
-    container: options.ContainerImage = None,
-    container_runtime: options.ContainerRuntime = None,
-    mounts: options.Mounts = None,
+    launcher: LauncherName = None,
+    environment: Environment = None,
+    container: Image = None,
+    container_runtime: ContainerRuntime = None,
+    mounts: Mounts = None,
     fabric: FabricFile = None,
     node: NodeFile = None,
     interface: Interface = None,
@@ -104,9 +102,8 @@ def submit(
         "sbatch": further_options(further or []),
     }
     request = job_request(profile, Path(work).stem, asked)
-    image = _container(profile, container, container_runtime, mounts or [])
-    staging = plan_staging(profile, stage or [], stage_environment)
-    start = _start(profile, launcher, environment or [], image, staging)
+    start = _start(profile, launcher, environment, container, container_runtime, mounts or [])
+    staging = _staging(profile, stage or [], stage_environment, start.container)
     hosts = _host_options(profile, fabric, node, interface)
     plans = _plans(
         (work, overrides or [], arguments or []),
@@ -123,7 +120,7 @@ def submit(
         profile,
         run_directory=directory,
         folder=Path.cwd(),
-        container=image,
+        container=start.container,
         staging=staging,
         virtual_environment=_virtual_environment(),
     )
@@ -153,54 +150,46 @@ def _profile(cluster: str, partition: str | None) -> tuple[ClusterProfile, tuple
     return found.profile, found.findings, {"cluster.yaml": profile_yaml(found.profile)}
 
 
-def _container(
-    profile: ClusterProfile, image: str | None, runtime: str | None, mounts: Sequence[str]
-) -> Container | None:
-    given = profile.container
-    image = image if image is not None or given is None else given.image
-    if image is None:
-        if runtime or mounts:
-            raise HpctrainError("--container-runtime and --mount are for a container", "name one with --container")
-        return None
-    values = {
-        "runtime": runtime or (given.runtime if given else "apptainer"),
-        # A file's path must mean the same in the job.
-        "image": str(Path(image).absolute()) if Path(image).exists() else image,
-        "mounts": [*(given.mounts if given else ()), *mounts],
-    }
-    return validate(values, Container, lambda _: "--container", "container", "hpctrain submit --help lists the options")
-
-
 def _start(
     profile: ClusterProfile,
     launcher: str | None,
-    environment: Sequence[str],
-    container: Container | None,
-    staging: Staging | None,
+    environment: Sequence[str] | None,
+    image: str | None,
+    runtime: str | None,
+    mounts: Sequence[str],
 ) -> Start:
+    """How the ranks are started: as the command line says, else as the profile does."""
+    given = profile.container
+    image = image if image is not None or given is None else given.image
+    if image is not None and Path(image).exists():
+        # It must mean the same in the job.
+        image = str(Path(image).absolute())
+    changes = start_changes(
+        launcher=launcher or profile.launcher,
+        python=None,
+        image=image,
+        runtime=runtime or (given.runtime if given else None),
+        mounts=[*(given.mounts if given else ()), *mounts] or None,
+        environment=environment or None,
+        ssh_port=None,
+        arguments=None,
+    )
+    start = Start(**changes)
+    if start.container and start.container.runtime == "pyxis" and start.launcher == "mpirun":
+        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
+    return start
+
+
+def _staging(
+    profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None
+) -> Staging | None:
+    staging = plan_staging(profile, sources, environment)
     if container and staging and (staging.environment or container.runtime == "pyxis"):
         raise HpctrainError(
             "--stage and --container exclude each other here: what is staged would not be in the container",
             "mount the source itself with --mount; an environment belongs into the image",
         )
-    chosen = launcher or profile.launcher
-    if chosen not in LAUNCHERS:
-        raise HpctrainError(f"unknown launcher {chosen!r}", nearest(chosen, LAUNCHERS))
-    if container and container.runtime == "pyxis" and chosen == "mpirun":
-        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
-    return Start(
-        launcher=chosen,
-        python=staging.python if staging else None,
-        container=container,
-        environment=dict(map(_variable, environment)),
-    )
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise HpctrainError(f"--env {text!r} is not of the form NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
-    return name, value
+    return staging
 
 
 def _host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:

@@ -67,20 +67,6 @@ Further = Annotated[
     list[str] | None,
     typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.", rich_help_panel=_SLURM),
 ]
-Launcher = Annotated[str | None, typer.Option(help="What starts the ranks: auto, mpirun, srun-pmix or srun-pmi2.")]
-Environment = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for every rank; repeatable.")
-]
-ContainerImage = Annotated[
-    str | None, typer.Option("--container", metavar="IMAGE", help="A container for the ranks.", rich_help_panel=_SCRIPT)
-]
-ContainerRuntime = Annotated[
-    str | None, typer.Option(metavar="apptainer|pyxis", help="What starts it.", rich_help_panel=_SCRIPT)
-]
-Mounts = Annotated[
-    list[str] | None,
-    typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_SCRIPT),
-]
 Stage = Annotated[
     list[Path] | None,
     typer.Option(

@@ -77,8 +77,9 @@ if [[ ! $asked ]]; then
     status=0
     wait "$pid" || status=$?
   done
-  # It was told before it could listen: nothing had begun.
-  if [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); then
+  # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
+  # And one that USR2 has ended was told before it could listen: nothing had begun.
+  if (( status < 0 )) || { [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); }; then
     status=4
   fi
 fi

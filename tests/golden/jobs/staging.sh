@@ -84,7 +84,7 @@ export HPCTRAIN_STAGE="$stage"
 # In the background, because bash acts on a signal only when the command in the foreground has ended.
 status=4
 if [[ ! $asked ]]; then
-  hpctrain run --resume --run-dir "$run_dir" &
+  hpctrain run --resume --run-dir "$run_dir" --python "$stage"/environment/bin/python &
   pid=$!
   # A signal that came before it had a number.
   pass_on
@@ -95,8 +95,9 @@ if [[ ! $asked ]]; then
     status=0
     wait "$pid" || status=$?
   done
-  # It was told before it could listen: nothing had begun.
-  if [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); then
+  # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
+  # And one that USR2 has ended was told before it could listen: nothing had begun.
+  if (( status < 0 )) || { [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); }; then
     status=4
   fi
 fi

@@ -1,0 +1,221 @@
+"""What a job script does as hpctrain ends and signals come, with stand-ins for hpctrain and Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_programs import Programs
+from job_scripts import PLAIN, script
+
+from hpctrain.batch.staging import Staged, Staging
+
+TERM_THEN_4 = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+open({ready!r}, "w").close()
+time.sleep(30)
+"""
+# It takes its time, so that the shell has to wait for it a second time.
+USR2_THEN = """
+def leave(*_):
+    time.sleep(0.3)
+    sys.exit({status})
+signal.signal(signal.SIGUSR2, leave)
+open({ready!r}, "w").close()
+time.sleep(30)
+sys.exit(9)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    made = Programs(folder)
+    made.add("scontrol")
+    made.add("sbatch", "print('8;cluster')")
+    return made
+
+
+@contextlib.contextmanager
+def started(programs: Programs, text: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    process = programs.start(text, **variables)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline, f"no {file}"
+        time.sleep(0.02)
+
+
+def job(tmp_path: Path, **asked: object) -> str:
+    more = {"run_directory": tmp_path, "folder": tmp_path}
+    return script(PLAIN, more=more, **asked)
+
+
+def end(programs: Programs, text: str, **variables: str) -> tuple[int, str]:
+    with started(programs, text, **variables) as process:
+        output, _ = process.communicate(timeout=30)
+        return process.returncode, output
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
+def test_only_a_resumable_run_goes_back_to_the_queue(status: int, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", f"sys.exit({status})")
+    code, _ = end(programs, job(tmp_path))
+    assert code == status
+    assert [call.arguments for call in programs.calls("hpctrain")] == [["run", "--resume", "--run-dir", str(tmp_path)]]
+    assert [call.arguments for call in programs.calls("scontrol")] == ([["requeue", "7"]] if status == 4 else [])
+    assert programs.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("status", [0, 1, 4])
+def test_the_signal_is_passed_on_and_the_status_is_hpctrains(status: int, programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", USR2_THEN.format(ready=str(ready), status=status))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        # To the shell alone, as Slurm's B: does.
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=30)
+        assert process.returncode == status
+    assert [call.arguments for call in programs.calls("scontrol")] == ([["requeue", "7"]] if status == 4 else [])
+
+
+def test_a_signal_before_hpctrain_listens_is_a_stop_too(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", f"open({str(ready)!r}, 'w').close(); time.sleep(30)")
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=30)
+        assert process.returncode == 4
+    assert len(programs.calls("scontrol")) == 1
+
+
+def test_a_signal_before_hpctrain_starts_leaves_it_out(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain")
+    programs.add("prepare", f"open({str(ready)!r}, 'w').close(); time.sleep(0.5)")
+    profile = PLAIN.model_copy(update={"setup": ("prepare",)})
+    text = script(profile, more={"run_directory": tmp_path, "folder": tmp_path})
+    with started(programs, text) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=30)
+        assert process.returncode == 4
+    assert programs.calls("hpctrain") == []
+    assert len(programs.calls("scontrol")) == 1
+
+
+@pytest.mark.parametrize("first", [None, signal.SIGUSR2])
+def test_a_cancelled_job_does_not_come_back(first: signal.Signals | None, programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", "signal.signal(signal.SIGUSR2, lambda *_: None)" + TERM_THEN_4.format(ready=str(ready)))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        if first:
+            os.kill(process.pid, first)
+            time.sleep(0.2)
+        # To all processes of the job, as Slurm does.
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 4
+    assert programs.calls("scontrol") == []
+    assert programs.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_where_a_job_cannot_go_back_another_one_follows(present: bool, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    (programs.folder / "scontrol").unlink()
+    # 127 is what a shell says of a program that is not there.
+    programs.add("scontrol", f"sys.exit({1 if present else 127})")
+    code, output = end(programs, job(tmp_path))
+    assert code == 4
+    assert [call.arguments for call in programs.calls("sbatch")] == [
+        ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
+    ]
+    assert "job 8 goes on" in output
+
+
+def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "it's a run"
+    directory.mkdir()
+    programs.add("hpctrain", "sys.exit(4)")
+    programs.add("scontrol", "sys.exit(1)")
+    programs.add("sbatch", "sys.exit(1)")
+    code, output = end(programs, job(directory))
+    assert code == 4
+    command = output.splitlines()[-1]
+    assert command.startswith("  sbatch ")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], check=True, capture_output=True, text=True)
+    assert words.stdout.splitlines() == ["sbatch", f"--chdir={directory}", f"{directory}/job.sh"]
+
+
+def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    ids = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+    code, _ = end(programs, job(tmp_path, array="0-4"), **ids)
+    assert code == 4
+    assert programs.calls("hpctrain")[0].arguments[-1] == f"{tmp_path}/task-3"
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "5_3"]]
+    programs.add("scontrol", "sys.exit(1)")
+    end(programs, job(tmp_path, array="0-4"), **ids)
+    assert "--array=3" in programs.calls("sbatch")[0].arguments
+
+
+def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    code, output = end(programs, job(tmp_path, chain=3))
+    assert code == 4
+    assert programs.calls("scontrol") == programs.calls("sbatch") == []
+    assert "next job of the chain" in output
+
+
+def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
+    data = tmp_path / "it's data"
+    data.mkdir()
+    (data / "a").write_text("1")
+    subprocess.run(["tar", "-czf", str(tmp_path / "more.tar.gz"), "-C", str(data), "a"], check=True)
+    copies = (
+        Staged(source=str(data), name="it's data", kind="copy"),
+        Staged(source=str(tmp_path / "more.tar.gz"), name="more", kind="tar"),
+    )
+    programs.add("hpctrain", "os.system('find \"$HPCTRAIN_STAGE\" -type f'); sys.exit(4)")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
+    storage = tmp_path / "node's own"
+    storage.mkdir()
+    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES="3")
+    assert code == 4, output
+    stage = storage / "hpctrain-7"
+    assert {f"{stage}/more/a", f"{stage}/it's data/a"} <= set(output.splitlines())
+    assert not stage.exists()
+    assert {call.arguments[0] for call in programs.calls("srun")} == {"--ntasks=3"}
+
+
+def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
+    gone = Staged(source=str(tmp_path / "gone"), name="gone", kind="copy")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=(gone,))
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
+    code, _ = end(programs, text, TMPDIR=str(tmp_path))
+    assert code == 1
+    assert programs.calls("hpctrain") == []
+    assert not (tmp_path / "hpctrain-7").exists()

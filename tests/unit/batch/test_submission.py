@@ -1,0 +1,164 @@
+"""Submitting, with stand-ins for Slurm's programs: all of a run's directory, or nothing."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from fake_programs import Programs
+
+from hpctrain.cli.main import main
+from hpctrain.plan import Plan
+
+COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    made = Programs(tmp_path / "bin")
+    made.folder.mkdir()
+    made.add("sbatch", COUNT.format(notes=str(made.folder / "notes")))
+    made.add("scancel")
+    monkeypatch.setenv("PATH", made.environment["PATH"])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return made
+
+
+def submit(*arguments: str) -> int:
+    return main(["submit", *arguments])
+
+
+def test_the_directory_holds_plan_script_and_submission(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("digits", "--cluster", "generic", "--nodes", "3", "--tasks-per-node", "2", "--set", "epochs=2")
+    assert submit(*asked, "--env", "A=b c", "--interface", "ib0") == 0
+    path, job = capsys.readouterr().out.splitlines()
+    directory = Path(path)
+    assert directory.is_absolute() and directory.parent == tmp_path / "here" / "runs"
+    plan = Plan.model_validate_json((directory / "plan.json").read_bytes())
+    assert (plan.ranks, plan.hosts, plan.start.environment) == (6, (), {"A": "b c"})
+    assert plan.recipe and plan.recipe.epochs == 2
+    assert plan.host_options.interface == "ib0"
+    # The ranks have to be gone, and the job requeued, before the limit.
+    assert plan.stop.signal == "USR2" and plan.stop.seconds == 96
+    (call,) = programs.calls("sbatch")
+    assert call.arguments == ["--parsable", f"--chdir={directory}", f"{directory}/job.sh"]
+    submission = json.loads((directory / "submission.json").read_text())
+    assert (submission["jobs"], submission["cluster"], submission["request"]["nodes"]) == ([job], "generic", 3)
+    assert submission["folder"] == str(tmp_path / "here")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert (directory / "logs").is_dir()
+
+
+def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--chain", "3", "--dependency", "afterok:5") == 0
+    path, jobs = capsys.readouterr().out.splitlines()
+    assert jobs == "101 102 103"
+    dependencies = [call.arguments[1:-2] for call in programs.calls("sbatch")]
+    kill = "--kill-on-invalid-dep=yes"
+    assert dependencies == [
+        ["--dependency=afterok:5"],
+        ["--dependency=afternotok:101", kill],
+        ["--dependency=afternotok:102", kill],
+    ]
+    assert json.loads((Path(path) / "submission.json").read_text())["jobs"] == ["101", "102", "103"]
+
+
+def test_each_task_of_an_array_has_its_own_plan(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--array", "1,3%1", "--set", "seed=1%a") == 0
+    directory = Path(capsys.readouterr().out.splitlines()[0])
+    seeds = {}
+    for path in directory.glob("task-*"):
+        plan = Plan.model_validate_json((path / "plan.json").read_bytes())
+        assert plan.recipe
+        seeds[path.name] = plan.recipe.seed
+    assert seeds == {"task-1": 11, "task-3": 13}
+    assert not (directory / "plan.json").exists()
+    assert "#SBATCH --array=1,3%1" in (directory / "job.sh").read_text()
+
+
+def test_arguments_of_a_script_in_an_array(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    assert submit("train.py", "--cluster", "generic", "--array", "2", "--", "--seed", "%a", "it's; $x") == 0
+    directory = Path(capsys.readouterr().out.splitlines()[0])
+    plan = Plan.model_validate_json((directory / "task-2" / "plan.json").read_bytes())
+    assert plan.script and plan.script.arguments == ("--seed", "2", "it's; $x")
+
+
+def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--array", "0-3", "--set", "epochs=3") == 2
+    assert "%a" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("accepted", [0, 2])
+def test_what_sbatch_refuses_leaves_nothing_behind(
+    accepted: int, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = str(programs.folder / "notes")
+    refuse = f"{COUNT.format(notes=notes)}\nif count > {accepted}: sys.exit('sbatch: error: Invalid qos')"
+    programs.add("sbatch", refuse)
+    assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
+    assert "Invalid qos" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    cancelled = [call.arguments for call in programs.calls("scancel")]
+    assert cancelled == ([["101", "102"]] if accepted else [])
+
+
+def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    programs.add("sbatch", "sys.exit(1)")
+    place = Path("place")
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in (0, 2):
+        assert submit("digits", "--cluster", "generic", "--run-dir", "place") == code
+    assert "already holds a run" in capsys.readouterr().err
+    assert Path("place/plan.json").exists()
+    assert len(programs.calls("sbatch")) == 1
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
+    assert "# Placement: 2 nodes of 1 rank" in printed
+    assert "scontrol show topology" in printed
+    assert printed.endswith("A=b\n")
+    assert list(Path.cwd().iterdir()) == []
+    assert [call.arguments[0] for call in programs.calls("sbatch")] == ["--test-only"]
+
+
+def test_a_dry_run_needs_no_slurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert submit("digits", "--cluster", "generic", "--dry-run") == 0
+    assert submit("digits", "--cluster", "generic") == 2
+    assert "sbatch is not on the PATH" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "nowhere"], "unknown cluster"),
+        (["--mount", "/a"], "--container"),
+        (["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"], "plugin of srun"),
+        (["--env", "1=2"], "--env"),
+        (["--stage", "/nowhere"], "names no storage"),
+        (["--", "x"], "arguments are for a script"),
+    ],
+)
+def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = [] if "--cluster" in arguments else ["--cluster", "generic"]
+    assert submit("digits", *cluster, *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert programs.calls("sbatch") == []
+    assert not Path("runs").exists()
