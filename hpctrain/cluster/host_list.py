@@ -80,9 +80,9 @@ def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> Non
         HpctrainError: it is there with another number.
     """
     if hosts.setdefault(name, slots) != slots:
-        one, other = (str(number or "no number") for number in (hosts[name], slots))
+        one, other = (str(number or "none") for number in (hosts[name], slots))
         raise HpctrainError(
-            f"{where}: {name} has {one} of slots, and then {other}", "name each host once, or with the same slots"
+            f"{where}: {name} has slots: {one}, and then: {other}", "name each host once, or with the same slots"
         )
 
 

@@ -14,8 +14,12 @@ from typing import get_args
 
 import pytest
 
+from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
-from hpctrain.launch.command import Command, launch_command
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Command, Srun, launch_command
+from hpctrain.plan import Slots, Start
+from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
@@ -25,20 +29,55 @@ MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions=
 RUN_DIRECTORY = Path("/home/me/it's a run")
 
 
-def command(flavour: Flavour | None, ranks: int, *, root: bool = False) -> Command:
-    mpi = flavour and MpiInstallation(
-        flavour=flavour, version="0", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None
+def mpi(flavour: Flavour) -> MpiInstallation:
+    return MpiInstallation(flavour=flavour, version="0", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None)
+
+
+def command(
+    flavour: Flavour | Srun | None,
+    ranks: int,
+    *,
+    hosts: dict[str, int] | None = None,
+    root: bool = False,
+    slurm: dict[str, str] | None = None,
+    **start: object,
+) -> Command:
+    slots = tuple(Slots(host=name, slots=count) for name, count in (hosts or {}).items())
+    plan = make_plan(
+        load_recipe("digits"), MACHINE, ranks=ranks, hosts=Hosts(slots=slots) if slots else None, start=Start(**start)
     )
-    plan = make_plan(load_recipe("digits"), MACHINE, ranks=ranks)
     return launch_command(
-        plan, RUN_DIRECTORY, python=Path("/venv/bin/python"), launcher=mpi or None, cores=MACHINE.cores, root=root
+        plan,
+        RUN_DIRECTORY,
+        python=Path("/venv/bin/python"),
+        launcher=mpi(flavour) if isinstance(flavour, str) else flavour,
+        cores=MACHINE.cores,
+        root=root,
+        slurm=slurm,
     )
 
 
-CASES = {"single": command(None, 1)}
+UNEVEN = {"n3": 4, "n1": 2}
+SRUN = Srun(mpi="pmix")
+IN_JOB = {"SLURM_OVERLAP": "1"}
+USERS = {"A": "1,2", "OMP_NUM_THREADS": "3"}
+SIF = Container(runtime="apptainer", image="/images/it's.sif", mounts=("/data:/data:ro",))
+NGC = Container(runtime="pyxis", image="nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/data", "/a:/b:ro"))
+CASES = {
+    "single": command(None, 1),
+    "srun-pmix": command(SRUN, 6, hosts=UNEVEN, environment=USERS, arguments=("--mem=0",)),
+    "srun-pmi2-more-ranks-than-cores": command(Srun(mpi="pmi2"), 18, hosts={"n1": 9, "n2": 9}),
+    "srun-pmix-pyxis": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=NGC),
+    "srun-pmix-apptainer": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=SIF),
+    "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
+    "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
+}
 for each in get_args(Flavour):
     CASES[each] = command(each, 2)
     CASES[f"{each}-more-ranks-than-cores"] = command(each, 9)
+    CASES[f"{each}-uneven-ssh-port"] = command(
+        each, 6, hosts=UNEVEN, environment=USERS, ssh_port=1022, arguments=("-v",)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,3 +114,28 @@ def test_one_rank_forgets_the_step_around_it() -> None:
     environment = CASES["single"].environment_from(inherited)
     assert "SLURM_STEP_NUM_TASKS" not in environment
     assert environment["SLURM_JOB_ID"] == "7"
+
+
+def test_pyxis_is_of_srun_alone() -> None:
+    with pytest.raises(
+        HpctrainError, match=r"pyxis, a plugin of srun, and Open MPI 0 starts(.|\n)*--launcher srun-pmix"
+    ):
+        command("open-mpi-5", 2, container=NGC)
+    with pytest.raises(HpctrainError, match="no launcher starts the ranks"):
+        command(None, 1, container=NGC)
+
+
+def test_a_directory_that_a_container_cannot_mount() -> None:
+    plan = make_plan(load_recipe("digits"), MACHINE, ranks=2, start=Start(container=SIF))
+    with pytest.raises(HpctrainError, match="/a,b cannot be mounted"):
+        launch_command(plan, Path("/a,b"), python=Path("python"), launcher=SRUN, cores=1, root=False)
+
+
+def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "it's"
+    made = Command(program=("cat", str(path)), launcher=("env", "-i"), files={path: "n1\nn 'x' $y\n"})
+    said = subprocess.run(["sh", "-c", made.shell()], check=True, capture_output=True, text=True).stdout
+    assert said == made.files[path]
+    path.unlink()
+    made.write_files()
+    assert path.read_text() == made.files[path]

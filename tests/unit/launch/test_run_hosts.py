@@ -165,3 +165,34 @@ def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
     assert [host.host for host in hosts.slots] == ["n3", "n1", "n2"]
     assert ["no fabric is known" in warning for warning in warnings] == [True]
     assert arrange(HostOptions(), "here", 2, {})[1] == ()
+
+
+JOB = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "2(x3),1"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environment", "slots"),
+    [
+        (None, JOB, [2, 2, 2, 1]),
+        (7, JOB, [2, 2, 2, 1]),
+        (8, JOB, [2, 2, 2, 2]),
+        # Without tasks asked for, Slurm counts processors; in a step, the step's tasks.
+        (None, {**JOB, "SLURM_NTASKS": ""} | {"SLURM_STEP_ID": "0"}, [1, 1, 1, 1]),
+        (None, {name: JOB[name] for name in ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")}, [1, 1, 1, 1]),
+        (None, {**JOB, "SLURM_TASKS_PER_NODE": "2"}, [1, 1, 1, 1]),
+    ],
+)
+def test_the_tasks_of_a_job(programs: Path, ranks: int | None, environment: dict[str, str], slots: list[int]) -> None:
+    hosts, _ = arrange(HostOptions(), "here", ranks, environment)
+    assert [host.slots for host in hosts.slots] == slots
+
+
+def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) -> None:
+    hosts, _ = arrange(HostOptions(hosts="n1:3,n2"), "here", None, JOB)
+    assert [(host.host, host.slots) for host in hosts.slots] == [("n1", 3), ("n2", 1)]
+    path = tmp_path / "hosts"
+    path.write_text("n3\nn3\nn2\n")
+    hosts, _ = arrange(HostOptions(hostfile=path), "here", None, JOB)
+    assert [(host.host, host.slots) for host in hosts.slots] == [("n3", 2), ("n2", 1)]
+    with pytest.raises(HpctrainError, match="--hosts and --hostfile both say which hosts"):
+        arrange(HostOptions(hosts="n1", hostfile=path), "here", None, {})

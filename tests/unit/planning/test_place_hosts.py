@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hpctrain.errors import HpctrainError
@@ -101,3 +103,30 @@ def test_places_for_all_ranks_or_for_none() -> None:
             hosts=(Slots(host="n1", slots=1, places=(slot,)), Slots(host="n2", slots=1)),
             threads_per_rank=1,
         )
+
+
+def filled(slots: dict[str, int], ranks: int) -> list[tuple[str, int]]:
+    hosts = place_hosts(tuple(slots), ranks, FABRIC, known_from="x", slots_of=slots)
+    return [(host.host, host.slots) for host in hosts.slots]
+
+
+def test_uneven_slots_follow_their_hosts() -> None:
+    # Named in turns of the leaves; the order keeps each leaf's hosts together.
+    slots = {"n1": 1, "n2": 2, "n3": 3, "n4": 4}
+    hosts = filled(slots, 10)
+    assert dict(hosts) == slots
+    assert {name for name, _ in hosts[:2]} in ({"n1", "n3"}, {"n2", "n4"})
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9), min_size=1), st.data())
+def test_fewer_ranks_fill_hosts_one_after_the_other(slots: dict[str, int], data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, sum(slots.values())))
+    hosts = filled(slots, ranks)
+    assert sum(count for _, count in hosts) == ranks
+    assert all(count == slots[name] for name, count in hosts[:-1])
+    assert 1 <= hosts[-1][1] <= slots[hosts[-1][0]]
+
+
+def test_more_ranks_than_slots() -> None:
+    with pytest.raises(HpctrainError, match="-np 4: the hosts have 3 slots together"):
+        filled({"n1": 1, "n2": 2}, 4)

@@ -1,0 +1,21 @@
+printf %s 'n3:4
+n1:2
+' > '/home/me/it'"'"'s a run/hostfile' &&
+/opt/mpi/bin/mpirun \
+  -n 6 \
+  -genv I_MPI_PIN_DOMAIN auto:compact \
+  -genv HPCTRAIN_BACKEND horovod \
+  -genv MKL_NUM_THREADS 2 \
+  -genv OMP_NUM_THREADS 3 \
+  -genv OPENBLAS_NUM_THREADS 2 \
+  -genv PYTHONUNBUFFERED 1 \
+  -genv TF_CPP_MIN_LOG_LEVEL 2 \
+  -genv TF_NUM_INTEROP_THREADS 1 \
+  -genv TF_NUM_INTRAOP_THREADS 2 \
+  -genv A 1,2 \
+  -machinefile '/home/me/it'"'"'s a run/hostfile' \
+  -bootstrap ssh \
+  -bootstrap-exec-args \
+  '-p 1022' \
+  -v \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

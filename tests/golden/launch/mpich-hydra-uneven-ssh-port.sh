@@ -1,0 +1,18 @@
+env \
+  'HYDRA_LAUNCHER_EXTRA_ARGS=-p 1022' \
+  /opt/mpi/bin/mpirun \
+  -n 6 \
+  -hosts n3:4,n1:2 \
+  -bind-to core:2 \
+  -genv HPCTRAIN_BACKEND horovod \
+  -genv MKL_NUM_THREADS 2 \
+  -genv OMP_NUM_THREADS 3 \
+  -genv OPENBLAS_NUM_THREADS 2 \
+  -genv PYTHONUNBUFFERED 1 \
+  -genv TF_CPP_MIN_LOG_LEVEL 2 \
+  -genv TF_NUM_INTEROP_THREADS 1 \
+  -genv TF_NUM_INTRAOP_THREADS 2 \
+  -genv A 1,2 \
+  -bootstrap ssh \
+  -v \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

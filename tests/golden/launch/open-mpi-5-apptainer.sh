@@ -1,0 +1,15 @@
+/opt/mpi/bin/mpirun \
+  -np 2 \
+  --host n1:2 \
+  --map-by slot:PE=4 \
+  --bind-to core \
+  --mca osc '^ucx' \
+  -x HPCTRAIN_BACKEND=horovod \
+  -x MKL_NUM_THREADS=4 \
+  -x OMP_NUM_THREADS=4 \
+  -x OPENBLAS_NUM_THREADS=4 \
+  -x PYTHONUNBUFFERED=1 \
+  -x TF_CPP_MIN_LOG_LEVEL=2 \
+  -x TF_NUM_INTEROP_THREADS=1 \
+  -x TF_NUM_INTRAOP_THREADS=4 \
+  apptainer exec --nv --bind '/home/me/it'"'"'s a run' --bind /data:/data:ro '/images/it'"'"'s.sif' /opt/conda/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
