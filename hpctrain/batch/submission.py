@@ -113,6 +113,19 @@ def free_directory(path: Path) -> Path:
     return free
 
 
+def require_log_path(directory: Path) -> None:
+    """Refuse a directory in which Slurm (22.05) could not write a job's log: it takes % and backslashes for its own.
+
+    Raises:
+        HpctrainError: its path has one of them.
+    """
+    if found := [character for character in "%\\" if character in str(directory)]:
+        raise HpctrainError(
+            f"{directory}: Slurm writes no log to a path with {' and '.join(found)}",
+            "choose another one with --run-dir",
+        )
+
+
 def command_to_submit(directory: Path) -> str:
     """The line that submits a run directory's script again."""
     return shlex.join(["sbatch", f"--chdir={directory}", str(directory / "job.sh")])

@@ -13,18 +13,16 @@ import typer
 from hpctrain.batch.request import JobRequest, further_options, job_request
 from hpctrain.batch.script import render, variables
 from hpctrain.batch.staging import Staging, plan_staging
-from hpctrain.batch.submission import Job, check, command_to_submit, free_directory
+from hpctrain.batch.submission import Job, check, command_to_submit, free_directory, require_log_path
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
 from hpctrain.cli.start_options import ContainerRuntime, Environment, Image, LauncherName, Mounts, start_changes
-from hpctrain.cli.submission_preview import preview
 from hpctrain.cli.work import default_directory, read_work
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.hosts import LIVE
 from hpctrain.plan import HostOptions, Plan, Start, Stop
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import unplaced_plan
@@ -115,6 +113,7 @@ def submit(
     )
     first = next(iter(plans.values()))
     directory = (run_dir or free_directory(default_directory(first.title))).absolute()
+    require_log_path(directory)
     values = variables(
         request,
         profile,
@@ -128,6 +127,9 @@ def submit(
     for line in findings:
         typer.echo(line, err=True)
     if dry_run:
+        # Rendering placements takes time that a submission does not need.
+        from hpctrain.cli.submission_preview import preview
+
         typer.echo(preview(script, first, request), nl=False)
         if said := check(script):
             typer.echo(said, err=True)
@@ -198,7 +200,7 @@ def _host_options(profile: ClusterProfile, fabric: Path | None, node: str | None
     places = node or profile.node_map
     return HostOptions(
         fabric=given.absolute() if given else None,
-        node=str(Path(places).absolute()) if places and places != LIVE else places,
+        node=str(Path(places).absolute()) if places and places != "live" else places,
         interface=interface or profile.interface,
     )
 

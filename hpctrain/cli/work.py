@@ -40,5 +40,6 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> 
 
 def default_directory(title: str) -> Path:
     """Where the files of a run go that nobody has named a place for."""
-    # A name with a slash would be a path.
-    return Path("runs") / f"{Path(title).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
+    name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
+    return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

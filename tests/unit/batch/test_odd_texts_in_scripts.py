@@ -16,9 +16,8 @@ from hpctrain.batch.staging import Staged, Staging
 from hpctrain.cluster.container import Container
 
 # What means something to a shell, often, among everything else that a variable or a path can hold.
-_SPECIAL = st.sampled_from(
-    list(" '\"\\$`;|&<>(){}[]*?!#~%=-\n\t\r") + ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '"]
-)
+_COMMANDS = ("$(touch pwned)", "`touch pwned`", "'; touch pwned; '")
+_SPECIAL = st.sampled_from([*" '\"\\$`;|&<>(){}[]*?!#~%=-\n\t\r", *_COMMANDS])
 _ANY = st.characters(codec="utf-8", exclude_characters="\0")
 TEXT = st.lists(st.one_of(_SPECIAL, _ANY), max_size=20).map("".join)
 # As long as file systems allow, in bytes.

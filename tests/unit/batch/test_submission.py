@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,24 @@ def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: py
     assert words in capsys.readouterr().err
     assert programs.calls("sbatch") == []
     assert not Path("runs").exists()
+
+
+def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
+    """Its time is a matter of what is imported; the slow ones are not."""
+    program = (
+        "import sys; from hpctrain.cli.main import main; code = main(['submit', 'digits', '--cluster', 'generic']); "
+        "print(code, sorted({'matplotlib', 'networkx', 'ClusterShell', 'tensorboard'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b"])
+def test_a_path_that_slurm_cannot_log_to_is_refused(
+    name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
+    assert "--run-dir" in capsys.readouterr().err
+    assert not Path(name).exists()
+    Path(f"{name}.py").touch()
+    assert submit(f"{name}.py", "--cluster", "generic") == 0

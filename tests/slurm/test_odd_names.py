@@ -1,0 +1,70 @@
+"""Names with blanks, quotes, line breaks and commands in them, on a real Slurm: they arrive, and execute nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from launching import Launch
+from local_slurm import LocalSlurm
+
+ODD = {
+    "blank": "a  b",
+    "quotes": 'it\'s "x"',
+    "line break": "a\nb",
+    "command": "$(touch pwned)",
+    "backticks": "`touch pwned`",
+    "semicolon": "x; touch pwned;",
+    "hash": "#1 %j %x",
+    "backslash": "a\\nb\\",
+    "not ASCII": "é中",
+}
+SHOW = """
+import json, os, sys
+with open(os.environ["SEEN"], "w") as file:
+    json.dump([sys.argv[1:], os.environ["ODD"], os.environ["SLURM_JOB_NAME"]], file)
+"""
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
+def test_it_arrives(text: str, slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / text
+    folder.mkdir()
+    (folder / f"{text}.py").write_text(SHOW)
+    # Slurm itself cannot have these two in the path of a log.
+    run, seen = tmp_path / re.sub(r"[%\\]", "", f"run {text}"), tmp_path / "seen"
+    options = ["--cluster", "generic", "--time", "5", "--run-dir", str(run)]
+    options += ["--env", f"ODD={text}", "--env", f"SEEN={seen}", "--wait"]
+    done = slurm_hpctrain("submit", str(folder / f"{text}.py"), *options, "--", text)
+    logs = "".join(log.read_text() for log in run.glob("logs/*"))
+    assert done.returncode == 0, done.stdout + logs
+    arguments, variable, name = json.loads(seen.read_text())
+    assert (arguments, variable) == ([text], text)
+    # A name of a job is one line.
+    assert name == re.sub("\n", " ", text)
+    assert [path.name for path in run.glob("logs/job-*.log")]
+    assert not [*tmp_path.rglob("pwned")]
+
+
+def test_a_recipes_name(slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+    """It is in the plan, and in the default directory's name; the script has none of it."""
+    shown = slurm_hpctrain("recipes", "show", "digits").stdout
+    recipe = tmp_path / "odd.yaml"
+    name = "x'; touch pwned; $(touch pwned) \""
+    recipe.write_text(re.sub(r"^name: .*$", lambda _: f"name: {json.dumps(name)}", shown, flags=re.MULTILINE))
+    done = slurm_hpctrain("submit", str(recipe), "--cluster", "generic", "--time", "5", "--sbatch", "hold")
+    assert done.returncode == 0, done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "plan.json").read_text())["recipe"]["name"] == name
+    assert run.name.startswith("x'; touch pwned; $(touch pwned) \"")
+    slurm.run("scancel", *json.loads((run / "submission.json").read_text())["jobs"])
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x85", "\x1b[31m"])
+def test_a_job_name_that_is_no_line_is_refused(text: str, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+    done = slurm_hpctrain("submit", "digits", "--cluster", "generic", "--job-name", text)
+    assert done.returncode == 2
+    assert "--job-name" in done.stdout
+    assert not (tmp_path / "runs").exists()
