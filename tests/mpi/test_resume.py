@@ -1,0 +1,193 @@
+"""Runs on real ranks that are interrupted and resumed: the same bits as without the interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launching import Launch
+from safetensors.numpy import load_file
+
+from hpctrain.events import kept, read_events
+from hpctrain.records import read_records
+from hpctrain.rundir import RunDirectory
+
+BIN = Path(sys.executable).parent
+# 184 steps for the interruptions to fall into, of which a stop may take a second's worth.
+SETTINGS = ["--set", "epochs=8"]
+
+
+def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Callable[[int], None]) -> tuple[int, str]:
+    """Run hpctrain, interrupt it after some steps of this attempt; returns its exit status and what it printed."""
+    events = folder / "run" / "events.jsonl"
+    before = events.read_bytes().count(b'"event": "step"') if events.exists() else 0
+    with subprocess.Popen(
+        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            deadline = time.monotonic() + 100
+            while not events.exists() or events.read_bytes().count(b'"event": "step"') < before + steps:
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
+                time.sleep(0.02)
+            interrupt(process.pid)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.terminate()
+    return process.returncode, output
+
+
+def parameters(run: Path) -> dict[str, np.ndarray]:
+    *_, newest = sorted((run / "checkpoints").iterdir())
+    return load_file(newest / "state.safetensors")
+
+
+def numbers(run: Path) -> list[tuple[object, ...]]:
+    """All that was measured and does not depend on time."""
+    keys = ("iteration", "epoch", "loss", "learning_rate", "train_loss", "test_loss", "test_accuracy")
+    events = kept(read_events(run / "events.jsonl"))
+    return [tuple(event.get(key) for key in keys) for event in events if event["event"] in ("step", "epoch")]
+
+
+def assert_same_bits(run: Path, whole: Path) -> None:
+    one, other = parameters(run), parameters(whole)
+    assert one.keys() == other.keys()
+    assert {name for name in one if one[name].tobytes() != other[name].tobytes()} == set()
+    assert numbers(run) == numbers(whole)
+
+
+@pytest.mark.slow
+def test_pytorch_stopped_twice_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    whole = hpctrain("run", "digits", "-np", "2", *SETTINGS, "--run-dir", "whole")
+    assert whole.returncode == 0, whole.stdout
+    run = tmp_path / "run"
+    status, output = interrupted(
+        tmp_path, 5, ["digits", "-np", "2", *SETTINGS], lambda pid: os.kill(pid, signal.SIGUSR2)
+    )
+    assert status == 4, output
+    assert "SIGUSR2: waiting up to 60 s for the ranks" in output
+    assert "interrupted by SIGUSR2; all ranks saved their state and left" in output
+    assert "to go on: hpctrain run --resume --run-dir run\n" in output
+    stop = list(read_events(run / "events.jsonl"))[-2]
+    assert (stop["event"], stop["reason"]) == ("stopped", "SIGUSR2")
+    assert json.loads((run / "summary.json").read_text())["status"] == "resumable"
+    shutil.copytree(run, tmp_path / "narrow")
+
+    status, output = interrupted(tmp_path, 5, ["--resume"], lambda pid: os.kill(pid, signal.SIGINT))
+    assert status == 4, output
+    assert f"resumed at step {stop['iteration']} (attempt 2)" in output
+
+    def kill_rank_1(pid: int) -> None:
+        os.kill(read_records(RunDirectory(run))[1].pid, signal.SIGKILL)
+
+    status, output = interrupted(tmp_path, 5, ["--resume"], kill_rank_1)
+    assert status == 4, output
+    assert "rank 1 on " in output and "was killed by signal 9 (SIGKILL)" in output
+    last = hpctrain("run", "--resume", "--run-dir", "run")
+    assert last.returncode == 0, last.stdout
+    assert_same_bits(run, tmp_path / "whole")
+    assert [event["attempt"] for event in read_events(run / "events.jsonl") if event["event"] == "start"] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    again = hpctrain("run", "--resume", "--run-dir", "run")
+    assert (again.returncode, again.stdout) == (0, "hpctrain: run is done\n")
+
+    narrow = hpctrain("run", "--resume", "--run-dir", "narrow", "-np", "1", "--backend", "single")
+    assert narrow.returncode == 0, narrow.stdout
+    # Equal to rounding, which grows with the steps.
+    one, two = ([row[2] for row in numbers(tmp_path / name) if row[0]] for name in ("narrow", "whole"))
+    assert len(one) == len(two)
+    first = stop["iteration"]
+    assert one[:first] == two[:first]
+    assert one[first : first + 5] == pytest.approx(two[first : first + 5], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_keras_stopped_by_the_file(hpctrain: Launch, tmp_path: Path) -> None:
+    """As ``hpctrain cancel`` or another host asks for it."""
+    pytest.importorskip("keras")
+    arguments = ["digits", "-np", "2", "--framework", "keras", *SETTINGS]
+    whole = hpctrain("run", *arguments, "--run-dir", "whole")
+    assert whole.returncode == 0, whole.stdout
+    run = tmp_path / "run"
+    status, output = interrupted(
+        tmp_path, 5, arguments, lambda pid: (run / "stop").write_text("the time is over\n") and None
+    )
+    assert status == 4, output
+    assert "the time is over" in output
+    last = hpctrain("run", "--resume", "--run-dir", "run")
+    assert last.returncode == 0, last.stdout
+    assert_same_bits(run, tmp_path / "whole")
+
+
+SCRIPT = """
+import json, os, sys, time
+import hpctrain as ht
+
+comm = ht.init()
+file = "state.json"
+done = json.load(open(file))["done"] if os.path.exists(file) else 0
+print("from", done, flush=True)
+for step in range(done, 10_000 if done == 0 else done + 3):
+    time.sleep(0.02)
+    if ht.should_stop():
+        if comm.rank == 0:
+            json.dump({"done": step}, open(file, "w"))
+        comm.barrier()
+        sys.exit(ht.RESUMABLE)
+    if step == 20 and comm.rank == 0:
+        open("events.seen", "w").close()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path, number: signal.Signals) -> None:
+    """USR2 by the launcher and its file; SIGTERM to one rank alone, as Slurm may deliver it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    command = [str(BIN / "hpctrain"), "run", "train.py", "-np", "2", "--run-dir", "run"]
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "events.seen").exists():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            to = process.pid if number == signal.SIGUSR2 else read_records(RunDirectory(tmp_path / "run"))[1].pid
+            os.kill(to, number)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.terminate()
+    assert process.returncode == 4, output
+    assert "to go on: hpctrain run --resume --run-dir run" in output
+    records = read_records(RunDirectory(tmp_path / "run"))
+    assert {rank: (record.status, record.exit_code) for rank, record in records.items()} == {
+        0: ("resumable", 4),
+        1: ("resumable", 4),
+    }
+    done = json.loads((tmp_path / "state.json").read_text())["done"]
+    again = hpctrain("run", "--resume", "--run-dir", "run")
+    assert again.returncode == 0, again.stdout
+    assert f"from {done}\n" in again.stdout
+    assert "from 0" not in again.stdout

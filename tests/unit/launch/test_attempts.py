@@ -1,0 +1,136 @@
+"""What --resume begins from, when it refuses, and that a run has one launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hpctrain.checkpoints import Progress, checkpoint_path, write_checkpoint
+from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
+from hpctrain.launch.attempts import Attempt, hold, next_attempt
+from hpctrain.plan import Plan, Script
+from hpctrain.rundir import RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "it's a run")
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    return made
+
+
+def happened(directory: RunDirectory, *events: tuple[str, dict[str, Any]]) -> None:
+    with EventWriter(directory.events) as writer:
+        for event, values in events:
+            writer.emit(event, **values)
+
+
+def start(iteration: int = 0, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "start", {"attempt": 1, "iteration": iteration, **more}
+
+
+def checkpoint(directory: RunDirectory, iteration: int) -> tuple[str, dict[str, Any]]:
+    progress = Progress(iteration=iteration, epoch=1, losses=(), epoch_seconds=0, seconds=0, ranks=1)
+    write_checkpoint(directory.checkpoints, progress, {"a": np.zeros(3)})
+    return "checkpoint", {"iteration": iteration}
+
+
+FAULT = ("fault", {"rank": 1, "host": "n2", "message": "rank 1 on n2 was killed"})
+RESUMABLE = ("end", {"status": "resumable"})
+
+
+def test_a_submitted_run_begins(directory: RunDirectory) -> None:
+    assert next_attempt(directory, 3) == Attempt()
+
+
+def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
+    happened(directory, start(), ("end", {"status": "done"}))
+    assert next_attempt(directory, 3) is None
+    # A rank failed although rank 0 was done.
+    happened(directory, FAULT, ("end", {"status": "failed"}))
+    assert next_attempt(directory, 3) == Attempt(number=2)
+
+
+def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
+    happened(directory, start(), checkpoint(directory, 10), checkpoint(directory, 20))
+    assert next_attempt(directory, 3) == Attempt(number=2, iteration=20)
+    (checkpoint_path(directory.checkpoints, 20) / "state.safetensors").write_bytes(b"")
+    found = next_attempt(directory, 3)
+    assert found is not None
+    assert (found.iteration, len(found.damaged)) == (10, 1)
+    (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
+    with pytest.raises(
+        HpctrainError, match=r"checkpoint was written at step 20, and none can be read: .*step-0+20"
+    ) as e:
+        next_attempt(directory, 3)
+    assert e.value.exit_code == 1
+
+
+def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDirectory) -> None:
+    happened(directory, start(), checkpoint(directory, 10), RESUMABLE)
+    for _ in range(3):
+        assert next_attempt(directory, 2) is not None
+        happened(directory, start(10), FAULT, RESUMABLE)
+    with pytest.raises(HpctrainError, match=r"last 3 attempts began at step 10 .*rank 1 on n2 was killed") as caught:
+        next_attempt(directory, 2)
+    assert caught.value.exit_code == 1
+    assert f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle" in caught.value.hint
+    assert next_attempt(directory, 3) is not None
+    # One step further, and it may try again.
+    happened(directory, start(10), checkpoint(directory, 11), FAULT, RESUMABLE)
+    assert next_attempt(directory, 0) == Attempt(number=6, iteration=11)
+
+
+def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
+    happened(directory, start(), start())
+    with pytest.raises(HpctrainError, match="last 2 attempts began at step 0"):
+        next_attempt(directory, 1)
+
+
+def test_a_script_that_stops_in_good_order_gets_further(directory: RunDirectory) -> None:
+    for _ in range(9):
+        happened(directory, start(), RESUMABLE)
+        assert next_attempt(directory, 1) is not None
+
+
+def test_one_launcher_at_a_time(directory: RunDirectory) -> None:
+    refused = pytest.raises(HpctrainError, match=f"another hpctrain: process {os.getpid()} on ")
+    with hold(directory), refused, hold(directory):
+        pass
+    with hold(directory):
+        pass
+
+
+def test_ranks_that_outlived_their_launcher(directory: RunDirectory) -> None:
+    me = psutil.Process()
+    values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time(), "status": "running"}
+    directory.rank(0).write_text(json.dumps(values))
+    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}"), hold(directory):
+        pass
+
+
+def test_a_job_that_still_runs(directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\ncase "$*" in *--jobs=17*) echo RUNNING;; esac\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    happened(directory, start(job="16"))
+    with hold(directory):
+        pass
+    happened(directory, start(job="17"))
+    with pytest.raises(HpctrainError, match="job of its last attempt still runs: 17"), hold(directory):
+        pass
+    # The job itself, requeued.
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with hold(directory):
+        pass
