@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -61,11 +63,16 @@ def this_machine() -> Machine:
     )
 
 
-def usable_cores() -> int:
-    """Physical cores within this process's affinity, which a batch system or a container may have narrowed."""
+def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
+    """Physical cores within this process's affinity, which a batch system or a container may have narrowed.
+
+    Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one.
+    """
     logical = psutil.cpu_count()
     physical = psutil.cpu_count(logical=False)
-    allowed = len(os.sched_getaffinity(0))
+    # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
+    job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
+    allowed = min([len(os.sched_getaffinity(0)), *job])
     return max(1, allowed * physical // logical) if logical and physical else allowed
 
 

@@ -118,6 +118,9 @@ def test_cores_are_physical_and_within_the_affinity(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     assert facts.usable_cores() == 2
+    # A job's share of its smallest node, where Slurm leaves the affinity alone.
+    assert facts.usable_cores({"SLURM_JOB_CPUS_PER_NODE": "4(x2),2"}) == 1
+    assert facts.usable_cores({"SLURM_JOB_CPUS_PER_NODE": "64(x128)"}) == 2
 
 
 def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
