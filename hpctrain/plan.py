@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpctrain.cluster.container import Container
 from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.stopping import STOP_SIGNALS as STOP_SIGNALS
 from hpctrain.topology.node_map import Slot
 
 BACKENDS = ("auto", "horovod", "single")
@@ -104,7 +105,8 @@ class Stop(BaseModel):
     """How a run is stopped so that it can be resumed.
 
     Attributes:
-        signal: asks the launcher, or any rank, to end the step, write a checkpoint and leave; without ``SIG``.
+        signal: one of :data:`STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to end the step, write a
+            checkpoint and leave.
         seconds: how long that may take before every process is ended.
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """

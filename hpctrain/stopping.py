@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 # The exit status of a script, or of a run, that was interrupted and can be resumed.
 RESUMABLE = 4
+# What may ask a launcher, or announce the end of a job. TERM is what cancelled and preempted jobs get; the others end a
+# process at once, tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
+STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
 
 # The file may lie on a shared file system.
 _LOOK_SECONDS = 1.0
@@ -22,6 +26,7 @@ _reason: str | None = None
 _file: Path | None = None
 _looked = float("-inf")
 _handled: set[signal.Signals] = set()
+_announce: Callable[[], None] | None = None
 
 
 def listen(*names: str) -> None:
@@ -32,11 +37,25 @@ def listen(*names: str) -> None:
     if not _handled:
         # A forked worker is ended by SIGTERM like any other process: it has no step to end.
         os.register_at_fork(after_in_child=_forget)
+    before = listens()
     for name in names:
         number = signal.Signals[f"SIG{name}"]
         if number not in _handled:
             signal.signal(number, _receive)
             _handled.add(number)
+    if _announce and listens() and not before:
+        _announce()
+
+
+def listens() -> bool:
+    """Whether this process has shown that it can stop: SIGTERM asks it to."""
+    return signal.SIGTERM in _handled
+
+
+def announce(say: Callable[[], None]) -> None:
+    """Let ``say`` be called once this process :func:`listens`, if it does not yet."""
+    global _announce
+    _announce = say
 
 
 def watch(file: Path) -> None:
@@ -59,6 +78,12 @@ def asked(*, look: bool) -> str | None:
         except OSError:
             return None
     return _reason
+
+
+def agree() -> None:
+    """All ranks stop: this one was asked too, whichever of them it was that got the signal."""
+    global _reason
+    _reason = _reason or "asked on another rank"
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
