@@ -6,7 +6,7 @@ Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the
 kind       keys
 ========== ==========================================================================================
 start      attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
-           or null), launcher (text), hosts (in the order of the ranks), host and pid of the launcher, which writes it
+           JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and pid of the launcher, which writes it
 run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
 step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
 epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
@@ -101,9 +101,15 @@ class EventWriter:
 def _drop_partial_line(path: Path) -> None:
     """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
     text = path.read_bytes()
-    whole = text.rfind(b"\n") + 1
-    if whole < len(text):
+    if (whole := _whole(text)) < len(text):
         os.truncate(path, whole)
+
+
+def _whole(text: bytes) -> int:
+    """How much of the text is whole lines. A crash of the machine can leave zeros in the last one."""
+    whole = text.rfind(b"\n") + 1
+    begin = text.rfind(b"\n", 0, max(whole - 1, 0)) + 1
+    return begin if b"\0" in text[begin:whole] else whole
 
 
 def disk_error(
@@ -118,7 +124,7 @@ def disk_error(
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file, in order. A last line cut short by a crash is left out.
+    """The events of a file, in order. A last line that a crash cut short or damaged is left out.
 
     Raises:
         HpctrainError: there is no such file, or a line within it is not an event or lacks a key of its kind.
@@ -127,10 +133,19 @@ def read_events(path: Path) -> Iterator[Event]:
         text = path.read_bytes()
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            return
+    lines = text[: _whole(text)].splitlines()
+    for number, line in enumerate(lines, start=1):
         yield parse_event(line, f"{path}:{number}")
+
+
+def attempts(events: Iterable[Event]) -> list[list[Event]]:
+    """The events cut at each ``start``, the first of its part; ranks that were started by hand have a part without."""
+    parts: list[list[Event]] = []
+    for event in events:
+        if event["event"] == "start" or not parts:
+            parts.append([])
+        parts[-1].append(event)
+    return parts
 
 
 def kept(events: Iterable[Event]) -> list[Event]:
@@ -165,7 +180,8 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
 def parse_event(line: bytes, where: str) -> Event:
     """One line of an events file."""
     try:
-        event = json.loads(line)
+        # Not the bytes: zeros in a damaged line would be taken for another encoding.
+        event = json.loads(line.decode())
     except ValueError as error:
         raise HpctrainError(f"{where}: not an event: {error}") from error
     if not isinstance(event, dict) or not isinstance(event.get("event"), str) or "time" not in event:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Literal
 
 import psutil
 from pydantic import BaseModel
 
+from hpctrain.errors import HpctrainError
 from hpctrain.rundir import RunDirectory, read_model, write_json
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
@@ -22,13 +24,14 @@ class RankError(BaseModel):
 
 
 class RankRecord(BaseModel):
-    """``ranks/rank-N.json``."""
+    """``ranks/rank-N.json``. ``listens``: the rank ends in good order when it is asked to stop."""
 
     rank: int
     host: str
     pid: int
     started: float
     status: Literal["running", "done", "failed", "resumable"]
+    listens: bool = False
     ended: float = 0.0
     exit_code: int = 0
     error: RankError | None = None
@@ -58,6 +61,15 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
     """
     records = [read_model(path, RankRecord) for path in directory.ranks.glob("rank-*.json")]
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
+
+
+def whole_records(directory: RunDirectory) -> list[RankRecord]:
+    """The records that can be read; a crash of the machine can leave others."""
+    found: list[RankRecord] = []
+    for path in directory.ranks.glob("rank-*.json"):
+        with contextlib.suppress(HpctrainError):
+            found.append(read_model(path, RankRecord))
+    return found
 
 
 def write_record(directory: RunDirectory, record: RankRecord) -> None:

@@ -6,7 +6,8 @@
     RUN_DIR/events.jsonl         what happened, in all attempts
     RUN_DIR/summary.json         how the last attempt ended
     RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
-    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave
+    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
+                                 alone: it makes the file at a signal, and removes it when it begins an attempt
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
@@ -21,7 +22,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -98,6 +99,7 @@ class RunDirectory:
             # Of several runs that are started in one place, one makes this file.
             with self.plan.open("x") as file:
                 file.write(plan.model_dump_json(indent=2) + "\n")
+                _to_disk(file)
             self.logs.mkdir(exist_ok=True)
             self.ranks.mkdir(exist_ok=True)
         except FileExistsError as error:
@@ -143,19 +145,25 @@ def new_directory(path: Path) -> RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a part."""
+    """Write JSON so that a reader finds the old file or the new one, never a part, also after a crash of the machine."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump(value, file, indent=2)
                 file.write("\n")
+                _to_disk(file)
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise disk_error(error, path) from error
+
+
+def _to_disk(file: TextIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read_model(path: Path, model: type[Model]) -> Model:

@@ -11,7 +11,7 @@ LAUNCHERS = ("auto", "mpirun", "srun-pmix", "srun-pmi2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launcher:
+class LauncherClaim:
     """The claim of one launcher: that it started ``size`` ranks, this one being ``rank``."""
 
     name: str
@@ -32,12 +32,12 @@ _KNOWN = (
 SIZE_VARIABLES = tuple(size for _, size, _ in _KNOWN)
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> Launcher | None:
+def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
     """The launcher that started this process, or None for a process started by hand."""
     for name, size, rank in _KNOWN:
         if environment.get(size, "").isdigit():
             rank_text = environment.get(rank, "0")
-            return Launcher(
+            return LauncherClaim(
                 name=name,
                 variable=size,
                 rank=int(rank_text) if rank_text.isdigit() else 0,

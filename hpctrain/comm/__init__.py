@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from hpctrain import stopping
-from hpctrain.cluster.launcher import Launcher, detect
+from hpctrain.cluster.launcher import LauncherClaim, detect
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
@@ -59,12 +59,16 @@ def should_stop() -> bool:
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
-    ranks, after which ``hpctrain run --resume`` starts it again. From the first call on, SIGTERM asks for a stop too.
+    ranks, after which ``hpctrain run --resume`` starts it again. From the first call on, SIGTERM asks for a stop too, and
+    so does any signal to ``hpctrain run`` that would end it.
     """
     comm = current()
     stopping.listen("TERM")
     own = stopping.asked(look=comm.rank == 0) is not None
-    return bool(comm.allreduce(np.array([float(own)]), "max")[0])
+    stop = bool(comm.allreduce(np.array([float(own)]), "max")[0])
+    if stop:
+        stopping.agree()
+    return stop
 
 
 def shutdown() -> None:
@@ -87,7 +91,7 @@ def _abort_on_exception(comm: Communicator) -> None:
     sys.excepthook = report_and_abort
 
 
-def _connect(wanted: str, launcher: Launcher | None) -> Communicator:
+def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     ranks = launcher.size if launcher else 1
     if wanted == "single" or (wanted == "auto" and ranks == 1):
         if launcher and ranks > 1:
@@ -100,7 +104,7 @@ def _connect(wanted: str, launcher: Launcher | None) -> Communicator:
     return _connect_horovod(wanted, launcher)
 
 
-def _connect_horovod(wanted: str, launcher: Launcher | None) -> Communicator:
+def _connect_horovod(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

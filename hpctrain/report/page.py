@@ -15,7 +15,7 @@ from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Reported
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.record import Attempt, Record
+from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -159,7 +159,7 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
     )
 
 
-def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
+def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     """An attempt as the page's table shows it."""
     start = attempt.start
     ending = [event["message"] for event in attempt.faults] or [str(attempt.end.get("status", UNFINISHED))]

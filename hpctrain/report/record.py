@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, kept, read_events
+from hpctrain.events import Event, attempts, kept, read_events
 from hpctrain.rundir import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class PastAttempt:
     """One start of a run and what came of it: the events of these kinds, empty until they happened.
 
     ``start`` is empty too for ranks that were started by hand.
@@ -44,7 +44,7 @@ class Record:
     epochs: list[Event]
     checkpoints: list[Event]
     overlaps: list[Event]
-    attempts: list[Attempt]
+    attempts: list[PastAttempt]
     last_time: float | None
 
     @classmethod
@@ -93,21 +93,15 @@ class Record:
         return [step for step in self.steps if step["iteration"] not in first] or self.steps
 
 
-def _attempts(events: Sequence[Event]) -> list[Attempt]:
-    """The events cut at each start."""
-    parts: list[list[Event]] = []
-    for event in events:
-        if event["event"] == "start" or not parts:
-            parts.append([])
-        parts[-1].append(event)
+def _attempts(events: Sequence[Event]) -> list[PastAttempt]:
     return [
-        Attempt(
+        PastAttempt(
             start=_last(part, "start"),
             faults=tuple(event for event in part if event["event"] == "fault"),
             stopped=_last(part, "stopped"),
             end=_last(part, "end"),
         )
-        for part in parts
+        for part in attempts(events)
     ]
 
 

@@ -39,7 +39,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
-        communication are over all steps but the first, which also compiles and allocates.
+        communication are over all steps but the first of each attempt, which also compiles and allocates.
     """
     return summarise_record(Record.read(directory), plan, status)
 

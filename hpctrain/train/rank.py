@@ -32,17 +32,16 @@ from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a rank ended: an exit status that is not 0, and the error in words."""
+class Ending:
+    """How a rank ended that was not done: an exit status that is not 0, and the error in words.
+
+    ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved.
+    """
 
     exit_code: int
     kind: str
     message: str
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the work was stopped in good order, with its state saved."""
-        return self.exit_code == stopping.RESUMABLE and self.kind == SystemExit.__name__
+    resumable: bool = False
 
 
 def run_rank(path: Path) -> int:
@@ -65,21 +64,23 @@ def run_rank(path: Path) -> int:
         pid=os.getpid(),
         started=psutil.Process().create_time(),
         status="running",
+        listens=stopping.listens(),
     )
     write_record(directory, record)
-    failure = _attempt(directory, rank)
+    stopping.announce(lambda: write_record(directory, record.model_copy(update={"listens": True})))
+    ending = _attempt(directory, rank)
     try:
-        write_record(directory, record.model_copy(update=_ending(failure)))
+        write_record(directory, record.model_copy(update=_of_the_end(ending)))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
-        os.write(terminal, f"rank {rank} on {record.host}: {(failure or error).message}; {error}\n".encode())
-        if failure is None or failure.resumable:
-            failure = _describe(error)
-    if failure is None or failure.resumable:
+        os.write(terminal, f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n".encode())
+        if ending is None or ending.resumable:
+            ending = _describe(error)
+    if ending is None or ending.resumable:
         return 0
     if launcher and launcher.size > 1:
-        _end_job(failure.exit_code)
-    return failure.exit_code
+        _end_job(ending.exit_code)
+    return ending.exit_code
 
 
 def _redirect_output(log: Path) -> int:
@@ -95,7 +96,7 @@ def _redirect_output(log: Path) -> int:
     return terminal
 
 
-def _attempt(directory: RunDirectory, rank: int) -> Failure | None:
+def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
     """Do the work; what goes wrong is printed to the log and returned."""
     script = None
     try:
@@ -140,19 +141,23 @@ def _run_script(script: Script) -> None:
     runpy.run_path(str(script.path), run_name="__main__")
 
 
-def _exit_status(stop: SystemExit) -> Failure | None:
+def _exit_status(stop: SystemExit) -> Ending | None:
     if stop.code is None or stop.code == 0:
         return None
     if isinstance(stop.code, int):
-        return Failure(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=f"exit status {stop.code}")
+        message = f"exit status {stop.code}"
+        resumable = stop.code == stopping.RESUMABLE and stopping.asked(look=True) is not None
+        if stop.code == stopping.RESUMABLE and not resumable:
+            message += ", which says that it was stopped, but nobody asked it to stop"
+        return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
     with contextlib.suppress(OSError):
         print(stop.code, file=sys.stderr)
-    return Failure(exit_code=1, kind="SystemExit", message=str(stop.code))
+    return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
 
 
-def _describe(error: BaseException) -> Failure:
+def _describe(error: BaseException) -> Ending:
     code = error.exit_code if isinstance(error, HpctrainError) else 1
-    return Failure(exit_code=code, kind=type(error).__name__, message=str(error))
+    return Ending(exit_code=code, kind=type(error).__name__, message=str(error))
 
 
 def _print_error(error: BaseException, script: Script | None) -> None:
@@ -170,14 +175,14 @@ def _from_script(trace: TracebackType | None, script: Script | None) -> Tracebac
     return start or trace
 
 
-def _ending(failure: Failure | None) -> dict[str, Any]:
-    if failure is None:
+def _of_the_end(ending: Ending | None) -> dict[str, Any]:
+    if ending is None:
         return {"status": "done", "ended": time.time()}
     return {
-        "status": "resumable" if failure.resumable else "failed",
+        "status": "resumable" if ending.resumable else "failed",
         "ended": time.time(),
-        "exit_code": failure.exit_code,
-        "error": None if failure.resumable else RankError(type=failure.kind, message=failure.message),
+        "exit_code": ending.exit_code,
+        "error": None if ending.resumable else RankError(type=ending.kind, message=ending.message),
     }
 
 

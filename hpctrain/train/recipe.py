@@ -36,6 +36,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
         )
         done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))
     if not done:
+        stopping.agree()
         raise SystemExit(stopping.RESUMABLE)
 
 

@@ -32,7 +32,19 @@ def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_write
     assert [event["iteration"] for event in read_events(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[1]", json.dumps({"event": "step"}), '{"time": 1, "event": []}', "\xff"])
+def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for damage in (b"\0" * 40, b'{"time": 1.0, \0\0\0\0\n'):
+        path.write_bytes(b'{"time": 1.0, "event": "mark", "iteration": 1}\n' + damage)
+        assert [event["iteration"] for event in read_events(path)] == [1]
+        with EventWriter(path) as events:
+            events.emit("mark", iteration=2)
+        assert [event["iteration"] for event in read_events(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", "[1]", json.dumps({"event": "step"}), '{"time": 1, "event": []}', "\xff", '{"\0": 1}\n{}']
+)
 def test_a_wrong_line_is_named(tmp_path, line):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1.0, "event": "mark"}\n' + line + "\n", encoding="latin-1")

@@ -139,3 +139,22 @@ def test_a_disk_that_is_full_from_the_start(hpctrain: Launch, tmp_path: Path, sm
     assert "no space left to write" in result.stdout
     assert "--run-dir" in result.stdout
     assert "Traceback" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "said"),
+    [
+        ("", "failed", "exit status 4, which says that it was stopped, but nobody asked it to stop"),
+        ("os.kill(os.getpid(), signal.SIGUSR2)", "resumable", None),
+        ("open('run/stop', 'w').close()", "resumable", None),
+    ],
+)
+def test_exit_status_4_is_for_a_rank_that_was_asked(tmp_path: Path, before: str, status: str, said: str | None) -> None:
+    _, record, _ = run_rank(tmp_path, f"import os, signal, sys\n{before}\nsys.exit(4)")
+    assert (record["status"], record["error"] and record["error"]["message"]) == (status, said)
+
+
+def test_the_record_says_that_a_script_listens(tmp_path: Path) -> None:
+    text = "import json, hpctrain as ht\nlistens = lambda: json.load(open('run/ranks/rank-0.json'))['listens']\n"
+    _, _, log = run_rank(tmp_path, text + "before = listens(); ht.should_stop(); print(before, listens())")
+    assert "False True\n" in log
