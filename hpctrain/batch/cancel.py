@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 
 from hpctrain.batch.find_run import FoundRun, jobs_of
-from hpctrain.batch.queue import JobState
+from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
@@ -69,6 +69,9 @@ def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
         return
     host, pid = start["host"], start["pid"]
     if host != socket.gethostname():
+        # The launcher ended with its job, which left no time to say so.
+        if start.get("job") and not any(job.live for job in job_states([start["job"]], seconds=_SLURM_SECONDS)):
+            return
         hint = f"cancel it there, or enter there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
     process = launcher_process(start)

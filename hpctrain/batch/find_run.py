@@ -7,20 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel
-
+from hpctrain.batch.outcome import array_task
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
+from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
 from hpctrain.rundir import RunDirectory, read_model
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 _TASK = re.compile(r"task-(\d+)", re.ASCII)
-
-
-class _Submission(BaseModel):
-    """What is read here of submission.json."""
-
-    jobs: list[str] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +24,7 @@ class FoundRun:
     Attributes:
         directory: of the run, of the array, or of the one task that was named.
         task: the number of the one task; None for a run and for a whole array.
-        tasks: the directories of an array's tasks that have begun, by number.
+        tasks: the directories of an array's tasks, by number.
     """
 
     directory: RunDirectory
@@ -45,7 +39,7 @@ class FoundRun:
     def submitted_jobs(self) -> tuple[str, ...]:
         """The numbers of the jobs that were submitted together; none for a run that was not."""
         file = self.job_directory.submission
-        return tuple(read_model(file, _Submission).jobs) if file.exists() else ()
+        return read_model(file, Submission).jobs if file.exists() else ()
 
 
 def find_run(target: str) -> FoundRun:
@@ -55,22 +49,20 @@ def find_run(target: str) -> FoundRun:
         HpctrainError: there is no such directory or job, or no run of hpctrain in it.
     """
     path = _job_directory(target) if is_job_id(target) else _directory(target)
-    match = _TASK.fullmatch(path.name)
-    task = int(match[1]) if match and RunDirectory(path.parent).submission.exists() else None
     found = RunDirectory(path)
-    # A task that waits has no directory yet.
-    if task is None and not found.plan.exists() and not found.submission.exists():
+    task = array_task(found)
+    tasks = {int(name[1]): RunDirectory(folder) for folder in _folders(path) if (name := _TASK.fullmatch(folder.name))}
+    if not tasks and not found.plan.exists():
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
         raise HpctrainError(f"{called} holds no run", hint)
-    tasks = {int(name[1]): RunDirectory(folder) for folder in _folders(path) if (name := _TASK.fullmatch(folder.name))}
-    return FoundRun(directory=found, task=task, tasks=dict(sorted(tasks.items())) if task is None else {})
+    return FoundRun(directory=found, task=task, tasks=dict(sorted(tasks.items())))
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
     """The jobs of a run that Slurm knows: submitted together, follow-ups that its own jobs submitted, and ``also``.
 
-    A job belongs to a run if it begins in the directory, which is how `hpctrain submit` submits it.
+    A job is a run's if its script is the run's own; another that only works in the directory is not.
 
     Args:
         found: the run; of one task of an array, only the jobs of this task.
@@ -83,16 +75,15 @@ def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> l
     numbers = {*found.submitted_jobs(), *also}
     if not numbers:
         return []
-    directory = found.job_directory.path
-    all_jobs = jobs_of_user(directory.stat().st_uid, seconds=seconds)
-    jobs = [job for job in all_jobs if {job.job, job.number} & numbers or _same(job.directory, directory)]
-    missing = sorted(numbers - {number for job in jobs for number in (job.job, job.number)})
-    jobs += job_states(missing, seconds=seconds)
+    script = found.job_directory.script
+    all_jobs = jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds)
+    jobs = [job for job in all_jobs if job.names & numbers or _same(Path(job.command), script)]
+    jobs += job_states(sorted(numbers.difference(*(job.names for job in jobs))), seconds=seconds)
     return [job for job in jobs if found.task is None or job.has_task(found.task)]
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths are one directory; only the last name may decide it without a look at the disk."""
+    """Whether two paths are one file; only the last name may decide it without a look at the disk."""
     return one == other or (one.name == other.name and one.resolve() == other.resolve())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
 
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
@@ -44,17 +45,17 @@ _SQUEUE = {
     "NodeList": 512,
     "exit_code": 64,
     "restartcnt": 64,
+    "Command": 1024,
     "WorkDir": 1024,
 }
 _SACCT = ("JobID", "JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobState:
+class JobState(BaseModel):
     """One job, or one task of an array; tasks that wait are one entry together.
 
     Attributes:
-        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait.
+        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
         number: what Slurm calls the job itself, ``%j`` in the names of logs; each task of an array has one.
         state: Slurm's word, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
         reason: Slurm's word for why it waits, or how it ended; empty where there is none.
@@ -64,8 +65,12 @@ class JobState:
         nodes: in bracket form, empty before it has any.
         exit_code, signal: of the batch script; 0 while it runs.
         restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
+        command: the job script's path, its arguments behind it; empty where there is none, or only the accounting
+            remembers the job.
         directory: where its script began.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     id: str
     number: str
@@ -78,6 +83,7 @@ class JobState:
     exit_code: int
     signal: int
     restarts: int
+    command: str
     directory: Path
 
     @property
@@ -92,8 +98,13 @@ class JobState:
 
     @property
     def job(self) -> str:
-        """The number of the job, or of the array that it is a task of."""
-        return self.id.partition("_")[0]
+        """The number of the job, or of the array or heterogeneous job that it is a part of."""
+        return re.split(r"[_+]", self.id)[0]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What Slurm takes for this job, alone or with others."""
+        return frozenset((self.id, self.job, self.number))
 
     @property
     def array_task(self) -> str | None:
@@ -112,15 +123,6 @@ def is_job_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def job_state(job_id: str) -> JobState | None:
-    """One job; None if Slurm does not know it, or no longer. Of an array one of its entries.
-
-    Raises:
-        HpctrainError: as :func:`job_states`.
-    """
-    return next(iter(job_states([job_id])), None)
-
-
 def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
     """The jobs of these numbers that Slurm knows, in the order of their numbers; each task of an array is one.
 
@@ -134,7 +136,7 @@ def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobStat
     if not ids:
         return []
     states = _squeue([f"--jobs={','.join(ids)}"], seconds)
-    known = {number for state in states for number in (state.job, state.number)}
+    known = {name for state in states for name in state.names}
     forgotten = [job for job in ids if job.partition("_")[0] not in known]
     return sorted([*states, *_sacct(forgotten, seconds)], key=_order)
 
@@ -153,8 +155,9 @@ def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
 
 
 def _order(state: JobState) -> tuple[int, int]:
-    first = re.match(r"\d+", state.array_task or "")
-    return int(state.job), int(first[0]) if first else 0
+    # The task of an array, the first of those that wait, or the part of a heterogeneous job.
+    first = re.match(r"\d+[_+]\[?(\d+)", state.id)
+    return int(state.job), int(first[1]) if first else 0
 
 
 def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
@@ -189,6 +192,7 @@ def _squeue_state(row: dict[str, str]) -> JobState:
         exit_code=status >> 8,
         signal=status & 0x7F,
         restarts=int(row["restartcnt"]),
+        command="" if row["Command"] == "(null)" else row["Command"],
         directory=Path(row["WorkDir"]),
     )
 
@@ -224,6 +228,7 @@ def _sacct_state(row: dict[str, str]) -> JobState:
         exit_code=int(exit_code),
         signal=int(signal or 0),
         restarts=0,
+        command="",
         directory=Path(row["WorkDir"]),
     )
 

@@ -58,8 +58,7 @@ def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
     from hpctrain.report.logs import RankLogs
     from hpctrain.rundir import read_model
 
-    plan = found.directory.plan if found.directory.plan.exists() else found.job_directory.plan
-    return RankLogs(found.directory, _ranks(rank), read_model(plan, Plan).ranks)
+    return RankLogs(found.directory, _ranks(rank), read_model(found.directory.plan, Plan).ranks)
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

@@ -33,7 +33,7 @@ def status(
 
 def _table(run: RunStatus) -> str:
     rows = {
-        run.title or "run": " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip(),
+        run.title: " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip(),
         "": run.message,
         "resume with": run.resume,
         "directory": run.run_dir,
@@ -53,9 +53,7 @@ def _table(run: RunStatus) -> str:
 
 
 def _array(array: ArrayStatus) -> str:
-    """A line a task, and one for each entry of those that wait."""
-    from hpctrain.report.status import waits_for
-
+    """A line a task."""
     rows = [["task", "state", "step", "loss", "samples/s", "remaining", ""]]
     for run in array.tasks:
         loss = "" if run.loss is None else f"{run.loss:.4g}"
@@ -63,8 +61,7 @@ def _array(array: ArrayStatus) -> str:
         remaining = _duration(run.remaining_s) or ""
         rows.append([str(run.task), run.state, _of(run.step, run.steps) or "", loss, speed, remaining, run.message])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *(waits_for(job.id, job.reason, job.start) for job in array.waiting)])
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _of(number: int | None, total: int | None) -> str | None:

@@ -10,11 +10,16 @@ from hpctrain.rundir import RunDirectory
 
 
 class Tail:
-    """The lines that a growing file gets from now on, each given once. The file may come later."""
+    """The lines of a growing file, each given once. The file may come later.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        whole: with the lines that it has already.
+    """
+
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not whole else 0
 
     def lines(self, *, last: bool = False) -> list[bytes]:
         """The whole lines since the last call; with ``last`` also one that has no end."""

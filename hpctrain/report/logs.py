@@ -15,14 +15,6 @@ from hpctrain.rundir import RunDirectory
 _RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
 
 
-class _WholeFile(Tail):
-    """The lines of all attempts, those of before the first look with them."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._offset = 0
-
-
 class RankLogs:
     """The logs of the ranks, merged.
 
@@ -49,7 +41,7 @@ class RankLogs:
         for path in self._directory.logs.glob("rank-*.log"):
             name = _RANK.fullmatch(path.name)
             if name and (self._ranks is None or int(name[1]) in self._ranks):
-                self._tails.setdefault(int(name[1]), _WholeFile(path))
+                self._tails.setdefault(int(name[1]), Tail(path, whole=True))
         new = {rank: [printable(line) for line in tail.lines(last=last)] for rank, tail in self._tails.items()}
         for ranks, line in merge(new):
             yield f"{self._prefix(ranks)}{line}"
@@ -66,7 +58,7 @@ class JobLogs:
     def lines(self, *, last: bool) -> Iterator[str]:
         """What is new; ``last`` says that nobody writes any more. A line in front of each job's names its log."""
         for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
-            self._tails.setdefault(path, _WholeFile(path))
+            self._tails.setdefault(path, Tail(path, whole=True))
         for path, tail in self._tails.items():
             new = tail.lines(last=last)
             if new and len(self._tails) > 1:

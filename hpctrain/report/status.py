@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.batch.cancel import launcher_process
 from hpctrain.batch.find_run import FoundRun, jobs_of
+from hpctrain.batch.outcome import resume_command, summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
@@ -28,23 +28,6 @@ _SLURM_SECONDS = 10.0
 # What a run whose steps are quick is silent at most; for the others it is this many steps.
 _SILENT_SECONDS = 60.0
 _SILENT_STEPS = 10
-
-
-class JobStatus(BaseModel):
-    """One of a run's jobs, as :class:`hpctrain.batch.queue.JobState` describes it."""
-
-    model_config = ConfigDict(frozen=True, from_attributes=True)
-
-    id: str
-    state: str
-    reason: str
-    start: float | None
-    seconds: int
-    limit_seconds: int | None
-    nodes: str
-    exit_code: int
-    signal: int
-    restarts: int
 
 
 class RunStatus(BaseModel):
@@ -72,14 +55,14 @@ class RunStatus(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     run_dir: str
-    title: str | None = None
+    title: str
     task: int | None = None
     state: str
     message: str = ""
     resume: str | None = None
     attempt: int | None = None
     job_ids: tuple[str, ...] = ()
-    jobs: tuple[JobStatus, ...] = ()
+    jobs: tuple[JobState, ...] = ()
     ranks: int | None = None
     hosts: tuple[str, ...] = ()
     step: int | None = None
@@ -99,22 +82,12 @@ class RunStatus(BaseModel):
 
 
 class ArrayStatus(BaseModel):
-    """An array of runs.
-
-    Attributes:
-        tasks: those that have a directory.
-        waiting: the jobs of those that have none yet.
-    """
+    """An array of runs."""
 
     model_config = ConfigDict(frozen=True)
 
     run_dir: str
     tasks: tuple[RunStatus, ...]
-    waiting: tuple[JobStatus, ...]
-
-
-class _Summary(BaseModel):
-    status: str
 
 
 def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
@@ -129,18 +102,13 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
         jobs = jobs_of(found, progress.jobs, seconds=_SLURM_SECONDS)
     except HpctrainError as error:
         jobs, problem = [], error.message
-    if found.task is not None or not (found.tasks or any(job.array_task for job in jobs)):
+    if not found.tasks:
         return _run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
     tasks = []
     for task, directory in found.tasks.items():
         own = [job for job in jobs if job.has_task(task)]
         tasks.append(_run_status(directory, found, Progress.read(directory), own, task, problem is None))
-    waiting = [JobStatus.model_validate(job) for job in jobs if job.waits and not _begun(job, found)]
-    return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks), waiting=tuple(waiting)), problem
-
-
-def _begun(job: JobState, found: FoundRun) -> bool:
-    return any(job.has_task(task) for task in found.tasks)
+    return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
 
 
 def _run_status(
@@ -152,18 +120,17 @@ def _run_status(
     slurm_answers: bool,
 ) -> RunStatus:
     """Reads what else there is of a run: its plan, its summary and its processes."""
-    plan_file = next((file for file in (directory.plan, found.job_directory.plan) if file.exists()), None)
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
     in_a_job = bool(progress.start.get("job") if progress.start else job_ids)
     known = KnownRun(
-        run_dir=str(directory.path),
-        plan=read_model(plan_file, Plan) if plan_file else None,
+        directory=directory,
+        plan=read_model(directory.plan, Plan),
         progress=progress,
         jobs=jobs,
         job_ids=job_ids,
         task=task,
-        summary=read_model(directory.summary, _Summary).status if directory.summary.exists() else None,
+        summary=summary_status(directory),
         alive=False if in_a_job and slurm_answers else _alive(directory, progress.start),
     )
     return known.status(time.time())
@@ -185,8 +152,7 @@ class KnownRun:
     """All that is known of a run.
 
     Attributes:
-        run_dir: its directory.
-        plan: None for a task of an array that has not begun.
+        directory, plan: its own.
         progress: its events.
         jobs: those that Slurm knows.
         job_ids: of all jobs that it had.
@@ -195,8 +161,8 @@ class KnownRun:
         alive: whether its processes live; None where that cannot be seen from here.
     """
 
-    run_dir: str
-    plan: Plan | None
+    directory: RunDirectory
+    plan: Plan
     progress: Progress
     jobs: Sequence[JobState]
     job_ids: tuple[str, ...]
@@ -206,21 +172,19 @@ class KnownRun:
 
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
-        state, hosts = self._state(), [host.host for host in self.plan.hosts] if self.plan else []
-        resume = f"hpctrain run --resume --run-dir {shlex.quote(self.run_dir)}"
-        progress = self.progress
+        state, progress = self._state(), self.progress
         return RunStatus(
-            run_dir=self.run_dir,
-            title=self.plan.title if self.plan else None,
+            run_dir=str(self.directory.path),
+            title=self.plan.title,
             task=self.task,
             state=state,
             message=self._message(state),
-            resume=resume if state in ("resumable", "stopped") else None,
+            resume=resume_command(self.directory) if state in ("resumable", "stopped") else None,
             attempt=progress.start.get("attempt"),
             job_ids=self.job_ids,
-            jobs=tuple(map(JobStatus.model_validate, self.jobs)),
-            ranks=progress.run.get("ranks", self.plan.ranks if self.plan else None),
-            hosts=tuple(progress.start.get("hosts") or hosts),
+            jobs=tuple(self.jobs),
+            ranks=progress.run.get("ranks", self.plan.ranks),
+            hosts=tuple(progress.start.get("hosts") or (host.host for host in self.plan.hosts)),
             step=progress.iteration,
             steps=progress.iterations,
             epoch=progress.steps[-1]["epoch"] if progress.steps else progress.epoch.get("epoch"),
@@ -253,7 +217,7 @@ class KnownRun:
         last = self.jobs[-1] if self.jobs else None
         match state:
             case "waiting":
-                return "; ".join(waits_for(job.id, job.reason, job.start) for job in self.jobs if job.waits)
+                return "; ".join(_waits_for(job) for job in self.jobs if job.waits)
             case "running" if self.alive is None and not last:
                 host = self.progress.start.get("host", "another host")
                 return f"its launcher is on {host}; whether it lives cannot be seen from here"
@@ -289,10 +253,10 @@ class KnownRun:
         }
 
 
-def waits_for(job: str, reason: str, start: float | None) -> str:
+def _waits_for(job: JobState) -> str:
     """What a job waits for, by Slurm's word, and until when."""
-    until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(start)) if start else ""
-    return f"job {job} waits: {reason or 'no reason given'}{until}"
+    until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(job.start)) if job.start else ""
+    return f"job {job.id} waits: {job.reason or 'no reason given'}{until}"
 
 
 def more_jobs(remaining: float, left: float, limit: float | None) -> int:

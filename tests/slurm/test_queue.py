@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
+from unit.batch.slurm_programs import write_submission
 from unit.report.written_runs import recipe_plan, write_run
 
-from hpctrain.batch.queue import JobState, job_state, job_states
+from hpctrain.batch.queue import JobState, job_states
 from hpctrain.errors import HpctrainError
 
 Submit = Callable[..., str]
@@ -29,17 +30,21 @@ def _client(slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def submit(slurm: LocalSlurm, tmp_path: Path) -> Iterator[Submit]:
-    """Submits a command, and cancels what is left of it."""
+    """Submits a command, or a script, and cancels what is left of it."""
     jobs: list[str] = []
 
-    def submit(command: str, *options: str, chdir: Path = tmp_path) -> str:
-        arguments = ("--parsable", f"--chdir={chdir}", "--output=/dev/null", *options, f"--wrap={command}")
-        jobs.append(slurm.run("sbatch", *arguments).strip())
+    def submit(work: str | Path, *options: str, chdir: Path = tmp_path) -> str:
+        arguments = ("--parsable", f"--chdir={chdir}", "--output=/dev/null", *options)
+        jobs.append(slurm.run("sbatch", *arguments, str(work) if isinstance(work, Path) else f"--wrap={work}").strip())
         return jobs[-1]
 
     yield submit
     for job in jobs:
         slurm.run("scancel", job, check=False)
+
+
+def job_state(number: str) -> JobState | None:
+    return next(iter(job_states([number])), None)
 
 
 def wait_for(job: str, state: str, seconds: float = 60) -> JobState:
@@ -99,9 +104,11 @@ def test_a_controller_that_does_not_answer(slurm: LocalSlurm, tmp_path: Path, mo
 
 def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "my run", recipe_plan(), None)
-    job = submit("sleep 300", chdir=directory.path)
-    follow_up = submit("sleep 300", f"--dependency=afterany:{job}", chdir=directory.path)
-    directory.submission.write_text(json.dumps({"jobs": [job]}))
+    directory.script.write_text("#!/bin/bash\nsleep 300\n")
+    job = submit(directory.script, chdir=directory.path)
+    follow_up = submit(directory.script, f"--dependency=afterany:{job}", chdir=directory.path)
+    other = submit("sleep 300", chdir=directory.path)
+    write_submission(directory, job)
     wait_for(job, "RUNNING")
     for target in (job, follow_up, str(directory.path)):
         status = json.loads(slurm_hpctrain("status", target, "--json").stdout)
@@ -111,5 +118,7 @@ def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_hpct
     assert cancelled.returncode == 0
     assert f"cancelled job {follow_up}, which was PENDING" in cancelled.stdout
     assert {each.state for each in job_states([job, follow_up])} == {"CANCELLED"}
+    # Of another job in the same directory only Slurm knows what it is for.
+    assert all(each.live for each in job_states([other]))
     again = slurm_hpctrain("cancel", str(directory.path))
     assert again.returncode == 0 and "nothing to cancel" in again.stdout

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024)
+from hpctrain.batch.request import JobRequest
+from hpctrain.batch.submission import Submission
+from hpctrain.rundir import RunDirectory
+
+_WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)
 
 
 def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
     """A job as ``squeue --Format`` prints it: each field filled up with blanks, and a separator behind it."""
     values = {
         "id": job,
-        "number": job.partition("_")[0],
+        "number": re.split(r"[_+]", job)[0],
         "state": state,
         "reason": "None",
         "start": "N/A",
@@ -24,10 +29,19 @@ def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
         "nodes": "",
         "status": "0",
         "restarts": "0",
+        "command": f"{directory}/job.sh",
         "directory": str(directory),
         **changes,
     }
     return "".join(f"{value:<{width}}\x1f" for value, width in zip(values.values(), _WIDTHS, strict=True)) + "\n"
+
+
+def write_submission(directory: RunDirectory, *jobs: str) -> None:
+    """What `hpctrain submit` leaves of a submission."""
+    submission = Submission(
+        cluster="generic", request=JobRequest(name="digits"), jobs=jobs, submitted=0.0, host="login", folder="/"
+    )
+    directory.submission.write_text(submission.model_dump_json())
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> Path:

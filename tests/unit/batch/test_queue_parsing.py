@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 from slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 
-from hpctrain.batch.queue import is_job_id, job_state, job_states
+from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 
 ODD = "/runs/odd dir|=\n$(x) StdErr=y,z:1"
+
+
+def job_state(number: str) -> JobState | None:
+    return next(iter(job_states([number])), None)
 
 
 def test_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +44,18 @@ def test_tasks_that_wait_are_one_entry(tmp_path: Path, monkeypatch: pytest.Monke
     job = job_state("3")
     assert job and job.waits and job.array_task == "2,4-9"
     assert [task for task in range(12) if job.has_task(task)] == [2, 4, 5, 6, 7, 8, 9]
+
+
+def test_heterogeneous_jobs_and_arrays_of_a_user_in_the_order_of_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["100", "12+1", "12+0", "9_10", "9_[11-12,20%2]", "9_2"]
+    rows = "".join(row(name, "PENDING", "/tmp", number=str(number)) for number, name in enumerate(names, 500))
+    install(tmp_path, monkeypatch, squeue=prints(rows))
+    jobs = jobs_of_user(0)
+    assert [job.id for job in jobs] == ["9_2", "9_10", "9_[11-12,20%2]", "12+0", "12+1", "100"]
+    assert [job.job for job in jobs] == ["9", "9", "9", "12", "12", "100"]
+    assert job_states(["12"]) == jobs, "what Slurm knows is not asked of the accounting"
 
 
 @pytest.mark.parametrize("squeue", [UNKNOWN_JOB, "true"])

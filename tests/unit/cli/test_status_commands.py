@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.batch.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
+from unit.batch.slurm_programs import (
+    NO_ACCOUNTING,
+    NO_CONTROLLER,
+    UNKNOWN_JOB,
+    install,
+    prints,
+    row,
+    write_submission,
+)
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
@@ -27,12 +35,13 @@ def finished(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def array(tmp_path: Path) -> RunDirectory:
-    """Tasks 1 and 2 of an array have begun."""
-    folder = tmp_path / "array"
-    for task in (1, 2):
-        write_run(folder / f"task-{task}", recipe_plan(), run_events(task))
-    write_json(folder / "submission.json", {"jobs": ["12"]})
-    return RunDirectory(folder)
+    """Of the four tasks of an array the first two have begun."""
+    directory = RunDirectory(tmp_path / "array")
+    for task in range(1, 5):
+        events = [started(job=f"12_{task}", time=0.0), *run_events(task)] if task < 3 else None
+        write_run(directory.path / f"task-{task}", recipe_plan(), events)
+    write_submission(directory, "12")
+    return directory
 
 
 def started(**changes: Any) -> dict[str, Any]:
@@ -79,10 +88,16 @@ def test_status_of_an_array(
         lines = capsys.readouterr().out.splitlines()
         assert lines[1].split()[:5] == ["1", "running", "4", "of", "12"]
         assert lines[2].split()[:5] == ["2", "stopped", "8", "of", "12"]
-        assert lines[3] == "job 12_[3-4] waits: JobArrayTaskLimit"
+        assert [line.split()[:2] for line in lines[3:]] == [["3", "waiting"], ["4", "waiting"]]
+        assert lines[3].endswith("job 12_[3-4] waits: JobArrayTaskLimit")
     assert main(["status", "12_1", "--json"]) == 0
     task = json.loads(capsys.readouterr().out)
     assert (task["task"], task["state"], [job["id"] for job in task["jobs"]]) == (1, "running", ["12_1"])
+    # Its events name it as Slurm does.
+    assert task["job_ids"] == ["12_1"]
+    assert main(["status", "12_2", "--json"]) == 0
+    resume = json.loads(capsys.readouterr().out)["resume"]
+    assert resume == f"sbatch --chdir={array.path} --array=2 {array.path}/job.sh"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
@@ -199,6 +214,39 @@ def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixt
     finally:
         launcher.kill()
         launcher.wait()
+
+
+def test_a_lost_job_leaves_nothing_to_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its launcher was ended without a word, on a host that is another's now."""
+    directory = write_run(tmp_path / "a run", recipe_plan(), [started(pid=7, host="node7", job="12")])
+    write_submission(directory, "12")
+    install(tmp_path, monkeypatch, squeue=prints(row("12", "NODE_FAIL", directory.path, nodes="node7")))
+    assert main(["cancel", str(directory.path)]) == 0
+    out = capsys.readouterr().out
+    assert "nothing to cancel" in out
+    assert f"the run is stopped; resume with: sbatch '--chdir={directory.path}' '{directory.script}'" in out
+
+
+def test_other_jobs_in_a_run_directory_are_not_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), None)
+    write_submission(directory, "12")
+    (tmp_path / "link").symlink_to(directory.path)
+
+    def queue(state: str) -> str:
+        own = [row("12", state, directory.path, nodes="n1"), row("15", state, tmp_path / "link", nodes="n2")]
+        others = [("13", "(null)"), ("14", f"{directory.path}/evaluate.sh"), ("16", "/bin/bash")]
+        rows = [row(job, "RUNNING", directory.path, command=command, nodes="n3") for job, command in others]
+        return prints("".join([*own, *rows]))
+
+    squeue = f"[ -e {tmp_path}/ended ] && {queue('CANCELLED')} || {queue('RUNNING')}"
+    calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
+    assert main(["cancel", str(directory.path)]) == 0
+    assert "scancel 12 15\n" in calls.read_text()
+    assert "the run is stopped" in capsys.readouterr().out
 
 
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

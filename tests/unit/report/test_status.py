@@ -52,6 +52,7 @@ def job(**changes: Any) -> JobState:
         "exit_code": 0,
         "signal": 0,
         "restarts": 0,
+        "command": "/run/job.sh",
         "directory": Path("/run"),
     }
     return JobState(**{**values, **changes})
@@ -60,7 +61,7 @@ def job(**changes: Any) -> JobState:
 def known(tmp_path: Path, events: list[Event], **changes: Any) -> RunStatus:
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     values: dict[str, Any] = {
-        "run_dir": "/run",
+        "directory": directory,
         "plan": recipe_plan(),
         "progress": Progress.read(directory),
         "jobs": [job()],
@@ -95,6 +96,8 @@ def test_a_running_job(tmp_path: Path) -> None:
         ([job(state="COMPLETED")], "resumable", False, "resumable"),
         ([job(state="FAILED")], "failed", False, "failed"),
         ([job(state="NODE_FAIL")], None, False, "stopped"),
+        ([job(state="CANCELLED")], "resumable", False, "resumable"),
+        ([job(state="CANCELLED")], None, False, "stopped"),
         ([], None, False, "stopped"),
         ([], None, True, "running"),
         ([], None, None, "running"),
@@ -103,7 +106,8 @@ def test_a_running_job(tmp_path: Path) -> None:
 def test_states(jobs: list[JobState], summary: str | None, alive: bool | None, state: str, tmp_path: Path) -> None:
     status = known(tmp_path, [start(), *run_events(1)], jobs=jobs, summary=summary, alive=alive)
     assert status.state == state
-    assert (status.resume == "hpctrain run --resume --run-dir /run") == (state in ("resumable", "stopped"))
+    resume = f"hpctrain run --resume --run-dir {tmp_path}/run"
+    assert status.resume == (resume if state in ("resumable", "stopped") else None)
 
 
 def test_what_it_says_of_each_state(tmp_path: Path) -> None:
