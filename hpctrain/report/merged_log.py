@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 # Colours would run on behind the line; the others could move the cursor, or change the terminal itself.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+_Numbered = tuple[str, int]
 
 
 def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -25,45 +27,39 @@ def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...],
     Yields:
         The ranks, rising, and the line.
     """
-    said = {rank: _numbered(own) for rank, own in sorted(lines.items())}
-    expected: dict[tuple[str, int], int] = defaultdict(int)
-    for own in said.values():
-        for line in own:
-            expected[line] += 1
-    place = dict.fromkeys(said, 0)
+    left = {rank: deque(_numbered(own)) for rank, own in sorted(lines.items())}
+    expected = Counter(line for own in left.values() for line in own)
     # Which ranks have come to a line; it is complete when these are all that will.
-    waiting: dict[tuple[str, int], list[int]] = {}
-    complete: deque[tuple[str, int]] = deque()
+    waiting: dict[_Numbered, list[int]] = defaultdict(list)
+    complete: deque[_Numbered] = deque()
 
     def arrive(rank: int) -> None:
-        if place[rank] < len(said[rank]):
-            line = said[rank][place[rank]]
-            waiting.setdefault(line, []).append(rank)
+        if left[rank]:
+            line = left[rank][0]
+            waiting[line].append(rank)
             if len(waiting[line]) == expected[line]:
                 complete.append(line)
 
-    for rank in said:
+    for rank in left:
         arrive(rank)
-    for leader in said:
-        while place[leader] < len(said[leader]):
+    for own in left.values():
+        while own:
             # The orders contradict each other where nothing is complete: the first rank goes on alone or with company.
-            line = complete.popleft() if complete else said[leader][place[leader]]
+            line = complete.popleft() if complete else own[0]
             ranks = waiting.pop(line)
             expected[line] -= len(ranks)
             yield tuple(sorted(ranks)), line[0]
             for rank in ranks:
-                place[rank] += 1
+                left[rank].popleft()
                 arrive(rank)
 
 
-def _numbered(lines: Sequence[str]) -> list[tuple[str, int]]:
+def _numbered(lines: Sequence[str]) -> Iterator[_Numbered]:
     """Each line with how often it has occurred before."""
-    seen: dict[str, int] = defaultdict(int)
-    numbered = []
+    seen: Counter[str] = Counter()
     for line in lines:
-        numbered.append((line, seen[line]))
+        yield line, seen[line]
         seen[line] += 1
-    return numbered
 
 
 def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
