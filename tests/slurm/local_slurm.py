@@ -259,7 +259,10 @@ class LocalSlurm:
 
     def _kill_jobs(self, **variables: str) -> None:
         # Again until there are none: they may start others meanwhile.
+        deadline = time.monotonic() + 20
         while processes := list(self._job_processes(**variables)):
+            if time.monotonic() > deadline:
+                raise SlurmError(f"killed for 20 s, and jobs still start processes: {processes}")
             _kill(processes)
 
 
@@ -299,7 +302,7 @@ _TRY = """\
 export SLURM_CONF={conf}
 # sinfo; scontrol show topology
 # srun --nodes 4 hostname
-# sbatch --nodes 2 --wrap 'srun --mpi=pmix .venv/bin/hpctrain doctor'
+# sbatch --nodes 2 --wrap '.venv/bin/hpctrain doctor'
 # make cluster-stop
 """
 
