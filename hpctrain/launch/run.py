@@ -10,8 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType, TracebackType
-from typing import Any, Self
 
 import psutil
 
@@ -20,16 +18,19 @@ from hpctrain.events import Event, EventWriter
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure, find_failure
 from hpctrain.launch.follow import Follower
+from hpctrain.launch.interrupts import Interrupts
 from hpctrain.plan import Stop
-from hpctrain.records import read_records
+from hpctrain.records import RankRecord, read_records, whole_records
 from hpctrain.rundir import RunDirectory
 from hpctrain.stopping import RESUMABLE
 
 _POLL_SECONDS = 0.1
-# One file a rank, perhaps on a shared file system: looked at less often.
-_POLLS_A_RECORD = 10
+# One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
+_POLLS_A_LOOK = 10
 # After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
 _FAILURE_GRACE_SECONDS = 5.0
+# Behind their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+_FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _AGAIN_SECONDS = 1.0
 _KILL_SECONDS = 5.0
@@ -45,6 +46,7 @@ def launch(
     start: Event,
     stop: Stop = Stop(),
     stoppable: bool = False,
+    interrupts: Interrupts | None = None,
     show: Callable[[Event], None],
     line: Callable[[str], None],
     notice: Callable[[str], None] = lambda text: None,
@@ -57,29 +59,46 @@ def launch(
         ranks: how many ranks have to record that they are done.
         start: what the event ``start`` says.
         stop: how the ranks are stopped.
-        stoppable: the ranks stop at any signal; otherwise, as most scripts, at ``stop.signal`` if at all.
+        stoppable: the ranks stop at any signal; otherwise at ``stop.signal``, and at others if their records say so.
+        interrupts: where signals are collected already; by default here.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
         notice: gets what the user has to know of a stop.
 
     Returns:
         None if every rank is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the program cannot be started, or what the ranks write cannot be read.
     """
-    with EventWriter(directory.events) as events:
-        follower = Follower(directory, show, line)
-        events.emit("start", **start)
-    with Interrupts(stop.signal) as interrupts:
-        job = Job(command, directory)
-        try:
-            cut = job.wait(follower, lambda: bool(interrupts.received))
-            waits = cut and (stoppable or interrupts.received[0] == interrupts.stop)
-            if waits and _ask(directory, interrupts.received[0], stop.seconds, notice):
+    with contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected:
+        with EventWriter(directory.events) as events:
+            follower = Follower(directory, show, line)
+            events.emit("start", **start)
+        return _run(Job(command, directory, ranks), follower, collected, stop, stoppable=stoppable, notice=notice)
+
+
+def _run(
+    job: Job,
+    follower: Follower,
+    interrupts: Interrupts,
+    stop: Stop,
+    *,
+    stoppable: bool,
+    notice: Callable[[str], None],
+) -> Failure | None:
+    waits = False
+    try:
+        cut = job.wait(follower, lambda: bool(interrupts.received))
+        if cut:
+            waits = stoppable or interrupts.received[0] == interrupts.stop or job.listens()
+            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
-        finally:
-            job.stop(interrupts)
-        follower.advance(last=True)
-    failure = find_failure(directory, ranks, output=job.output(), exit_status=job.process.returncode, lost=job.lost)
+    finally:
+        job.stop(interrupts)
+    follower.advance(last=True)
+    failure = find_failure(job.directory, job.ranks, output=job.output(), exit_status=job.exit_status, lost=job.lost)
     if failure and interrupts.received:
         return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits else 1)
     return failure
@@ -94,52 +113,19 @@ def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Ca
         return False
     notice(
         f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
-        "another signal ends them at once"
+        "another SIGINT or SIGTERM ends them at once"
     )
     return True
 
 
 def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
     """What became of an interrupted run: the ranks left by themselves, or were ended with ``exit_code``."""
-    if cut:
-        return Failure(message=f"interrupted by {by}; every process was ended", exit_code=exit_code)
+    # First what the ranks say: they may have saved their state, and then not have come to their end.
     if failure.stopped:
         return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
+    if cut:
+        return Failure(message=f"interrupted by {by}; every process was ended", exit_code=exit_code)
     return failure
-
-
-class Interrupts:
-    """Collects SIGINT, SIGTERM, SIGHUP and one that asks for a stop instead of letting them end this process.
-
-    Args:
-        stop: the name of that one, without ``SIG``.
-    """
-
-    def __init__(self, stop: str = Stop().signal) -> None:
-        self.stop = signal.Signals[f"SIG{stop}"]
-        self.received: list[signal.Signals] = []
-        self._previous: dict[signal.Signals, Any] = {}
-
-    @property
-    def hurried(self) -> bool:
-        """Whether a second signal came. Slurm can deliver its own twice, to the job script and to this process."""
-        return any(number != self.stop for number in self.received[1:])
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, self.stop):
-            # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
 
 
 class Job:
@@ -148,40 +134,55 @@ class Job:
     ``lost`` is the rank that was seen dead, without an error recorded, while others lived.
     """
 
-    def __init__(self, command: Command, directory: RunDirectory) -> None:
-        self._directory = directory
+    def __init__(self, command: Command, directory: RunDirectory, ranks: int) -> None:
+        self.directory = directory
+        self.ranks = ranks
         self._output = b""
         self.lost: int | None = None
-        self.process = subprocess.Popen(
-            command.arguments,
-            env=command.environment_from(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self.process = subprocess.Popen(
+                command.arguments,
+                env=command.environment_from(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
 
+    @property
+    def exit_status(self) -> int:
+        """The launcher's. One that does not even end by SIGKILL, waiting for a disk perhaps, has that."""
+        status = self.process.poll()
+        return -signal.SIGKILL if status is None else status
+
     def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
-        """Follow until the launcher ends, a rank has failed and the others do not end, or it is enough.
+        """Follow until the launcher ends, the ranks have and it does not, or it is enough.
 
         Returns:
             Whether it was enough, and ranks that had not failed still ran.
         """
-        failed_at = None
+        deadline = None
         turns = itertools.count()
         while self.process.poll() is None:
             if enough():
-                return failed_at is None
+                return deadline is None
             follower.advance()
             self.output()
-            if failed_at is None and next(turns) % _POLLS_A_RECORD == 0 and self._failed():
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > _FAILURE_GRACE_SECONDS:
+            if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
+                grace = self._grace(list(read_records(self.directory).values()))
+                deadline = None if grace is None else time.monotonic() + grace
+            if deadline is not None and time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
         return False
+
+    def listens(self) -> bool:
+        """Whether the ranks have shown that they can stop."""
+        return any(record.listens for record in whole_records(self.directory))
 
     def output(self) -> str:
         """The end of what the launcher itself has printed up to now."""
@@ -211,30 +212,31 @@ class Job:
         members = [*members, *self._members()]
         self._signal(members, signal.SIGKILL)
         psutil.wait_procs(members, timeout=_KILL_SECONDS)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=_KILL_SECONDS)
 
     def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)
         _send(members, number)
 
-    def _failed(self) -> bool:
-        records = read_records(self._directory).values()
+    def _grace(self, records: list[RankRecord]) -> float | None:
+        """How long the launcher has to end by itself; None while its ranks work."""
         if any(record.status == "failed" for record in records):
-            return True
+            return _FAILURE_GRACE_SECONDS
+        if len(records) == self.ranks and not any(record.status == "running" for record in records):
+            return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.lost]
         # All of them are dead when the launcher has ended the job, which says nothing of the first.
         if dead and len(dead) < len(records):
             self.lost = dead[0]
-        return bool(dead)
+        return _FAILURE_GRACE_SECONDS if dead else None
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-        members: set[psutil.Process] = set()
         # A damaged record must not let the other processes live.
-        with contextlib.suppress(HpctrainError):
-            recorded = [record.process() for record in read_records(self._directory).values()]
-            members.update(process for process in recorded if process)
+        recorded = (record.process() for record in whole_records(self.directory))
+        members = {process for process in recorded if process}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))
         # The number of a launcher that has ended belongs to nobody else while a process of its session lives.

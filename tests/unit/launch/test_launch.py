@@ -19,7 +19,8 @@ from hpctrain.launch import run as launching
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.follow import Tail
-from hpctrain.launch.run import Interrupts, launch
+from hpctrain.launch.interrupts import Interrupted, Interrupts
+from hpctrain.launch.run import launch
 from hpctrain.plan import Plan, Script
 from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
@@ -213,9 +214,60 @@ def test_interrupts_are_collected_and_given_back() -> None:
 
 def test_nohup_is_respected() -> None:
     program = (
-        "import os, signal; from hpctrain.launch.run import Interrupts; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "import os, signal; from hpctrain.launch.interrupts import Interrupts; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGHUP)\n"
         "print(interrupts.received)"
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert result.stdout == "[]\n"
+
+
+def test_a_signal_before_the_ranks_is_raised() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            pytest.fail("the one that came before")
+
+
+def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
+    with pytest.raises(HpctrainError, match="cannot start /nope/python: No such file"):
+        launch(
+            Command(program=("/nope/python",)),
+            directory,
+            1,
+            start={"attempt": 1, "iteration": 0},
+            show=lambda event: None,
+            line=lambda text: None,
+        )
+
+
+@pytest.mark.parametrize("status", ["done", "resumable"])
+def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(directory, f"record(0, {status!r})\ntime.sleep(600)")
+    assert (failure and (failure.message, failure.exit_code)) == (("stopped as asked", 4) if status != "done" else None)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_sigterm_waits_for_a_script_that_listens(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """It saves its state, and then hangs; one that does not listen is ended."""
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens={listens})
+os.kill(os.getppid(), signal.SIGTERM)
+while not os.path.exists("stop"): time.sleep(0.01)
+record(0, "resumable", exit_code=4)
+time.sleep(600)
+""",
+    )
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (
+        ("interrupted by SIGTERM; all ranks saved their state and left", 4)
+        if listens
+        else ("interrupted by SIGTERM; every process was ended", 1)
+    )

@@ -1,0 +1,68 @@
+"""Signals to the launcher: collected while ranks run, an exception while nothing has to be ended in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from hpctrain.plan import Stop
+
+
+class Interrupted(BaseException):
+    """A signal came before the ranks were started. Like KeyboardInterrupt nothing takes it for a failure."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(f"interrupted by {by.name} before the ranks were started")
+
+
+class Interrupts:
+    """Collects SIGINT, SIGTERM, SIGHUP and one that asks for a stop instead of letting them end this process.
+
+    Args:
+        stop: the name of that one, without ``SIG``.
+    """
+
+    def __init__(self, stop: str = Stop().signal) -> None:
+        self.stop = signal.Signals[f"SIG{stop}"]
+        self.received: list[signal.Signals] = []
+        self._previous: dict[signal.Signals, Any] = {}
+        self._raised = False
+
+    @property
+    def hurried(self) -> bool:
+        """Whether a second signal came. Slurm can deliver its own twice, to the job script and to this process."""
+        return any(number != self.stop for number in self.received[1:])
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Within, a signal raises :class:`Interrupted` at once, as does one that came before."""
+        self._raised = True
+        try:
+            if self.received:
+                raise Interrupted(self.received[0])
+            yield
+        finally:
+            self._raised = False
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, self.stop):
+            # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+        if self._raised:
+            # Once: what ends the probe's processes is not interrupted in its turn.
+            self._raised = False
+            raise Interrupted(self.received[-1])
