@@ -130,7 +130,8 @@ class Plan(BaseModel):
     recipe: Recipe | None = None
     script: Script | None = None
     framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
-    backend: str = "auto"
+    backend: str = Field("auto", description="what reduces gradients; for a placed plan never auto")
+    asked_backend: str = Field("auto", description="what the user wants, which other hosts may make another backend of")
     ranks: int = Field(ge=1)
     host_options: HostOptions = HostOptions()
     start: Start = Start()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import time
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hpctrain.cli.host_options import FabricFile, Interface, NodeFile, Routes
+from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
     ContainerRuntime,
     Environment,
-    HostFile,
-    Hosts,
     IdleRestarts,
     Image,
     Interpreter,
@@ -30,22 +29,25 @@ from hpctrain.cli.start_options import (
     start_changes,
     stop_changes,
 )
+from hpctrain.cli.work import default_directory, read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, hold, next_attempt, resume_command
+from hpctrain.launch.attempts import Attempt, hold, job_id, next_attempt, require_nobody, resume_command, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
+from hpctrain.launch.interrupts import Interrupted, Interrupts
+from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.launch.resume import require_same_work, resumed_plan
-from hpctrain.launch.start import command_for, find_launcher, launch_attempt
+from hpctrain.launch.start import available_launcher, command_for, launch_attempt, prove_launcher
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
-from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
-from hpctrain.report.console import Console
+from hpctrain.report.console import Console, say
 from hpctrain.report.summary import summarise
 from hpctrain.rundir import RunDirectory, new_directory, read_model, write_json
+from hpctrain.stopping import RESUMABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
-    hosts: Hosts = None,
+    hosts: HostList = None,
     hostfile: HostFile = None,
     fabric: FabricFile = None,
     routes: Routes = None,
@@ -129,56 +131,51 @@ def run(
         dry_run=dry_run,
         changes={"host_options": options, "start": start, "stop": stop},
     )
-    raise typer.Exit(_resume(asked) if resume else _begin(asked))
+    try:
+        code = _resume(asked) if resume else _begin(asked)
+    except Interrupted as stop:
+        say(f"hpctrain: {stop}", sys.stderr)
+        code = RESUMABLE if job_id() or (run_dir and RunDirectory(run_dir).plan.exists()) else 1
+    raise typer.Exit(code)
 
 
 def _work(work: str | None, overrides: list[str], arguments: list[str], *, resume: bool) -> Recipe | Script | None:
-    if work is None:
-        if not resume or overrides:
-            raise HpctrainError(
-                "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
-            )
-        return None
-    if not work.endswith(".py"):
-        if arguments:
-            raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
-        return load_recipe(work, overrides)
-    if overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
-    path = Path(work).resolve()
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
-    return Script(path=path, arguments=tuple(arguments))
+    if work is not None:
+        return read_work(work, overrides, arguments)
+    if not resume or overrides:
+        raise HpctrainError(
+            "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
+        )
+    return None
 
 
 def _begin(asked: _Asked) -> int:
     """A run that is not there yet; returns the exit code."""
     assert asked.work is not None
     machine = this_machine()
-    options = HostOptions(**asked.changes["host_options"])
-    arranged, warnings = arrange(options, machine.host, asked.ranks)
-    plan = make_plan(
-        asked.work,
-        machine,
-        hosts=arranged,
-        backend=asked.backend or "auto",
-        framework=asked.framework,
-        host_options=options,
-        start=Start(**asked.changes["start"]),
-        stop=Stop(**asked.changes["stop"]),
-    )
-    _warn(plan, machine, warnings)
-    default = Path("runs") / f"{Path(plan.title).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    found = find_launcher(plan)
-    if asked.dry_run:
-        typer.echo(command_for(plan, RunDirectory(asked.run_dir or default), machine, found).shell())
-        return 0
-    directory = RunDirectory(asked.run_dir) if asked.run_dir else new_directory(default)
-    directory.create(plan)
-    with hold(directory):
-        return _execute(plan, directory, Attempt(), machine, found)
+    options, stop = HostOptions(**asked.changes["host_options"]), Stop(**asked.changes["stop"])
+    with Interrupts(stop.signal) as interrupts:
+        with interrupts.raised():
+            arranged, warnings = arrange(options, machine.host, asked.ranks)
+            plan = make_plan(
+                asked.work,
+                machine,
+                hosts=arranged,
+                backend=asked.backend or "auto",
+                framework=asked.framework,
+                host_options=options,
+                start=Start(**asked.changes["start"]),
+                stop=stop,
+            )
+            _warn(plan, machine, warnings)
+            found = available_launcher(plan, machine)
+        default = default_directory(plan.title)
+        if asked.dry_run:
+            return _show_command(plan, RunDirectory(asked.run_dir or default), machine, found)
+        directory = RunDirectory(asked.run_dir) if asked.run_dir else new_directory(default)
+        directory.create(plan)
+        with hold(directory):
+            return _execute(plan, directory, Attempt(), machine, found, interrupts)
 
 
 def _resume(asked: _Asked) -> int:
@@ -190,48 +187,110 @@ def _resume(asked: _Asked) -> int:
         if asked.work is None:
             raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")
         return _begin(asked)
-    if asked.dry_run:
-        return _go_on(asked, directory)
-    with hold(directory):
-        return _go_on(asked, directory)
+    stop = read_model(directory.plan, Plan).stop.model_copy(update=asked.changes["stop"])
+    with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
+        with interrupts.raised():
+            warning = None if asked.dry_run else held.enter_context(hold(directory))
+        return _go_on(asked, directory, interrupts, () if warning is None else (warning,))
 
 
-def _go_on(asked: _Asked, directory: RunDirectory) -> int:
+def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warnings: tuple[str, ...]) -> int:
     before = read_model(directory.plan, Plan)
     if asked.work:
         require_same_work(before, asked.work)
-    attempt = next_attempt(directory, {**dict(before.stop), **asked.changes["stop"]}["idle_restarts"])
-    if attempt is None:
-        typer.echo(f"hpctrain: {directory.path} is done", err=True)
-        return 0
-    machine = this_machine()
-    plan, warnings = resumed_plan(
-        before,
-        machine,
-        ranks=asked.ranks,
-        backend=asked.backend,
-        framework=asked.framework,
-        changes=asked.changes,
-    )
-    _warn(plan, machine, (*(f"passed over a damaged checkpoint: {fault}" for fault in attempt.damaged), *warnings))
-    found = find_launcher(plan)
+    events = run_events(directory)
+    idle_restarts = before.stop.model_copy(update=asked.changes["stop"]).idle_restarts
+    with interrupts.raised():
+        if not asked.dry_run:
+            require_nobody(directory, events)
+        attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
+        if attempt is None:
+            return _is_done(before, directory)
+        machine = this_machine()
+        plan, more = resumed_plan(
+            before,
+            machine,
+            ranks=asked.ranks,
+            backend=asked.backend,
+            framework=asked.framework,
+            changes=asked.changes,
+        )
+        damaged = (f"passed over a damaged checkpoint: {fault}" for fault in attempt.damaged)
+        _warn(plan, machine, (*warnings, *damaged, *more))
+        found = available_launcher(plan, machine)
     if asked.dry_run:
-        typer.echo(command_for(plan, directory, machine, found).shell())
-        return 0
+        return _show_command(plan, directory, machine, found)
     directory.begin_attempt(plan)
-    return _execute(plan, directory, attempt, machine, found)
+    return _execute(plan, directory, attempt, machine, found, interrupts)
+
+
+def _is_done(plan: Plan, directory: RunDirectory) -> int:
+    # The launcher can have died between the last event and the summary.
+    if not directory.summary.exists():
+        write_json(directory.summary, summarise(directory, plan, "done"))
+    say(f"hpctrain: {directory.path} is done", sys.stderr)
+    return 0
+
+
+def _show_command(plan: Plan, directory: RunDirectory, machine: Machine, launcher: Launcher | None) -> int:
+    typer.echo(command_for(plan, directory, machine, launcher).shell())
+    if launcher and needs_proof(plan):
+        say(f"hpctrain: {launcher.name} is the first in order, and was not tried; a run takes what works", sys.stderr)
+    return 0
 
 
 def _warn(plan: Plan, machine: Machine, warnings: Iterable[str]) -> None:
     too_many = oversubscription(plan, machine)
     for warning in (*warnings, too_many) if too_many else warnings:
-        typer.echo(f"hpctrain: warning: {warning}", err=True)
+        say(f"hpctrain: warning: {warning}", sys.stderr)
 
 
 def _execute(
-    plan: Plan, directory: RunDirectory, attempt: Attempt, machine: Machine, launcher: Launcher | None
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    found: Launcher | None,
+    interrupts: Interrupts,
 ) -> int:
-    """Run, show, and leave ``summary.json``; returns the exit code."""
+    """Run, show, and leave ``summary.json``; returns the exit code.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the attempt;
+            with the exit code of a resumable run where no launcher works, because a host may just have died.
+    """
+    try:
+        with interrupts.raised():
+            launcher = prove_launcher(plan, machine, directory.path) if found and needs_proof(plan) else found
+    except HpctrainError as error:
+        _record_error(plan, directory, attempt, error, RESUMABLE)
+        raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+    try:
+        failure = _launch(plan, directory, attempt, machine, launcher, interrupts)
+    except HpctrainError as error:
+        _record_error(plan, directory, attempt, error, error.exit_code)
+        raise
+    if failure:
+        # Before anything is written, which a full disk would refuse.
+        say(f"hpctrain: {failure}", sys.stderr)
+        if failure.status == "resumable":
+            say(f"  to go on: {resume_command(directory)}", sys.stderr)
+    summary = _record_end(plan, directory, failure)
+    if not failure:
+        for name, value in summary["metrics"].items():
+            say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
+    say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
+    return failure.exit_code if failure else 0
+
+
+def _launch(
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    launcher: Launcher | None,
+    interrupts: Interrupts,
+) -> Failure | None:
     # Half a second that --help and --dry-run do not need.
     from hpctrain.report.tensorboard import TensorBoardWriter
 
@@ -241,7 +300,7 @@ def _execute(
             console.show(event)
             tensorboard.show(event)
 
-        failure = launch_attempt(
+        return launch_attempt(
             plan,
             directory,
             attempt,
@@ -250,19 +309,21 @@ def _execute(
             show=show,
             line=console.line,
             notice=console.notice,
+            interrupts=interrupts,
         )
-    if failure:
-        # Before anything is written, which a full disk would refuse.
-        typer.echo(f"hpctrain: {failure}", err=True)
-        if failure.status == "resumable":
-            typer.echo(f"  to go on: {resume_command(directory)}", err=True)
-    _conclude(plan, directory, failure)
-    typer.echo(f"report: hpctrain report {shlex.quote(str(directory.path))}", err=True)
-    return failure.exit_code if failure else 0
 
 
-def _conclude(plan: Plan, directory: RunDirectory, failure: Failure | None) -> None:
-    """Record how the run ended, and print what it reached."""
+def _record_error(plan: Plan, directory: RunDirectory, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
+    """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
+    with contextlib.suppress(HpctrainError):
+        if all(event.get("attempt") != attempt.number for event in run_events(directory)):
+            with EventWriter(directory.events) as events:
+                events.emit("start", **attempt.start(plan, "none"))
+        _record_end(plan, directory, Failure(message=error.message, exit_code=exit_code))
+
+
+def _record_end(plan: Plan, directory: RunDirectory, failure: Failure | None) -> dict[str, Any]:
+    """Record how the run ended; returns its summary."""
     cause = {"rank": failure.rank, "host": failure.host, "message": failure.message} if failure else {}
     with EventWriter(directory.events) as events:
         if failure and not failure.stopped:
@@ -274,6 +335,4 @@ def _conclude(plan: Plan, directory: RunDirectory, failure: Failure | None) -> N
     if failure:
         summary["failure"] = cause
     write_json(directory.summary, summary)
-    if not failure:
-        for name, value in summary["metrics"].items():
-            typer.echo(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}")
+    return summary

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -18,11 +17,6 @@ from hpctrain.errors import HpctrainError, nearest
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
 
-Hosts = Annotated[
-    str | None,
-    typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040 or n1:8,n2:8.", show_default=""),
-]
-HostFile = Annotated[Path | None, typer.Option(metavar="FILE", help="A file that lists the hosts.")]
 LauncherName = Annotated[
     str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
 ]

@@ -5,22 +5,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
+import re
 import shlex
-import shutil
 import socket
-import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.checkpoints import newest_checkpoint
+from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, read_events
+from hpctrain.events import Event, attempts, read_events
 from hpctrain.plan import Plan
-from hpctrain.records import read_records
+from hpctrain.records import whole_records
 from hpctrain.rundir import RunDirectory
 
 _SQUEUE_SECONDS = 20.0
+# A job that was requeued or follows another can start while the launcher before it still ends.
+_LOCK_SECONDS = 60.0
+_LOCK_POLL_SECONDS = 0.5
+# What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
+_WORK_SECONDS = 600.0
 # File systems that have no locks between hosts, or none at all.
 _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
@@ -44,7 +51,7 @@ class Attempt:
         return {
             "attempt": self.number,
             "iteration": self.iteration,
-            "job": os.environ.get("SLURM_JOB_ID"),
+            "job": job_id(),
             "launcher": launcher,
             "hosts": [host.host for host in plan.hosts],
             "host": socket.gethostname(),
@@ -58,15 +65,15 @@ def resume_command(directory: RunDirectory) -> str:
 
 
 @contextlib.contextmanager
-def hold(directory: RunDirectory) -> Iterator[None]:
-    """Be the only launcher of a run.
+def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
+    """Be the only launcher of a run, as far as a lock on ``RUN_DIR/lock`` tells, on file systems that have locks.
 
-    A lock on ``RUN_DIR/lock`` tells launchers on hosts whose file system has locks between them; the records tell ranks
-    on this host that outlived their launcher; Slurm tells a job of before that still runs. What lives on another host,
-    outside of Slurm, on a file system without such locks, cannot be seen.
+    Yields:
+        A warning, where the lock is still that of this Slurm job before it was requeued: its node is gone, and nobody
+        there can give it back.
 
     Raises:
-        HpctrainError: another launcher, its ranks or its job are still there.
+        HpctrainError: another launcher is there.
     """
     path = directory.path / "lock"
     try:
@@ -74,33 +81,74 @@ def hold(directory: RunDirectory) -> Iterator[None]:
     except OSError as error:
         raise HpctrainError(f"cannot open {path}: {error.strerror}", "is this a run directory?") from error
     try:
-        _lock(descriptor, directory)
-        _require_nobody(directory)
-        yield
+        yield _lock(descriptor, directory, environment)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: RunDirectory) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 500).decode(errors="replace").strip()
-        raise HpctrainError(
-            f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}", "wait for its end, or stop it"
-        ) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
+    warning = None
+    if not _locked(descriptor, _LOCK_SECONDS if job_id(environment) else 0.0):
+        holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
+        if not _is_earlier(holder, environment):
+            raise HpctrainError(
+                f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
+                "wait for its end, or stop it",
+                exit_code=1 if job_id(environment) else 2,
+            )
+        warning = f"{directory.path}/lock is still held by {holder}: this job before it was requeued, so it goes on"
     # For whoever is refused; a full disk is found by what follows.
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_of_job(environment)}\n".encode(), 0)
+    return warning
 
 
-def _require_nobody(directory: RunDirectory) -> None:
-    """Refuse where the attempt of before is still going on without its launcher."""
-    alive = [(record, record.process()) for record in read_records(directory).values()]
+def _locked(descriptor: int, seconds: float) -> bool:
+    """Whether the lock could be had in this time, or there are none."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return True
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The Slurm job of this process as Slurm's programs name it, ``JOB_TASK`` for one of an array; None outside."""
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+
+
+def _of_job(environment: Mapping[str, str]) -> str:
+    job = job_id(environment)
+    return f" in start {int(environment.get('SLURM_RESTART_COUNT') or 0)} of job {job}" if job else ""
+
+
+def _is_earlier(holder: str, environment: Mapping[str, str]) -> bool:
+    """Whether this is what :func:`_of_job` said of this job before it was requeued the last time."""
+    before = re.search(r" in start (\d+) of job (\S+)$", holder)
+    now = re.search(r" in start (\d+) of job (\S+)$", _of_job(environment))
+    return bool(before and now and before[2] == now[2] and int(before[1]) < int(now[1]))
+
+
+def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
+    """Refuse where the last attempt is still going on without its launcher.
+
+    The records tell ranks on this host that outlived it; Slurm tells a job whose attempt has no end. What lives on
+    another host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
+
+    Raises:
+        HpctrainError: its ranks or its job are still there.
+    """
+    alive = [(record, record.process()) for record in whole_records(directory)]
     if running := [process.pid for record, process in alive if process and record.status == "running"]:
         numbers = " ".join(map(str, running))
         raise HpctrainError(
@@ -108,39 +156,43 @@ def _require_nobody(directory: RunDirectory) -> None:
             f"process {numbers}",
             f"wait for their end, or end them: kill {numbers}",
         )
-    starts = [event for event in _events(directory) if event["event"] == "start"]
-    job = starts[-1].get("job") if starts else None
-    if job and job != os.environ.get("SLURM_JOB_ID") and _is_running(str(job)):
+    if not events or events[-1]["event"] == "end":
+        return
+    job = attempts(events)[-1][0].get("job")
+    if job and job != job_id() and _is_running(str(job)):
         raise HpctrainError(
-            f"{directory.path}: the job of its last attempt still runs: {job}", f"wait for its end, or: scancel {job}"
+            f"{directory.path}: the job of its last attempt still runs: {job}",
+            f"wait for its end, or: scancel {job}",
+            exit_code=1 if job_id() else 2,
         )
 
 
 def _is_running(job: str) -> bool:
     """Whether Slurm says so; a Slurm that is not there or does not answer says nothing."""
-    if shutil.which("squeue") is None or not job.isdigit():
+    if not re.fullmatch(r"\d+(_\d+)?", job):
         return False
-    command = ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING,SUSPENDED", "--format=%T"]
+    arguments = ("--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING,SUSPENDED", "--format=%T")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SQUEUE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        return bool(run_program("squeue", *arguments, seconds=_SQUEUE_SECONDS).stdout.strip())
+    except HpctrainError:
         return False
-    return bool(answer.stdout.strip())
 
 
-def next_attempt(directory: RunDirectory, idle_restarts: int) -> Attempt | None:
+def next_attempt(
+    directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
+) -> Attempt | None:
     """How the run goes on: from the beginning, from its newest whole checkpoint, or, where it is done, not at all.
 
     Args:
         directory: with a plan; one that was only submitted yet has no attempt.
+        events: of :func:`run_events`.
         idle_restarts: how often a run may begin again without having got further.
+        script: the run is a script's, which keeps its state itself.
 
     Raises:
         HpctrainError: no checkpoint is left, or the run does not get any further.
     """
-    events = _events(directory)
-    starts = [event for event in events if event["event"] == "start"]
-    if not starts:
+    if not events:
         return Attempt()
     if events[-1]["event"] == "end" and events[-1]["status"] == "done":
         return None
@@ -154,46 +206,42 @@ def next_attempt(directory: RunDirectory, idle_restarts: int) -> Attempt | None:
             "restore that folder, or begin a new run with another --run-dir",
             exit_code=1,
         )
-    _require_progress(directory, events, iteration, idle_restarts)
-    return Attempt(number=len(starts) + 1, iteration=iteration, damaged=damaged)
+    past = attempts(events)
+    if script:
+        idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
+        what = f"its last {len(idle)} attempts ended without a stop in good order"
+    else:
+        idle = list(itertools.takewhile(lambda attempt: attempt[0]["iteration"] == iteration, reversed(past)))
+        what = f"the last {len(idle)} attempts began at step {iteration} and got no further"
+    if len(idle) > idle_restarts:
+        raise _idle(directory, idle, what)
+    return Attempt(number=len(past) + 1, iteration=iteration, damaged=damaged)
 
 
-def _require_progress(directory: RunDirectory, events: Sequence[Event], iteration: int, idle_restarts: int) -> None:
-    """Refuse to begin for ever where nothing comes of it.
+def _got_nowhere(attempt: Sequence[Event]) -> bool:
+    """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
+    stopped = attempt[-1].get("status") == "resumable" and all(event["event"] != "fault" for event in attempt)
+    return not stopped and attempt[-1]["time"] - attempt[0]["time"] <= _WORK_SECONDS
 
-    A script's steps are not known: one that stopped in good order is taken to have got further.
+
+def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str) -> HpctrainError:
+    """The refusal to begin for ever where nothing comes of it. ``idle`` has the newest attempt first."""
+    faults = [event["message"] for attempt in idle for event in reversed(attempt) if event["event"] == "fault"]
+    return HpctrainError(
+        f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
+        f"mend the cause, then: {resume_command(directory)} --idle-restarts {len(idle)}",
+        exit_code=1,
+    )
+
+
+def run_events(directory: RunDirectory) -> list[Event]:
+    """What happened to the run as a whole, from its first start on; nothing where it was only submitted yet.
+
+    Raises:
+        HpctrainError: the file is damaged; names the line.
     """
-    idle, last = 0, ""
-    for attempt in reversed(_attempts(events)):
-        faults = [event["message"] for event in attempt if event["event"] == "fault"]
-        stopped = not faults and attempt[-1].get("status") == "resumable"
-        if attempt[0]["iteration"] != iteration or stopped:
-            break
-        last = last or "".join(f"; what went wrong: {fault}" for fault in faults[-1:])
-        idle += 1
-    if idle > idle_restarts:
-        raise HpctrainError(
-            f"{directory.path}: the last {idle} attempts began at step {iteration} and got no further{last}",
-            f"mend the cause, then: {resume_command(directory)} --idle-restarts {idle}",
-            exit_code=1,
-        )
-
-
-def _attempts(events: Sequence[Event]) -> list[list[Event]]:
-    """The events cut at each start, which the first of them is."""
-    parts: list[list[Event]] = []
-    for event in events:
-        if event["event"] == "start":
-            parts.append([])
-        parts[-1].append(event)
-    return parts
-
-
-def _events(directory: RunDirectory) -> list[Event]:
-    """What happened to the run as a whole, from its first start on."""
     if not directory.events.exists():
         return []
     kinds = ("start", "checkpoint", "fault", "end")
-    found = [event for event in read_events(directory.events) if event["event"] in kinds]
-    first = next((index for index, event in enumerate(found) if event["event"] == "start"), len(found))
-    return found[first:]
+    found = (event for event in read_events(directory.events) if event["event"] in kinds)
+    return list(itertools.dropwhile(lambda event: event["event"] != "start", found))

@@ -181,6 +181,8 @@ def _mpirun(
         program=program,
         launcher=(str(mpi.mpirun), *options, *plan.start.arguments),
         environment=own,
+        # It starts its daemons by srun, one a host, which would keep each to the processors of one rank.
+        without=("SRUN_CPUS_PER_TASK",) if slurm is not None else (),
         files=files,
     )
 

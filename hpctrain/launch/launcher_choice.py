@@ -35,6 +35,8 @@ def choose_launcher(
     make_command: MakeCommand,
     environment: Mapping[str, str] = os.environ,
     seconds: float = PROBE_SECONDS,
+    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
+    folder: Path = Path(),
 ) -> Launcher:
     """The launcher of a plan of several ranks.
 
@@ -46,29 +48,54 @@ def choose_launcher(
         make_command: the command of this plan in that directory, with a launcher, for other work than training.
         environment: this process's.
         seconds: the limit of each probe.
+        say: gets what was chosen by probes, and why those before it were not; by default the user does.
+        folder: that all hosts share, for what the probes write; a container on another host mounts it.
 
     Raises:
         HpctrainError: the named launcher is not here, or none works; with what each said.
     """
-    if plan.start.launcher != "auto":
-        return _named(plan.start.launcher, environment)
-    if not in_allocation(environment):
-        return _named("mpirun", environment)
+    if not needs_proof(plan, environment):
+        return _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
     reasons: dict[str, str] = {}
-    for name in LAUNCHERS[1:]:
-        try:
-            launcher = _named(name, environment)
-            _probe(plan, make_command, launcher, seconds)
-        except HpctrainError as error:
-            reasons[name] = error.message
-            continue
-        _say(launcher, reasons)
-        return launcher
+    with _probe_folder(folder) as name_of_folder:
+        directory = RunDirectory(Path(name_of_folder))
+        for name in LAUNCHERS[1:]:
+            try:
+                launcher = _named(name, environment)
+                _probe(plan, make_command(plan, directory, launcher, (PROBE, str(plan.ranks))), launcher, seconds)
+            except HpctrainError as error:
+                reasons[name] = error.message
+                continue
+            (say or _say)(launcher, reasons)
+            return launcher
     tried = "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise HpctrainError(
         f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here\n{tried}",
         "`hpctrain doctor` looks further; --launcher takes one without asking",
+        exit_code=1,
     )
+
+
+def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether only starting the plan's ranks tells which launcher works."""
+    return plan.start.launcher == "auto" and in_allocation(environment)
+
+
+def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:
+    """The first launcher of :func:`choose_launcher` that is here; starts nothing.
+
+    Raises:
+        HpctrainError: the named one is not here, or none is.
+    """
+    if not needs_proof(plan, environment):
+        return _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+    reasons: list[str] = []
+    for name in LAUNCHERS[1:]:
+        try:
+            return _named(name, environment)
+        except HpctrainError as error:
+            reasons.append(f"{name}: {error.message}")
+    raise HpctrainError("\n".join(["there is no launcher here", *reasons]), "put one on the PATH")
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
@@ -92,7 +119,7 @@ def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> i
     """How many of a host's cores ranks can be bound to.
 
     In a Slurm job these are no more than it has processors on each of its hosts: not every cluster keeps a process to
-    those of its job. None where this process is in a step itself, whose processors are not those of its launchers.
+    those of its job. 0 where this process is in a step itself, whose processors are not those of its launchers.
     """
     if "SLURM_STEP_ID" in environment:
         return 0
@@ -143,22 +170,21 @@ def _plugins() -> list[str]:
     return [line for line in lines if line and " " not in line]
 
 
-def _probe(plan: Plan, make_command: MakeCommand, launcher: Launcher, seconds: float) -> None:
+def _probe_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=folder.absolute())
+    except OSError as error:
+        raise disk_error(error, folder.absolute()) from error
+
+
+def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> None:
     """Start the plan's ranks with the program that checks their number.
 
     Raises:
         HpctrainError: they do not see each other, or not in time; with the end of what was printed.
     """
-    try:
-        # Not in /tmp: a container on another host mounts it.
-        folder = tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=Path.cwd())
-    except OSError as error:
-        here = Path(error.filename or ".")
-        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
-    with folder as name:
-        command = make_command(plan, RunDirectory(Path(name)), launcher, (PROBE, str(plan.ranks)))
-        command.write_files()
-        status, output = _run(command, seconds)
+    command.write_files()
+    status, output = _run(command, seconds)
     if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
         return
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
@@ -168,21 +194,28 @@ def _probe(plan: Plan, make_command: MakeCommand, launcher: Launcher, seconds: f
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:
     """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
-    process = subprocess.Popen(
-        command.arguments,
-        env=command.environment_from(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            command.arguments,
+            env=command.environment_from(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
     try:
         output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
     except subprocess.TimeoutExpired:
         return None, _end(process)
+    except BaseException:
+        # A signal to this process.
+        _end(process)
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

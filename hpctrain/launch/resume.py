@@ -67,12 +67,19 @@ def resumed_plan(
         raise HpctrainError(f"the run is in {plan.framework}, and --framework {framework} was asked for", _HINT)
     if ranks is not None:
         require_ranks(ranks)
-    changed = {name: getattr(plan, name).model_copy(update=dict(changes[name])) for name in changes}
-    values = {**dict(plan), **changed, "ranks": ranks or plan.ranks, "backend": backend or plan.backend, "hosts": ()}
+    changed = {name: getattr(plan, name).model_copy(update=_whole(changes[name])) for name in changes}
+    asked = backend or plan.asked_backend
+    values = {**dict(plan), **changed, "ranks": ranks or plan.ranks, "asked_backend": asked, "hosts": ()}
     unplaced = Plan.model_validate(values)
     arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
     placed = place_plan(unplaced, arranged, machine)
     return placed, (*warnings, *_other_versions(plan, placed))
+
+
+def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of hosts takes the place of a file of them, and the other way round."""
+    other = {"hosts": "hostfile", "hostfile": "hosts"}
+    return {**{other[name]: None for name in changes if name in other}, **changes}
 
 
 def _other_versions(before: Plan, now: Plan) -> Iterator[str]:

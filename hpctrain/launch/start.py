@@ -3,46 +3,79 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
+from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import (
     bindable_cores,
     choose_launcher,
+    first_launcher,
+    needs_proof,
     require_image,
     told_of_slurm,
 )
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
-from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.rundir import RunDirectory
 
 
-def find_launcher(plan: Plan) -> Launcher | None:
-    """What starts the plan's ranks; None for the backend ``single``.
+def find_launcher(plan: Plan, folder: Path = Path()) -> Launcher | None:
+    """What starts the plan's ranks, proved where that is needed, in a folder that all hosts share.
 
     Raises:
-        HpctrainError: there is no launcher that works, Horovod is not built for it, or a container's image is missing.
+        HpctrainError: as of :func:`available_launcher` and :func:`prove_launcher`.
+    """
+    machine = this_machine()
+    launcher = available_launcher(plan, machine)
+    return prove_launcher(plan, machine, folder) if launcher and needs_proof(plan) else launcher
+
+
+def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
+    """What starts the plan's ranks, or the first that could; None for the backend ``single``. Starts nothing.
+
+    Raises:
+        HpctrainError: there is no launcher, Horovod is not built for it, or a container's image, its runtime or the
+            interpreter of the ranks is missing.
     """
     require_image(plan)
+    _require_program(plan, machine)
     if plan.backend == "single":
         return None
-    machine = this_machine()
-
-    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
-        return command_for(plan, directory, machine, launcher, work)
-
-    launcher = choose_launcher(plan, command)
+    launcher = first_launcher(plan)
     # What another interpreter has cannot be seen from here.
     if plan.start.container is None and plan.start.python is None:
         require(plan.framework)
     return launcher
+
+
+def prove_launcher(plan: Plan, machine: Machine, folder: Path) -> Launcher:
+    """The launcher of :func:`hpctrain.launch.launcher_choice.choose_launcher` for this machine and interpreter."""
+
+    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
+        return command_for(plan, directory, machine, launcher, work)
+
+    return choose_launcher(plan, command, folder=folder)
+
+
+def _require_program(plan: Plan, machine: Machine) -> None:
+    """Refuse what each rank would start and this machine, if it is one of the hosts, does not have."""
+    container = plan.start.container
+    if container and container.runtime == "pyxis":
+        return
+    program = "apptainer" if container else plan.start.python
+    if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
+        option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
+        raise HpctrainError(f"there is no program {program}", option)
 
 
 def command_for(
@@ -80,7 +113,7 @@ def launch_plan(
         plan: the run.
         directory: where; it holds no run yet.
         machine: this machine.
-        launcher: what :func:`find_launcher` found.
+        launcher: what starts its ranks; None for the backend ``single``.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
 
@@ -104,12 +137,14 @@ def launch_attempt(
     show: Callable[[Event], None] = lambda event: None,
     line: Callable[[str], None] = lambda text: None,
     notice: Callable[[str], None] = lambda text: None,
+    interrupts: Interrupts | None = None,
 ) -> Failure | None:
     """Run the plan of a directory that holds it already, from where the attempt begins.
 
     Args:
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
         notice: gets what the user has to know of a stop.
+        interrupts: where signals are collected already.
 
     The rest is as of :func:`launch_plan`.
     """
@@ -122,6 +157,7 @@ def launch_attempt(
         start=attempt.start(plan, launcher.name if launcher else "none"),
         stop=plan.stop,
         stoppable=plan.recipe is not None,
+        interrupts=interrupts,
         show=show,
         line=line,
         notice=notice,

@@ -72,8 +72,7 @@ def unplaced_plan(
 ) -> Plan:
     """The plan of a run whose hosts are not known yet; the arguments are those of :func:`make_plan`."""
     require_ranks(ranks)
-    if backend not in BACKENDS:
-        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+    _require_known(backend)
     # What a container has cannot be seen from outside.
     installed = frozenset(FRAMEWORKS) if start.container else machine.frameworks
     return Plan(
@@ -81,6 +80,7 @@ def unplaced_plan(
         script=work if isinstance(work, Script) else None,
         framework=_framework(work, installed, framework),
         backend=backend,
+        asked_backend=backend,
         ranks=ranks,
         host_options=host_options,
         start=start,
@@ -102,7 +102,7 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
     """
     assert sum(host.slots for host in hosts.slots) == plan.ranks
     placed: dict[str, object] = {
-        "backend": _backend(plan.backend, hosts.slots, machine),
+        "backend": _backend(plan.asked_backend, hosts.slots, machine),
         "hosts": hosts.slots,
         "host_order": hosts.order,
         "environment": hosts.environment,
@@ -129,7 +129,13 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     )
 
 
+def _require_known(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
+
+
 def _backend(backend: str, hosts: Sequence[Slots], machine: Machine) -> str:
+    _require_known(backend)
     ranks = sum(host.slots for host in hosts)
     if backend == "single" and ranks > 1:
         raise HpctrainError(f"backend 'single' is for one process, not for -np {ranks}", "choose --backend horovod")

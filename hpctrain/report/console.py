@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self, TextIO
+from typing import IO, Self, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
@@ -78,7 +79,7 @@ class Console:
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(text, highlight=False)
         else:
-            _print(text, self._stdout)
+            say(text, self._stdout)
 
     def notice(self, text: str) -> None:
         """Say what the user has to know now."""
@@ -88,7 +89,7 @@ class Console:
         if self._bar:
             self._bar.console.out(text, highlight=False)
         else:
-            _print(text, self._stderr)
+            say(text, self._stderr)
 
     def _start(self, event: Event) -> None:
         self._done = event["iteration"]
@@ -131,12 +132,46 @@ class Console:
         self._steps = []
 
 
-def _print(text: str, stream: TextIO) -> None:
-    try:
-        print(text, file=stream, flush=True)
-    except BrokenPipeError:
-        # Nobody reads on, as after `| head`. The run goes on: what it writes to its directory is still wanted.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def say(text: str, stream: TextIO) -> None:
+    """Print a line, to whom there is: a run does not end because nobody reads on."""
+    print(text, file=_Patient(stream), flush=True)
+
+
+class _Patient:
+    """A stream that takes everything, also when nobody reads on, as after ``| head``, or its terminal is gone.
+
+    The run goes on then: what it writes to its directory is still wanted.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        with self._given_up():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._given_up():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _given_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            # Also for what is still in the buffer, and for whoever else writes there.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class _Bar(Progress):
@@ -148,7 +183,7 @@ class _Bar(Progress):
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
-            console=RichConsole(file=stream),
+            console=RichConsole(file=cast(IO[str], _Patient(stream))),
             transient=True,
             expand=True,
             redirect_stdout=False,

@@ -1,4 +1,5 @@
 env \
+  -u SRUN_CPUS_PER_TASK \
   SLURM_OVERLAP=1 \
   /opt/mpi/bin/mpirun \
   -np 6 \

@@ -63,7 +63,10 @@ def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     """Begun, left, gone on with as it was begun, and refused where it is another."""
-    Path("train.py").write_text("import os, sys\nsys.exit(0 if os.path.exists('ready') else 4)\n")
+    Path("train.py").write_text(
+        "import os, signal, sys\nif os.path.exists('ready'): sys.exit()\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\nsys.exit(4)\n"
+    )
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--stop-seconds", "7", "--", "a"]) == 4
     assert "to go on: hpctrain run --resume --run-dir run\n" in capfd.readouterr().err
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--", "b"]) == 2
@@ -78,5 +81,9 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert plan().stop.seconds == 7
     assert json.loads(RunDirectory(Path("run")).summary.read_text())["status"] == "done"
     assert not Path("run/stop").exists()
+    summary = RunDirectory(Path("run")).summary.read_text()
+    # As after a launcher that died in between.
+    Path("run/summary.json").unlink()
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
     assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
+    assert RunDirectory(Path("run")).summary.read_text() == summary

@@ -16,7 +16,8 @@ import pytest
 from hpctrain.checkpoints import Progress, checkpoint_path, write_checkpoint
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
-from hpctrain.launch.attempts import Attempt, hold, next_attempt
+from hpctrain.launch import attempts
+from hpctrain.launch.attempts import Attempt, hold, next_attempt, require_nobody, run_events
 from hpctrain.plan import Plan, Script
 from hpctrain.rundir import RunDirectory
 
@@ -48,89 +49,151 @@ FAULT = ("fault", {"rank": 1, "host": "n2", "message": "rank 1 on n2 was killed"
 RESUMABLE = ("end", {"status": "resumable"})
 
 
+def go_on(directory: RunDirectory, idle_restarts: int, *, script: bool = False) -> Attempt | None:
+    return next_attempt(directory, run_events(directory), idle_restarts, script=script)
+
+
 def test_a_submitted_run_begins(directory: RunDirectory) -> None:
-    assert next_attempt(directory, 3) == Attempt()
+    assert go_on(directory, 3) == Attempt()
 
 
 def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
     happened(directory, start(), ("end", {"status": "done"}))
-    assert next_attempt(directory, 3) is None
+    assert go_on(directory, 3) is None
     # A rank failed although rank 0 was done.
     happened(directory, FAULT, ("end", {"status": "failed"}))
-    assert next_attempt(directory, 3) == Attempt(number=2)
+    assert go_on(directory, 3) == Attempt(number=2)
 
 
 def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
     happened(directory, start(), checkpoint(directory, 10), checkpoint(directory, 20))
-    assert next_attempt(directory, 3) == Attempt(number=2, iteration=20)
+    assert go_on(directory, 3) == Attempt(number=2, iteration=20)
     (checkpoint_path(directory.checkpoints, 20) / "state.safetensors").write_bytes(b"")
-    found = next_attempt(directory, 3)
+    found = go_on(directory, 3)
     assert found is not None
     assert (found.iteration, len(found.damaged)) == (10, 1)
     (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
     with pytest.raises(
         HpctrainError, match=r"checkpoint was written at step 20, and none can be read: .*step-0+20"
     ) as e:
-        next_attempt(directory, 3)
+        go_on(directory, 3)
     assert e.value.exit_code == 1
 
 
 def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDirectory) -> None:
     happened(directory, start(), checkpoint(directory, 10), RESUMABLE)
     for _ in range(3):
-        assert next_attempt(directory, 2) is not None
+        assert go_on(directory, 2) is not None
         happened(directory, start(10), FAULT, RESUMABLE)
     with pytest.raises(HpctrainError, match=r"last 3 attempts began at step 10 .*rank 1 on n2 was killed") as caught:
-        next_attempt(directory, 2)
+        go_on(directory, 2)
     assert caught.value.exit_code == 1
     assert f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle" in caught.value.hint
-    assert next_attempt(directory, 3) is not None
+    assert go_on(directory, 3) is not None
     # One step further, and it may try again.
     happened(directory, start(10), checkpoint(directory, 11), FAULT, RESUMABLE)
-    assert next_attempt(directory, 0) == Attempt(number=6, iteration=11)
+    assert go_on(directory, 0) == Attempt(number=6, iteration=11)
 
 
 def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
     happened(directory, start(), start())
     with pytest.raises(HpctrainError, match="last 2 attempts began at step 0"):
-        next_attempt(directory, 1)
+        go_on(directory, 1)
+    with pytest.raises(HpctrainError, match="its last 2 attempts ended without a stop in good order"):
+        go_on(directory, 1, script=True)
+
+
+def test_a_stop_that_saved_nothing_counts(directory: RunDirectory) -> None:
+    for _ in range(2):
+        happened(directory, start(), RESUMABLE)
+    with pytest.raises(HpctrainError, match="last 2 attempts began at step 0"):
+        go_on(directory, 1)
+
+
+def test_a_script_that_worked_long_got_further(directory: RunDirectory) -> None:
+    happened(directory, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE, start(), FAULT, RESUMABLE)
+    with pytest.raises(HpctrainError, match=r"its last 3 attempts ended without .*rank 1 on n2 was killed"):
+        go_on(directory, 1, script=True)
+    lines = [json.loads(line) for line in directory.events.read_text().splitlines()]
+    lines[3]["time"] -= 601
+    directory.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert go_on(directory, 1, script=True) is not None
 
 
 def test_a_script_that_stops_in_good_order_gets_further(directory: RunDirectory) -> None:
     for _ in range(9):
         happened(directory, start(), RESUMABLE)
-        assert next_attempt(directory, 1) is not None
+        assert go_on(directory, 1, script=True) is not None
 
 
 def test_one_launcher_at_a_time(directory: RunDirectory) -> None:
     refused = pytest.raises(HpctrainError, match=f"another hpctrain: process {os.getpid()} on ")
-    with hold(directory), refused, hold(directory):
+    with hold(directory, {}), refused as caught, hold(directory, {}):
         pass
-    with hold(directory):
-        pass
+    assert caught.value.exit_code == 2
+    with hold(directory, {}) as warning:
+        assert warning is None
+
+
+@pytest.mark.parametrize(
+    ("restarts", "job", "goes_on"),
+    [("1", "17", True), ("0", "17", False), ("", "17", False), ("1", "18", False)],
+)
+def test_the_lock_of_a_job_whose_node_died(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, restarts: str, job: str, goes_on: bool
+) -> None:
+    monkeypatch.setattr(attempts, "_LOCK_SECONDS", 0.0)
+    now = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
+    with hold(directory, {"SLURM_JOB_ID": "17"}):
+        if goes_on:
+            with hold(directory, now) as warning:
+                assert warning is not None
+                assert f"still held by process {os.getpid()} on {socket.gethostname()} in start 0 of job 17" in warning
+        else:
+            with pytest.raises(HpctrainError, match="being run by another") as caught, hold(directory, now):
+                pass
+            # Not wrong use, of which a job would be told.
+            assert caught.value.exit_code == 1
+
+
+def nobody(directory: RunDirectory) -> None:
+    require_nobody(directory, run_events(directory))
 
 
 def test_ranks_that_outlived_their_launcher(directory: RunDirectory) -> None:
     me = psutil.Process()
     values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time(), "status": "running"}
+    directory.rank(1).write_text('{"rank": ')
+    nobody(directory)
     directory.rank(0).write_text(json.dumps(values))
-    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}"), hold(directory):
-        pass
+    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}"):
+        nobody(directory)
 
 
-def test_a_job_that_still_runs(directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("job", ["17", "17_3"])
+def test_a_job_that_still_runs(
+    directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
     squeue = tmp_path / "squeue"
-    squeue.write_text('#!/bin/sh\ncase "$*" in *--jobs=17*) echo RUNNING;; esac\n')
+    squeue.write_text(f'#!/bin/sh\ncase "$*" in *"--jobs={job} "*) echo RUNNING;; esac\n')
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     happened(directory, start(job="16"))
-    with hold(directory):
-        pass
-    happened(directory, start(job="17"))
-    with pytest.raises(HpctrainError, match="job of its last attempt still runs: 17"), hold(directory):
-        pass
+    nobody(directory)
+    happened(directory, start(job=job))
+    with pytest.raises(HpctrainError, match=f"job of its last attempt still runs: {job}") as caught:
+        nobody(directory)
+    assert caught.value.exit_code == 2
     # The job itself, requeued.
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with hold(directory):
-        pass
+    number, _, task = job.partition("_")
+    monkeypatch.setenv("SLURM_JOB_ID", "17" if not task else "20")
+    if task:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", number)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+    nobody(directory)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    # Ended in good order, in an allocation that is still there.
+    happened(directory, RESUMABLE)
+    nobody(directory)

@@ -214,7 +214,8 @@ def test_interrupts_are_collected_and_given_back() -> None:
 
 def test_nohup_is_respected() -> None:
     program = (
-        "import os, signal; from hpctrain.launch.interrupts import Interrupts; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "import os, signal; from hpctrain.launch.interrupts import Interrupts\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGHUP)\n"
         "print(interrupts.received)"
     )
