@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface
+from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, Routes
+from hpctrain.cli.start_options import (
+    ContainerRuntime,
+    Environment,
+    Image,
+    Interpreter,
+    LauncherArguments,
+    LauncherName,
+    Mounts,
+    SshPort,
+    start_changes,
+)
 from hpctrain.cluster.host_list import fold_hosts
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from hpctrain.checks import Check
-    from hpctrain.plan import HostOptions
+    from hpctrain.plan import HostOptions, Start
 
 _MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
 
@@ -31,21 +42,41 @@ def doctor(
     hosts: HostList = None,
     hostfile: HostFile = None,
     fabric: FabricFile = None,
+    routes: Routes = None,
     interface: Interface = None,
     run_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Where runs are to write, on a file system that all hosts share.")
     ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    launcher: LauncherName = None,
+    python: Interpreter = None,
+    container: Image = None,
+    container_runtime: ContainerRuntime = None,
+    mounts: Mounts = None,
+    environment: Environment = None,
+    ssh_port: SshPort = None,
+    launcher_arguments: LauncherArguments = None,
 ) -> None:
     """Check, before a run, what would make it slow, wrong or hang; exits 3 where something failed.
 
-    Checks this machine; with -np or --hosts, or inside a Slurm allocation, every host of the run by ranks of its own.
+    Checks this machine; with -np, --hosts or a way to start ranks, or inside a Slurm allocation, every host of the run
+    by ranks of its own.
     """
     from hpctrain.doctor.host import failed_first
-    from hpctrain.plan import HostOptions
+    from hpctrain.plan import HostOptions, Start
 
-    options = HostOptions(hosts=hosts, hostfile=hostfile, fabric=fabric, interface=interface)
-    checks = failed_first(_checks(options, ranks, run_dir))
+    changes = start_changes(
+        launcher=launcher,
+        python=python,
+        image=container,
+        runtime=container_runtime,
+        mounts=mounts or None,
+        environment=environment or None,
+        ssh_port=ssh_port,
+        arguments=launcher_arguments,
+    )
+    options = HostOptions(hosts=hosts, hostfile=hostfile, fabric=fabric, routes=routes, interface=interface)
+    checks = failed_first(_checks(options, Start(**changes), ranks, run_dir))
     if as_json:
         typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
@@ -54,22 +85,23 @@ def doctor(
         raise typer.Exit(3)
 
 
-def _checks(options: HostOptions, ranks: int | None, run_dir: Path) -> list[Check]:
+def _checks(options: HostOptions, start: Start, ranks: int | None, run_dir: Path) -> list[Check]:
     from hpctrain.doctor.facts import read_host
     from hpctrain.doctor.host import check_host
     from hpctrain.doctor.ranks import without_ranks
+    from hpctrain.plan import Start
 
     named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
-    if ranks is None and not named:
+    if ranks is None and not named and start == Start():
         return [*without_ranks(), *check_host(read_host(), run_dir)]
-    from hpctrain.launch.health import check_ranks
+    from hpctrain.launch.doctor_ranks import check_ranks
     from hpctrain.launch.hosts import arrange
     from hpctrain.planning.machine import this_machine
 
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:
         typer.echo(f"hpctrain: warning: {warning}", err=True)
-    checks = check_ranks(arranged, options, run_dir)
+    checks = check_ranks(arranged, options, start, run_dir)
     if len(checks) > 1:
         return checks
     # The ranks did not come as far as their hosts; what this machine says may tell why.

@@ -10,7 +10,7 @@ from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.placement import report
 from hpctrain.topology.summary import host_numbers
 
-_SOURCE = "https://slurm.schedmd.com/topology.html"
+ORDER_SOURCE = "https://slurm.schedmd.com/topology.html"
 
 
 def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: bool) -> Check:
@@ -25,11 +25,11 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
     name = "host order"
     if len(hosts) < 2 or flat:
         found = "one host" if len(hosts) < 2 else "no fabric is known: --fabric FILE names one"
-        return Check(name=name, status="not applicable", found=found, source=_SOURCE)
+        return Check(name=name, status="not applicable", found=found, source=ORDER_SOURCE)
     try:
         placed = report(fabric, host_numbers(fabric, hosts))
     except HpctrainError as error:
-        return Check(name=name, status="not applicable", found=f"{known_from}: {error.message}", source=_SOURCE)
+        return Check(name=name, status="not applicable", found=f"{known_from}: {error.message}", source=ORDER_SOURCE)
     failed = placed.given.crossings > placed.bound and not placed.already_optimal
     order = ",".join(fabric.hosts[host] for host in placed.placed.order)
     return Check(
@@ -38,5 +38,5 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
         found=f"{placed.given.crossings} crossings between leaf switches ({known_from})",
         wanted=f"{placed.bound}, which no order can be under",
         mend=f"start the ranks in this order: hpctrain run --hosts {order}" if failed else "",
-        source=_SOURCE,
+        source=ORDER_SOURCE,
     )

@@ -11,7 +11,7 @@ FILES = 4096
 SHARED_BYTES = 1 << 30
 
 _MEMLOCK_SOURCE = "https://www.open-mpi.org/faq/?category=openfabrics#ib-locked-pages"
-_FILES_SOURCE = "https://ucx-py.readthedocs.io/en/stable/os-limits.html"
+_FILES_SOURCE = "https://docs.rapids.ai/api/ucxx/stable/os_limits"
 _SHARED_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _SLURM = "under Slurm also LimitMEMLOCK=infinity of slurmd.service and PropagateResourceLimitsExcept=MEMLOCK"
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.checks import Check
+from hpctrain.doctor.hosts import ORDER_SOURCE
+from hpctrain.doctor.software import MPI_SOURCE
 
 # Files and log lines of several hosts can still be put in order, and make and NFS still tell what is newer.
 SKEW_SECONDS = 1.0
@@ -38,10 +40,10 @@ class Reduction:
 def without_ranks() -> list[Check]:
     """What only ranks can tell, where none ran."""
     sources = {
-        "launcher and MPI": _REDUCE_SOURCE,
+        "launcher and MPI": MPI_SOURCE,
         "1 MB all-reduce": _REDUCE_SOURCE,
         "clocks": _CLOCK_SOURCE,
-        "host order": _CLOCK_SOURCE,
+        "host order": ORDER_SOURCE,
     }
     return [
         Check(name=name, status="not applicable", found=f"no ranks were started: {_START}", source=source)

@@ -9,8 +9,8 @@ from hpctrain.checks import Check
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.cluster.mpi import BUILD_HINT
 
-_MPI_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/slurm.html"
-_VERSIONS_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/release-notes/run-time.html"
+MPI_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/slurm.html"
+_VERSIONS_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/version-numbering.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +48,20 @@ def horovod(checks: Sequence[Check], gpus: int) -> list[Check]:
     return named
 
 
-def launcher_and_mpi(seen: Sequence[World], ranks: int) -> Check:
+def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str]) -> Check:
     """Each process is to be one rank of all: a launcher that MPI does not know starts as many runs of one rank.
 
     Args:
         seen: of each process that wrote it, at least one.
         ranks: that were started.
+        failed: launchers that were tried before this one, and why they do not work.
     """
     sizes = sorted({world.size for world in seen})
     wrong = [world for world in seen if world.size != ranks or world.claimed not in (None, ranks)]
     first = wrong[0] if wrong else seen[0]
     claim = f"{first.launcher} says {first.claimed}" if first.launcher else "no launcher has set its variables"
     found = f"MPI ({first.mpi}) sees {' or '.join(map(str, sizes))} rank{'' if sizes == [1] else 's'}; {claim}"
+    found += "".join(f"; {name} does not work here: {' '.join(why.split())}" for name, why in failed.items())
     return Check(
         name="launcher and MPI",
         status="failed" if wrong else "ok",
@@ -68,7 +70,7 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int) -> Check:
         mend=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
         if wrong
         else "",
-        source=_MPI_SOURCE,
+        source=MPI_SOURCE,
         where=tuple(dict.fromkeys(world.host for world in wrong)),
     )
 

@@ -13,9 +13,9 @@ import pytest
 from launching import Launch
 
 import hpctrain
-from hpctrain.bench.health import _expected, _numbers
+from hpctrain.bench.doctor_rank import _expected, _numbers
 
-PROGRAM = Path(hpctrain.__file__).parent / "bench" / "health.py"
+PROGRAM = Path(hpctrain.__file__).parent / "bench" / "doctor_rank.py"
 # Starts as many processes as it is asked for, each of which MPI takes for the only one.
 SINGLETONS = """\
 #!/bin/sh
@@ -55,6 +55,38 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -> None:
+    """In a container, by another interpreter, with a variable of the user's that chooses an interface of no host."""
+    path = fake_mpirun(tmp_path, '#!/bin/sh\nexec "$REAL" "$@"\n')
+    apptainer = tmp_path / "bin" / "apptainer"
+    apptainer.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
+        'while [ "$1" != image.sif ]; do shift; done\nshift\nexport CONTAINED=yes\nexec "$@"\n'
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$CONTAINED" >> {tmp_path}/pythons\nexec {sys.executable} "$@"\n')
+    for program in (apptainer, python):
+        program.chmod(0o755)
+    (tmp_path / "image.sif").touch()
+    real = Path(sys.executable).parent / "mpirun"
+    start = ("--container", "image.sif", "--python", str(python), "--env", "NCCL_SOCKET_IFNAME==nope0")
+    result = hpctrain("doctor", *start, "-np", "2", "--run-dir", "runs", "--json", PATH=path, REAL=str(real))
+    assert result.returncode == 3, result.stdout
+    checks = checks_by_name(result)
+    assert "sees 2 ranks" in checks["launcher and MPI"]["found"], checks
+    assert "nope0 is not here" in checks["NCCL_SOCKET_IFNAME"]["found"]
+    assert (tmp_path / "pythons").read_text() == "yes\nyes\n"
+    # The folder of the runs is the ranks' to write.
+    assert f"--bind {tmp_path} image.sif" in (tmp_path / "calls").read_text()
+
+
+def test_a_way_to_start_ranks_starts_them(hpctrain: Launch) -> None:
+    checks = checks_by_name(hpctrain("doctor", "--launcher", "mpirun", "--json"))
+    assert "sees 1 rank" in checks["launcher and MPI"]["found"]
+    wrong = hpctrain("doctor", "--launcher", "mpiron")
+    assert wrong.returncode == 2 and "mpirun" in wrong.stdout
+
+
 def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     path = fake_mpirun(tmp_path, SINGLETONS)
     result = hpctrain("doctor", "-np", "2", "--json", timeout=90, PATH=path)
@@ -88,14 +120,14 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpctrain.launch import health
-    from hpctrain.plan import HostOptions, Slots
+    from hpctrain.launch import doctor_ranks
+    from hpctrain.plan import HostOptions, Slots, Start
     from hpctrain.planning.hosts import Hosts
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
-    monkeypatch.setattr(health, "LIMIT_SECONDS", 1)
+    monkeypatch.setattr(doctor_ranks, "LIMIT_SECONDS", 1)
     hosts = Hosts(slots=(Slots(host="localhost", slots=2),))
-    (check,) = health.check_ranks(hosts, HostOptions(), tmp_path)
+    (check,) = doctor_ranks.check_ranks(hosts, HostOptions(), Start(), tmp_path)
     assert (check.name, check.status, check.found) == ("ranks", "failed", "did not end in 1 s")
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "bin")], capture_output=True, text=True, check=False)
     assert left.stdout == ""
@@ -119,7 +151,7 @@ def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
 def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
     program = (
         "import sys\n"
-        "import hpctrain.cli.doctor, hpctrain.launch.health, hpctrain.doctor.host\n"
+        "import hpctrain.cli.doctor, hpctrain.launch.doctor_ranks, hpctrain.doctor.host\n"
         "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -51,6 +51,21 @@ def test_ranks_are_in_the_order_of_the_placement(folder: Path) -> None:
     assert checks["host order"]["status"] == "ok"
 
 
+def test_launchers_that_do_not_work_are_named(slurm: LocalSlurm, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    broken = tmp_path / "bin" / "mpirun"
+    broken.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\necho no daemon; exit 1\n"
+    )
+    broken.chmod(0o755)
+    command = (f"PATH={tmp_path}/bin:/usr/bin:/bin", str(_HPCTRAIN), "doctor", "--json")
+    output = slurm.run("salloc", "-N2", f"--chdir={tmp_path}", "env", *command, check=False, timeout=120, **AS_ROOT)
+    checks = json.loads(output[output.index("{") : output.rindex("}") + 1])["checks"]
+    (check,) = [check for check in checks if check["name"] == "launcher and MPI"]
+    assert check["status"] == "ok" and "sees 2 ranks" in check["found"], check
+    assert "mpirun does not work here: exit status 1; at its end" in check["found"] and "no daemon" in check["found"]
+
+
 def test_what_all_hosts_have_alike_is_one_line(folder: Path) -> None:
     checks = json.loads((folder / "doctor.json").read_text())["checks"]
     (files,) = [check for check in checks if check["name"] == "open files"]

@@ -61,14 +61,18 @@ def world(size: int = 2, claimed: int | None = 2, host: str = "n1") -> World:
 
 
 def test_launcher_and_mpi() -> None:
-    assert software.launcher_and_mpi([world(), world()], 2).status == "ok"
+    assert software.launcher_and_mpi([world(), world()], 2, {}).status == "ok"
     # srun --mpi=pmix sets none of the variables that are looked at under some names.
-    assert software.launcher_and_mpi([world(claimed=None)] * 2, 2).status == "ok"
-    refused(software.launcher_and_mpi([world(size=1)] * 2, 2), "sees 1 rank; Open MPI's mpirun says 2", "mpirun")
-    refused(software.launcher_and_mpi([world(size=1, claimed=None)] * 2, 2), "no launcher has set", "srun --mpi=pmix")
-    mixed = software.launcher_and_mpi([world(), world(claimed=8, host="n2")], 2)
+    assert software.launcher_and_mpi([world(claimed=None)] * 2, 2, {}).status == "ok"
+    refused(software.launcher_and_mpi([world(size=1)] * 2, 2, {}), "sees 1 rank; Open MPI's mpirun says 2", "mpirun")
+    refused(
+        software.launcher_and_mpi([world(size=1, claimed=None)] * 2, 2, {}), "no launcher has set", "srun --mpi=pmix"
+    )
+    mixed = software.launcher_and_mpi([world(), world(claimed=8, host="n2")], 2, {})
     refused(mixed, "says 8", "hpctrain horovod build")
     assert mixed.where == ("n2",)
+    after = software.launcher_and_mpi([world(), world()], 2, {"mpirun": "exit status 1; it said:\n  no daemon"})
+    assert after.found.endswith("; mpirun does not work here: exit status 1; it said: no daemon")
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:

@@ -1,7 +1,7 @@
 """What ``hpctrain doctor`` runs on every rank: the checks of each host, the clocks, and a real all-reduce.
 
-``python health.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Each rank 0 writes ``FOLDER/world-HOST-PID.json``: one,
-unless launcher and MPI do not match, when every process is rank 0 of 1. Nothing here waits without a limit.
+``python doctor_rank.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Each rank 0 writes ``FOLDER/world-HOST-PID.json``:
+one, unless launcher and MPI do not match, when every process is rank 0 of 1. Nothing here waits without a limit.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hpctrain.comm.horovod import HorovodCommunicator
 
 # Of this process, from its start: also where MPI or Horovod hang outside Python.
-LIMIT_SECONDS = 45
+LIMIT_SECONDS = 30
 # Of one wait for the other ranks.
-_WAIT_SECONDS = 15
+_WAIT_SECONDS = 10
 _PINGS = 20
 _REPEATS = 7
 # Sums of these stay exact in float32 up to 100,000 ranks.

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,18 +21,18 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.launch.command import Command, Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
-from hpctrain.launch.launcher_choice import choose_launcher
+from hpctrain.launch.launcher_choice import choose_launcher, require_image
 from hpctrain.launch.start import command_for, launch_plan
-from hpctrain.plan import HostOptions, Plan, Script
+from hpctrain.plan import HostOptions, Plan, Script, Start
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.rundir import RunDirectory
 
-# Of everything, from starting the ranks to their end.
-LIMIT_SECONDS = 50
-# Of the trial of one launcher.
-_PROBE_SECONDS = 12.0
-_PROGRAM = Path(hpctrain.__file__).parent / "bench" / "health.py"
+# Of everything, from the trial of the first launcher to the end of the ranks; what hangs is then ended in 15 s.
+LIMIT_SECONDS = 40
+# Of the trial of one launcher: three that hang still leave time for the last.
+_PROBE_SECONDS = 10.0
+_PROGRAM = Path(hpctrain.__file__).parent / "bench" / "doctor_rank.py"
 _SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/quickstart.html"
 
 
@@ -40,19 +40,22 @@ class _LimitError(Exception):
     pass
 
 
-def check_ranks(hosts: Hosts, options: HostOptions, run_directory: Path) -> list[Check]:
+def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory: Path) -> list[Check]:
     """Start the ranks, and check what they see: each host, and all of them together.
 
     Args:
         hosts: with a slot a rank.
         options: what the hosts were chosen by.
+        start: how a run would start its ranks.
         run_directory: where runs are to write, on all hosts.
 
     Raises:
         HpctrainError: no folder for what the ranks write.
     """
     ranks = sum(host.slots for host in hosts.slots)
-    with _folder(run_directory, shared=len(hosts.slots) > 1) as name:
+    beside = _beside(run_directory)
+    failed: dict[str, str] = {}
+    with _folder(beside, shared=len(hosts.slots) > 1 or start.container is not None) as name:
         folder = Path(name)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(folder), str(ranks), str(run_directory.absolute()))),
@@ -60,23 +63,32 @@ def check_ranks(hosts: Hosts, options: HostOptions, run_directory: Path) -> list
             ranks=ranks,
             hosts=hosts.slots,
             environment=hosts.environment,
+            start=_mounted(start, beside),
             threads_per_rank=1,
         )
-        fault = _run(plan, folder / "run")
+        fault = _run(plan, folder / "run", failed)
         written = [json.loads(path.read_text()) for path in sorted(folder.glob("world-*.json"))]
-    checks = checks_of(written, hosts, options)
+    checks = checks_of(written, hosts, options, failed)
     # Where launcher and MPI do not match, that is why.
     mismatched = bool(checks) and checks[0].status == "failed"
     return [*checks, fault] if fault and not mismatched else checks
 
 
-def checks_of(written: list[dict[str, Any]], hosts: Hosts, options: HostOptions) -> list[Check]:
-    """The checks of what :mod:`hpctrain.bench.health` wrote, once for each process that took itself for rank 0."""
+def checks_of(
+    written: list[dict[str, Any]], hosts: Hosts, options: HostOptions, failed: Mapping[str, str]
+) -> list[Check]:
+    """The checks of what :mod:`hpctrain.bench.doctor_rank` wrote, once for each process that took itself for rank 0.
+
+    Args:
+        written: by each of those.
+        hosts, options: of the ranks.
+        failed: launchers that were tried before, and why they do not work.
+    """
     worlds = [World(**world) for each in written for world in each["worlds"]]
     if not worlds:
         return []
     ranks = sum(host.slots for host in hosts.slots)
-    checks = [launcher_and_mpi(worlds, ranks)]
+    checks = [launcher_and_mpi(worlds, ranks, failed)]
     if len(written) > 1 or "hosts" not in written[0]:
         return checks
     (all_ranks,) = written
@@ -102,21 +114,22 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
     return host_order(names, fabric, known_from, flat=known_from == FLAT)
 
 
-def _launcher(plan: Plan, machine: Machine) -> Launcher:
-    """The launcher that works here; whether Horovod fits is a check of its own."""
+def _launcher(plan: Plan, machine: Machine, failed: dict[str, str]) -> Launcher:
+    """The launcher that works here; ``failed`` gets those that do not. Whether Horovod fits is a check of its own."""
+    require_image(plan)
 
     def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
         return command_for(plan, directory, machine, launcher, work)
 
-    return choose_launcher(plan, command, seconds=_PROBE_SECONDS)
+    return choose_launcher(plan, command, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons))
 
 
-def _run(plan: Plan, directory: Path) -> Check | None:
+def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     """Run the ranks to their end; a check that says why they did not come to it."""
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()
-            failure = launch_plan(plan, RunDirectory(directory), machine, _launcher(plan, machine))
+            failure = launch_plan(plan, RunDirectory(directory), machine, _launcher(plan, machine, failed))
     except _LimitError:
         said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:
@@ -146,11 +159,24 @@ def _limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _folder(run_directory: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
-    """A folder that the ranks can write: beside the runs where other hosts have to see it."""
+def _beside(run_directory: Path) -> Path:
+    """The run directory's nearest folder that is there."""
     beside = run_directory.absolute()
     while not beside.is_dir() and beside != beside.parent:
         beside = beside.parent
+    return beside
+
+
+def _mounted(start: Start, folder: Path) -> Start:
+    """A container that also sees the folder of the runs."""
+    if start.container is None:
+        return start
+    mounts = (*start.container.mounts, str(folder))
+    return start.model_copy(update={"container": start.container.model_copy(update={"mounts": mounts})})
+
+
+def _folder(beside: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    """A folder that the ranks can write: beside the runs where other hosts, or a container, have to see it."""
     try:
         return tempfile.TemporaryDirectory(prefix=".hpctrain-doctor-", dir=beside if shared else None)
     except OSError as error:
