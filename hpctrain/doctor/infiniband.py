@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpctrain.checks import Check
 from hpctrain.doctor.facts import Host, Port
 
-_PORT_SOURCE = "https://man7.org/linux/man-pages/man8/ibcheckstate.8.html"
+_PORT_SOURCE = "https://man7.org/linux/man-pages/man8/ibportstate.8.html"
 _ENVIRONMENT = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _HCA_SOURCE = f"{_ENVIRONMENT}#nccl-ib-hca"
 _GID_SOURCE = f"{_ENVIRONMENT}#nccl-ib-gid-index"
