@@ -132,11 +132,8 @@ def launch_command(
     # -P: the current directory is not searched, so that no file of the user's hides a module.
     interpreter = plan.start.python or ("python3" if container else str(python))
     program = (*_apptainer(plan, run_directory), interpreter, *arguments)
-    if container and container.runtime == "pyxis" and not isinstance(launcher, Srun):
-        raise HpctrainError(
-            f"the container {container.image} is for pyxis, a plugin of srun, and {_called(launcher)} starts the ranks",
-            "choose --launcher srun-pmix, or --container-runtime apptainer",
-        )
+    if container:
+        _require_plugin(container, launcher)
     if launcher is None:
         return Command(program=program, environment=environment, without=SIZE_VARIABLES)
     placed = any(host.places for host in plan.hosts)
@@ -146,8 +143,13 @@ def launch_command(
     return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, slurm=slurm)
 
 
-def _called(launcher: Launcher | None) -> str:
-    return "no launcher" if launcher is None else launcher.name
+def _require_plugin(container: Container, launcher: Launcher | None) -> None:
+    if container.runtime == "pyxis" and not isinstance(launcher, Srun):
+        called = "no launcher" if launcher is None else launcher.name
+        raise HpctrainError(
+            f"the container {container.image} is for pyxis, a plugin of srun, and {called} starts the ranks",
+            "choose --launcher srun-pmix, or --container-runtime apptainer",
+        )
 
 
 def _mpirun(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.cluster.host_list import HostSlots, expand_hosts, expand_slots
@@ -48,35 +48,43 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
     """
     given = given_fabric(options.fabric, options.routes)
-    named = options.hosts is not None or options.hostfile is not None or environment.get(_ALLOCATED)
-    if given and not (whole_fabric or named):
-        raise HpctrainError(
-            f"--fabric {options.fabric} has {len(given.hosts)} hosts, and nothing says which of them are yours",
-            "name them with --hosts, or start inside a Slurm allocation",
-        )
+    if given and not whole_fabric:
+        _require_named(options, given, environment)
     hosts_slots, warnings = _hosts(options, given, this_host, environment)
     names = tuple(hosts_slots)
     node_map = node_map_of(options.node) if options.node is not None else None
-    if given:
-        fabric, known_from = given, str(options.fabric)
-    else:
-        fabric, known_from = known_fabric(names, environment)
-        warnings += fabric.warnings
+    fabric, known_from = (given, str(options.fabric)) if given else known_fabric(names, environment)
     room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
-    each = len(node_map.gpus) if node_map and node_map.gpus else 1
     hosts = place_hosts(
         names,
-        (sum(room.values()) if room else len(names) * each) if ranks is None else ranks,
+        _as_many(names, room, node_map) if ranks is None else ranks,
         fabric,
         known_from=known_from,
         slots_of=room,
         node_map=node_map,
         interface=options.interface,
     )
+    if not given:
+        warnings += fabric.warnings
     warnings += node_map.warnings if node_map else ()
     if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings
+
+
+def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
+    if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
+        raise HpctrainError(
+            f"--fabric {options.fabric} has {len(fabric.hosts)} hosts, and nothing says which of them are yours",
+            "name them with --hosts, or start inside a Slurm allocation",
+        )
+
+
+def _as_many(names: Sequence[str], room: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
+    """The ranks where the user does not say how many."""
+    if room:
+        return sum(room.values())
+    return len(names) * (len(node_map.gpus) if node_map and node_map.gpus else 1)
 
 
 def node_map_of(node: str) -> NodeMap:

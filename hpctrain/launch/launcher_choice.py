@@ -68,9 +68,13 @@ def choose_launcher(
                 continue
             (say or _say)(launcher, reasons)
             return launcher
-    tried = "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise HpctrainError(
-        f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here\n{tried}",
+    raise _no_launcher(f"no launcher can start {plan.ranks} ranks on {len(plan.hosts)} hosts here", reasons)
+
+
+def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
+    tried = (f"{name}: {reason}" for name, reason in reasons.items())
+    return HpctrainError(
+        "\n".join([what, *tried]),
         "`hpctrain doctor` looks further; --launcher takes one without asking",
         exit_code=1,
     )
@@ -89,13 +93,13 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
     """
     if not needs_proof(plan, environment):
         return _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for name in LAUNCHERS[1:]:
         try:
             return _named(name, environment)
         except HpctrainError as error:
-            reasons.append(f"{name}: {error.message}")
-    raise HpctrainError("\n".join(["there is no launcher here", *reasons]), "put one on the PATH")
+            reasons[name] = error.message
+    raise _no_launcher("no launcher is here", reasons)
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:

@@ -59,14 +59,8 @@ def place_hosts(
             f"--interface {interface!r} is no name of a network interface", "for example ib0; `ip link` lists them"
         )
     room = slots_of or _even(names, ranks)
-    order, worth = _order(names, fabric, known_from)
-    filled = _fill(order, room, ranks)
-    if len(filled) < len(names):
-        used = [name for name in names if name in filled]
-        return place_hosts(
-            used, ranks, fabric, known_from=known_from, slots_of=room, node_map=node_map, interface=interface
-        )
-    environment = network_variables(interface=interface, rails=on_rails(fabric, host_numbers(fabric, names)))
+    filled, worth = _filled(names, ranks, room, fabric, known_from)
+    environment = network_variables(interface=interface, rails=on_rails(fabric, host_numbers(fabric, tuple(filled))))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
     return Hosts(
         slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
@@ -82,6 +76,19 @@ def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
             f"for example -np {len(names)}; or say how many each has: --hosts {names[0]}:2,{names[1]}:1",
         )
     return dict.fromkeys(names, ranks // len(names))
+
+
+def _filled(
+    names: Sequence[str], ranks: int, room: Mapping[str, int], fabric: Fabric, known_from: str
+) -> tuple[dict[str, int], HostOrder | None]:
+    """The ranks of each host that gets some, in the order of the ranks, and what that order is worth."""
+    while True:
+        order, worth = _order(names, fabric, known_from)
+        filled = _fill(order, room, ranks)
+        if len(filled) == len(names):
+            return filled, worth
+        # Without the others another order may be the best.
+        names = [name for name in names if name in filled]
 
 
 def _order(names: Sequence[str], fabric: Fabric, known_from: str) -> tuple[Sequence[str], HostOrder | None]:

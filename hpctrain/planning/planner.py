@@ -28,20 +28,10 @@ def make_plan(
     """The plan of one run.
 
     Args:
-        work: what to run.
-        machine: where.
         ranks: how many processes where no hosts are given; they share the machine's cores evenly.
-        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
-            ``horovod``, whose launcher reaches other hosts.
-        framework: for a recipe; by default PyTorch where it is installed, else Keras.
         hosts: where the ranks are; by default all on this machine.
-        host_options: what the hosts were chosen by.
-        start: how the ranks are started.
-        stop: how they are stopped.
 
-    Raises:
-        HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that cannot
-            join several ranks or start one on another host.
+    The rest, and what is raised, is as of :func:`unplaced_plan` and :func:`place_plan`.
     """
     if hosts is None:
         require_ranks(ranks)
@@ -70,7 +60,22 @@ def unplaced_plan(
     start: Start = Start(),
     stop: Stop = Stop(),
 ) -> Plan:
-    """The plan of a run whose hosts are not known yet; the arguments are those of :func:`make_plan`."""
+    """The plan of a run whose hosts are not known yet.
+
+    Args:
+        work: what to run.
+        machine: where.
+        ranks: how many processes.
+        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
+            ``horovod``, whose launcher reaches other hosts.
+        framework: for a recipe; by default PyTorch where it is installed, else Keras.
+        host_options: what the hosts are to be chosen by.
+        start: how the ranks are started.
+        stop: how they are stopped.
+
+    Raises:
+        HpctrainError: no rank at all, an unknown name, or a framework that is not installed.
+    """
     require_ranks(ranks)
     _require_known(backend)
     # What a container has cannot be seen from outside.
@@ -98,7 +103,7 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
         machine: one of the hosts; the others are like it.
 
     Raises:
-        HpctrainError: as of :func:`make_plan`.
+        HpctrainError: an unknown backend, or one that cannot join several ranks or start one on another host.
     """
     assert sum(host.slots for host in hosts.slots) == plan.ranks
     placed: dict[str, object] = {

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.events import read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -87,3 +96,135 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
     assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
     assert RunDirectory(Path("run")).summary.read_text() == summary
+
+
+def events() -> list[dict[str, Any]]:
+    return list(read_events(Path("run/events.jsonl")))
+
+
+def begun(*options: str) -> None:
+    """A run of one rank that was stopped at once."""
+    Path("train.py").write_text("import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR2)\nsys.exit(4)\n")
+    assert main(["run", "train.py", "--run-dir", "run", *options]) == 4
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Programs that come first on the PATH, whose other programs are the system's."""
+    folder = Path("bin").absolute()
+    folder.mkdir()
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+
+
+MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"
+NO_DAEMON = "echo 'no daemon could be started'; exit 1"
+
+
+def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """As where a node died: the job may come back, but not for ever."""
+    begun("--idle-restarts", "1")
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nls -d run/.hpctrain-probe-*; {NO_DAEMON}", srun="exit 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    for attempt in (2, 3):
+        assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 4
+        said = capfd.readouterr().err
+        assert "no launcher can start 2 ranks on 1 hosts here" in said
+        assert "run/.hpctrain-probe-" in said
+        last = events()[-3:]
+        assert [event["event"] for event in last] == ["start", "fault", "end"]
+        assert (last[0]["attempt"], last[0]["job"], last[0]["launcher"]) == (attempt, "17", "none")
+        assert "no daemon could be started" in last[1]["message"]
+        assert last[2]["status"] == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
+    assert not list(Path("run").glob(".hpctrain-probe-*"))
+    assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
+    assert "its last 2 attempts ended without a stop in good order" in capfd.readouterr().err
+
+
+def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    programs(monkeypatch, mpirun=f"{MPIRUN}\ntouch started; exit 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 0
+    said = capfd.readouterr()
+    assert "bin/mpirun" in said.out
+    assert "is the first in order, and was not tried" in said.err
+    assert not Path("started").exists()
+
+
+def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun()
+    # It ends its own child, as a launcher its ranks.
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nsleep 600 & echo $! > pid; trap 'kill $!; exit' TERM; wait")
+    program = (
+        "import sys; from hpctrain.launch import start; start.require = lambda framework: None\n"
+        "from hpctrain.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "run", "--resume", "--run-dir", "run", "-np", "2"]
+    environment = {**os.environ, "SLURM_JOB_ID": "17"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not Path("pid").exists() or not Path("pid").read_text():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(signal.SIGUSR2)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 4, said
+    assert "interrupted by SIGUSR2 before the ranks were started" in said
+    child = int(Path("pid").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert len(events()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--backend", "bogus"], "unknown backend 'bogus'"),
+        (["--python", "/nope/python"], "there is no program /nope/python"),
+        (["--container", "docker://alpine"], "there is no program apptainer"),
+    ],
+)
+def test_misuse_of_a_resume(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun()
+    before = Path("run/plan.json").read_text()
+    programs(monkeypatch)
+    assert main(["run", "--resume", "--run-dir", "run", *options]) == 2
+    assert said in capfd.readouterr().err
+    assert Path("run/plan.json").read_text() == before
+
+
+def test_the_backend_and_the_hosts_are_those_of_now(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = socket.gethostname()
+    begun("-H", f"{here}:1")
+    assert (plan().backend, plan().asked_backend) == ("single", "auto")
+    programs(monkeypatch, mpirun=MPIRUN)
+    Path("hosts").write_text(f"{here} slots=2\n")
+    resume = ["run", "--resume", "--run-dir", "run", "--hostfile", "hosts", "-np", "2", "--dry-run"]
+    assert main(resume) == 0
+    assert f"--host {here}:2 " in capfd.readouterr().out
+    assert main([*resume, "-H", here]) == 2
+    assert "--hosts and --hostfile both say which hosts" in capfd.readouterr().err
+    assert main([*resume, "--backend", "single"]) == 2
+
+
+def test_what_hpctrain_itself_cannot_do_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun()
+    Path("python").write_text("#!/nope/interpreter\n")
+    Path("python").chmod(0o755)
+    assert main(["run", "--resume", "--run-dir", "run", "--python", str(Path("python").absolute())]) == 2
+    assert "cannot start " in capfd.readouterr().err
+    start, fault, end = events()[-3:]
+    assert (start["attempt"], end["status"]) == (2, "failed")
+    assert fault["message"].startswith("cannot start ")
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"

@@ -57,6 +57,21 @@ def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err == "done after 10.5 s\n"
 
 
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_lost_terminal_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch, bar: bool) -> None:
+    """As after an ssh that broke: every write to it fails from then on."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal, Console(terminal, terminal) as console:
+        for event in run_events()[: 3 if bar else 0]:
+            console.show(event)
+        os.close(ours)
+        console.notice("SIGHUP: waiting")
+        for event in run_events()[3:]:
+            console.show(event)
+        console.line("printed by rank 0")
+
+
 def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
