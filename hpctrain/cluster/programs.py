@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from hpctrain.errors import HpctrainError
 
 _SECONDS = 60.0
+# Slurm's programs take options from these, which would go before those of a job script, or change what is printed.
+_SLURM_OPTIONS = ("SACCT_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEUE_")
 
 
 def run_program(
@@ -20,12 +22,13 @@ def run_program(
     Args:
         program, arguments: the command.
         seconds: how long it may take.
-        environment: its own; this process's by default.
+        environment: its own; this process's by default. What a user set for Slurm's programs is left out.
 
     Raises:
         HpctrainError: it is not installed (exit code 2), or it did not answer in time (exit code 1).
     """
-    environment = os.environ if environment is None else environment
+    given = os.environ if environment is None else environment
+    environment = {name: value for name, value in given.items() if not name.startswith(_SLURM_OPTIONS)}
     if shutil.which(program, path=environment.get("PATH")) is None:
         raise HpctrainError(f"{program} is not on the PATH")
     try:
