@@ -50,11 +50,16 @@ def directives(request: JobRequest) -> tuple[str, ...]:
     lines = [directive(option, value) for option, value in asked.items() if value is not None]
     if request.exclusive:
         lines.append(directive("exclusive"))
-    return (*lines, *(directive(option, value) for option, value in request.sbatch.items()))
+    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == request.gpu_option)}
+    return (*lines, *(directive(option, value) for option, value in further.items()))
 
 
 def _gpus(request: JobRequest) -> str | None:
     if not request.gpus_per_node:
         return None
     number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
-    return f"gpu:{number}" if request.gpu_option == "gres" else number
+    if request.gpu_option != "gres":
+        return number
+    # Slurm takes the last --gres alone.
+    others = request.sbatch.get("gres")
+    return f"gpu:{number},{others}" if others else f"gpu:{number}"

@@ -48,10 +48,13 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKind:
-    """Equal nodes: ``memory`` in MB, ``gpu_type`` empty where the site names none."""
+    """Equal nodes: ``memory`` in MB, ``gpu_type`` empty where the site names none; ``threads`` of a core that Slurm
+    counts.
+    """
 
     cores: int
     memory: int
+    threads: int = 1
     gpus: int = 0
     gpu_type: str = ""
     other_gpus: str = ""
@@ -59,7 +62,8 @@ class NodeKind:
     def __str__(self) -> str:
         gpus = f"{self.gpus} GPUs{f' {self.gpu_type}' if self.gpu_type else ''}" if self.gpus else "no GPUs"
         others = f" and {self.other_gpus}" if self.other_gpus else ""
-        return f"{gpus}{others}, {self.cores} cores, {self.memory} MB"
+        threads = f" of {self.threads} hardware threads" if self.threads > 1 else ""
+        return f"{gpus}{others}, {self.cores} cores{threads}, {self.memory} MB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +167,9 @@ def read_nodes(text: str) -> dict[str, Nodes]:
             nodes[partition] = Nodes(usable=here.usable, broken=here.broken + count)
         elif cpus and sockets * cores:
             # Slurm's CPUs are cores or hardware threads, as the site has it, or fewer where it keeps some back.
-            here.usable[NodeKind(cores=min(cpus, sockets * cores), memory=memory, **_gpus(gres))] += count
+            threads = max(1, cpus // (sockets * cores))
+            kind = NodeKind(cores=min(cpus, sockets * cores), threads=threads, memory=memory, **_gpus(gres))
+            here.usable[kind] += count
     return nodes
 
 
@@ -204,7 +210,8 @@ def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
 def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
     """The keys of a profile, as YAML has them."""
     exclusive = _whole_nodes(config, partition)
-    node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "exclusive": exclusive}
+    node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
+    node["exclusive"] = exclusive
     if kind.gpus:
         # Only cons_tres knows --gpus-per-node.
         tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
@@ -217,7 +224,6 @@ def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
         "partition": partition["PartitionName"],
         "time": _time(partition),
         "max_nodes": _count(partition.get("MaxNodes", "")),
-        "requeue": config.get("JobRequeue") != "0",
     }
 
 
@@ -271,9 +277,6 @@ def _kinds(nodes: Nodes) -> str:
 
 
 def _config_findings(config: Keys, plugins: Sequence[str]) -> list[str]:
-    again = (
-        "a job may requeue itself" if config.get("JobRequeue") != "0" else "no, so a follow-up job is submitted instead"
-    )
     topology = config.get("TopologyPlugin", "unknown")
     order = (
         "the hosts of a job are ordered by its switches"
@@ -281,7 +284,6 @@ def _config_findings(config: Keys, plugins: Sequence[str]) -> list[str]:
         else "Slurm knows no switches: fabric in the profile can name the output of ibnetdiscover"
     )
     return [
-        f"requeue: {again} (JobRequeue in scontrol show config)",
         f"topology: {topology}: {order} (scontrol show config)",
         f"launcher: srun has {', '.join(plugins) or 'no plugin that it lists'} (srun --mpi=list); "
         "which one works, or mpirun, is found out in the job",

@@ -10,13 +10,16 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.checked_yaml import Section, validate
 from hpctrain.cluster.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.errors import HpctrainError
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-# TERM is what cancelled and preempted jobs get; the others end a process at once, or tell of a crash.
-_STOP_SIGNALS = ("ALRM", "URG", "USR1", "USR2", "WINCH", "XCPU")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+# One excludes the others.
+_MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
+# Slurm may send the signal as much too early.
+_EARLY_SECONDS = 60
 
 
 def array_tasks(spec: str) -> tuple[int, ...]:
@@ -48,10 +51,18 @@ def _array(spec: str) -> str:
     return spec
 
 
-def _signal(name: str) -> str:
-    if name not in _STOP_SIGNALS:
-        raise ValueError(f"{name!r} cannot announce the end of a job; {nearest(name, _STOP_SIGNALS)}")
-    return name
+def time_seconds(limit: str) -> int:
+    """Seconds of a time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
+    match = _TIME.fullmatch(limit)
+    assert match is not None
+    first, *rest = (int(part) for part in match.groups()[1:] if part is not None)
+    if match[1] is not None:
+        hours, minutes, seconds = first, *rest, *[0] * (2 - len(rest))
+    elif len(rest) == 2:
+        hours, (minutes, seconds) = first, rest
+    else:
+        hours, minutes, seconds = 0, first, *rest, *[0] * (1 - len(rest))
+    return ((int(match[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class JobRequest(Section):
@@ -63,7 +74,7 @@ class JobRequest(Section):
         dependency: of the first job.
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
-        requeue: whether the job puts itself back in the queue when it has to stop.
+        requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
     """
 
     name: Annotated[Line, Field(max_length=256)]
@@ -84,7 +95,7 @@ class JobRequest(Section):
     dependency: Word | None = None
     chain: Annotated[int, Field(ge=1, le=1000)] = 1
     sbatch: dict[str, str | None] = Field(default_factory=dict)
-    signal: Annotated[str, AfterValidator(_signal)] = "USR2"
+    signal: str = "USR2"
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
     requeue: bool = True
 
@@ -102,12 +113,19 @@ class JobRequest(Section):
     def _consistent(self) -> JobRequest:
         if self.chain > 1 and self.array is not None:
             raise ValueError("--chain and --array exclude each other: each task of an array requeues itself")
-        for option, value in self.sbatch.items():
-            if fault := sbatch_fault(option, value):
-                raise ValueError(f"--sbatch {fault}")
-        if "gres" in self.sbatch and self.gpus_per_node and self.gpu_option == "gres":
-            raise ValueError("--sbatch gres is set for the GPUs: use node.gpu_option: gpus-per-node in the profile")
         return self
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be said of a time limit that leaves no time to train before the signal; None for any other."""
+        least = self.signal_seconds + _EARLY_SECONDS
+        # 0 is no limit.
+        if self.time is None or not 0 < time_seconds(self.time) <= least:
+            return None
+        return (
+            f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "
+            "be no time to train; ask for more, or for a smaller signal_seconds in the profile"
+        )
 
 
 def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) -> JobRequest:
@@ -122,6 +140,10 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         HpctrainError: a value that Slurm would misunderstand, or that the cluster does not have.
     """
     given = {key: value for key, value in asked.items() if value is not None}
+    further = given.get("sbatch", {})
+    for option, value in further.items():
+        if fault := sbatch_fault(option, value):
+            raise HpctrainError(f"--sbatch {fault}")
     gpus = given.get("gpus_per_node", profile.node.gpus)
     tasks = given.get("tasks_per_node", gpus or 1)
     values: dict[str, Any] = {
@@ -131,8 +153,8 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "gpus_per_node": gpus,
         "gpu_type": profile.node.gpu_type if gpus else None,
         "gpu_option": profile.node.gpu_option,
-        "memory": profile.node.memory,
-        "exclusive": profile.node.exclusive,
+        "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
+        "exclusive": profile.node.exclusive and "exclusive" not in further,
         "time": profile.time,
         "partition": profile.partition,
         "account": profile.account,
@@ -143,15 +165,10 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         # The next job of a chain goes on instead.
         "requeue": profile.requeue and given.get("chain", 1) == 1,
         **given,
-        "sbatch": {**profile.sbatch, **given.get("sbatch", {})},
+        "sbatch": {**profile.sbatch, **further},
     }
-    request = validate(
-        values,
-        JobRequest,
-        _option,
-        "request",
-        "hpctrain submit --help lists the options",
-    )
+    # What is from the profile was checked there.
+    request = validate(values, JobRequest, _option, "request", "hpctrain submit --help lists the options")
     if profile.max_nodes is not None and request.nodes > profile.max_nodes:
         raise HpctrainError(
             f"--nodes {request.nodes}: a job on {profile.name} has at most {profile.max_nodes}",
@@ -180,7 +197,7 @@ def _one_line(name: str) -> str:
 
 
 def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
-    """An equal share of a node's cores; None where nobody said how many it has."""
+    """An equal share of a node's cores, in Slurm's CPUs; None where nobody said how many it has."""
     cores = profile.node.cores
     if cores is None or tasks < 1:
         return None
@@ -189,4 +206,4 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
             f"--tasks-per-node {tasks}: a node of {profile.name} has {cores} cores",
             f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it all the same",
         )
-    return cores // tasks
+    return cores // tasks * profile.node.threads_per_core

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.checked_yaml import Section
 from hpctrain.cluster.container import Container
+from hpctrain.errors import nearest
+from hpctrain.stopping import STOP_SIGNALS
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # What hpctrain gives sbatch itself, and where to say it instead: a second value would contradict the first.
@@ -16,19 +18,18 @@ _SET_ELSEWHERE = {
     "account": "--account, or account in the profile",
     "array": "--array",
     "chdir": "--run-dir",
+    "clusters": "nothing: submit on the cluster itself",
     "constraint": "--constraint, or constraint in the profile",
     "cpus-per-task": "--cpus-per-task",
     "dependency": "--dependency",
     "error": "--run-dir: its logs/ holds what the job prints",
-    "exclusive": "node.exclusive in the profile",
     "export": "environment in the profile",
     "export-file": "environment in the profile",
     "gpus": "--gpus-per-node, or node.gpus in the profile",
     "gpus-per-node": "--gpus-per-node, or node.gpus in the profile",
     "gpus-per-task": "--gpus-per-node, or node.gpus in the profile",
-    "job-name": "--name",
+    "job-name": "--job-name",
     "kill-on-invalid-dep": "--chain or --dependency",
-    "mem": "node.memory in the profile",
     "no-requeue": "requeue in the profile",
     "nodes": "--nodes",
     "ntasks": "--nodes and --tasks-per-node",
@@ -47,6 +48,10 @@ _SET_ELSEWHERE = {
 }
 
 
+# What a profile has keys for; on the command line these options replace the keys.
+_KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
+
+
 def sbatch_fault(option: str, value: str | None) -> str | None:
     """Why a further option cannot be given to sbatch; None if it can.
 
@@ -56,8 +61,10 @@ def sbatch_fault(option: str, value: str | None) -> str | None:
     """
     if not _OPTION.fullmatch(option):
         return f"{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type"
-    if option in _SET_ELSEWHERE:
-        return f"{option} is set by hpctrain: use {_SET_ELSEWHERE[option]}"
+    # Slurm takes the beginning of an option's name for the whole.
+    for ours, instead in _SET_ELSEWHERE.items():
+        if ours.startswith(option):
+            return f"{ours} is set by hpctrain: use {instead}"
     if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
         return f"gres: GPUs are set by hpctrain: use {_SET_ELSEWHERE['gpus-per-node']}"
     if value is not None and not _is_line(value):
@@ -87,12 +94,18 @@ def _exported(text: str) -> str:
     return text
 
 
+def _stop_signal(name: str) -> str:
+    if name not in STOP_SIGNALS:
+        raise ValueError(f"{name!r} cannot announce the end of a job; {nearest(name, STOP_SIGNALS)}")
+    return name
+
+
 Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
 # The value of a Slurm option that names something.
 Word = Annotated[str, AfterValidator(_word)]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
-# Minutes, or [days-]hours[:minutes[:seconds]], as --time takes it.
+# Minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]], as --time takes it.
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2})$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, AfterValidator(_exported)]
@@ -109,6 +122,9 @@ class Node(Section):
     )
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where nobody said")
+    threads_per_core: Annotated[int, Field(ge=1)] = Field(
+        1, description="CPUs that Slurm counts for each core: 2 where it counts hardware threads"
+    )
     memory: Memory | None = Field(None, description="what to ask for with --mem; None for the partition's default")
     exclusive: bool = Field(False, description="take whole nodes")
 
@@ -153,7 +169,7 @@ class ClusterProfile(Section):
     node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
 
     requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
-    signal: str = Field("USR2", pattern=r"^[A-Z0-9+-]+$", description="that announces the end of a job")
+    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
 
     @model_validator(mode="after")
@@ -161,8 +177,8 @@ class ClusterProfile(Section):
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
             raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
         for option, value in self.sbatch.items():
+            if option in _KEYS:
+                raise ValueError(f"sbatch: {option} is set by {_KEYS[option]}")
             if fault := sbatch_fault(option, value):
                 raise ValueError(f"sbatch: {fault}")
-        if "gres" in self.sbatch and self.node.gpus and self.node.gpu_option == "gres":
-            raise ValueError("sbatch: gres is set by hpctrain for the GPUs: use node.gpu_option: gpus-per-node")
         return self

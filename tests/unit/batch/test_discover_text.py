@@ -89,10 +89,11 @@ def test_a_cluster_of_equal_nodes(tmp_path: Path) -> None:
     assert (profile.name, profile.partition, profile.time, profile.max_nodes) == ("alpine", "gpu", "1-00:00:00", None)
     assert (profile.node.gpus, profile.node.gpu_type, profile.node.gpu_option) == (4, "a100", "gpus-per-node")
     # 128 hardware threads.
-    assert (profile.node.cores, profile.node.memory, profile.node.exclusive) == (64, None, False)
+    assert (profile.node.cores, profile.node.threads_per_core) == (64, 2)
+    assert (profile.node.memory, profile.node.exclusive) == (None, False)
     assert (profile.requeue, profile.launcher, profile.fabric, profile.tried) == (True, "auto", None, False)
     said = "\n".join(discovered.findings)
-    assert "nodes: 20 with 4 GPUs a100, 64 cores, 512000 MB (sinfo)" in said
+    assert "nodes: 20 with 4 GPUs a100, 64 cores of 2 hardware threads, 512000 MB (sinfo)" in said
     assert "time: at most 1-00:00:00, all of it by default" in said
     assert "srun has cray_shasta, none, pmi2, pmix, pmix_v3, pmix_v4 (srun --mpi=list)" in said
     assert "topology/tree: the hosts of a job are ordered by its switches" in said
@@ -150,9 +151,13 @@ def test_gpus_of_gres(gres: str, gpus: int, gpu_type: str | None) -> None:
     assert (node.gpus, node.gpu_type) == (gpus, gpu_type)
 
 
-@pytest.mark.parametrize(("cpus", "sockets", "each", "cores"), [(128, 2, 32, 64), (64, 2, 32, 64), (60, 2, 32, 60)])
-def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int) -> None:
-    assert found(f"gpu|idle|1|{cpus}|{sockets}|{each}|1000|(null)\n").profile.node.cores == cores
+@pytest.mark.parametrize(
+    ("cpus", "sockets", "each", "cores", "threads"),
+    [(128, 2, 32, 64, 2), (64, 2, 32, 64, 1), (60, 2, 32, 60, 1), (16, 1, 4, 4, 4)],
+)
+def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int, threads: int) -> None:
+    node = found(f"gpu|idle|1|{cpus}|{sockets}|{each}|1000|(null)\n").profile.node
+    assert (node.cores, node.threads_per_core) == (cores, threads)
 
 
 def test_whole_nodes() -> None:
@@ -168,8 +173,8 @@ def test_what_a_site_does_not_allow() -> None:
     config = CONFIG.replace("JobRequeue              = 1", "JobRequeue = 0").replace("topology/tree", "topology/none")
     discovered = found(config=config, partitions=partition("gpu", Default="YES", AllowAccounts="a,b"))
     said = "\n".join(discovered.findings)
-    assert not discovered.profile.requeue
-    assert "requeue: no, so a follow-up job is submitted instead" in said
+    # JobRequeue is what jobs get that do not ask; ours do.
+    assert discovered.profile.requeue
     assert "topology/none: Slurm knows no switches" in said
     assert "accounts: only a,b, so name one with --account" in said
 

@@ -8,8 +8,8 @@ import pytest
 from job_scripts import GPUS, PLAIN
 
 from hpctrain.batch.directives import directives
-from hpctrain.batch.request import array_tasks, further_options, job_request
-from hpctrain.cluster.profile import ClusterProfile, Node
+from hpctrain.batch.request import array_tasks, further_options, job_request, time_seconds
+from hpctrain.cluster.profile import Node
 from hpctrain.errors import HpctrainError
 
 
@@ -34,8 +34,44 @@ def test_the_command_line_goes_before_the_profile() -> None:
 
 def test_gpus_as_gres() -> None:
     node = Node(gpus=4, gpu_type="a100", gpu_option="gres")
-    request = job_request(PLAIN.model_copy(update={"node": node}), "digits", {})
-    assert "#SBATCH --gres=gpu:a100:4" in directives(request)
+    profile = PLAIN.model_copy(update={"node": node})
+    assert "#SBATCH --gres=gpu:a100:4" in directives(job_request(profile, "digits", {}))
+    lines = directives(job_request(profile, "digits", {"sbatch": {"gres": "nvme:100"}}))
+    assert [line for line in lines if "gres" in line] == ["#SBATCH --gres=gpu:a100:4,nvme:100"]
+
+
+def test_a_share_of_the_cores_is_counted_in_slurms_cpus() -> None:
+    profile = PLAIN.model_copy(update={"node": Node(gpus=4, cores=66, threads_per_core=2)})
+    assert job_request(profile, "x", {}).cpus_per_task == 32
+    assert job_request(profile, "x", {"cpus_per_task": 5}).cpus_per_task == 5
+
+
+@pytest.mark.parametrize("option", ["mem", "mem-per-cpu", "mem-per-gpu"])
+def test_memory_of_the_command_line_replaces_the_profiles(option: str) -> None:
+    lines = directives(job_request(GPUS, "x", {"sbatch": {option: "4G"}}))
+    assert [line for line in lines if "mem" in line] == [f"#SBATCH --{option}=4G"]
+
+
+def test_exclusive_on_the_command_line() -> None:
+    assert "#SBATCH --exclusive" in directives(job_request(PLAIN, "x", {"sbatch": {"exclusive": None}}))
+    lines = directives(job_request(GPUS, "x", {"sbatch": {"exclusive": "user"}}))
+    assert [line for line in lines if "exclusive" in line] == ["#SBATCH --exclusive=user"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("3", 180), ("1:30", 90), ("2:00:01", 7201), ("1-2", 93600), ("1-2:3", 93780), ("1-2:3:4", 93784), ("0", 0)],
+)
+def test_time_limits(limit: str, seconds: int) -> None:
+    """As the manual of sbatch has them."""
+    assert time_seconds(limit) == seconds
+
+
+@pytest.mark.parametrize(("limit", "warns"), [("3", True), ("4", False), ("3:01", False), ("0", False), (None, False)])
+def test_no_time_before_the_signal_is_warned_of(limit: str | None, warns: bool) -> None:
+    warning = job_request(PLAIN, "x", {"time": limit}).warning
+    assert ("--time 3" in warning and "signal_seconds" in warning) if warning else not warns
+    assert warns == bool(warning)
 
 
 def test_jobs_of_a_chain_do_not_requeue_themselves() -> None:
@@ -80,6 +116,10 @@ def test_no_array(spec: str) -> None:
         ({"chain": 0}, "--chain: "),
         ({"chain": 2, "array": "0-1"}, "--chain and --array"),
         ({"sbatch": {"nodes": "3"}}, "use --nodes"),
+        ({"sbatch": {"outpu": "x"}}, "output is set by hpctrain"),
+        ({"sbatch": {"clusters": "b"}}, "clusters is set by hpctrain"),
+        ({"sbatch": {"cluster": "b"}}, "clusters is set by hpctrain"),
+        ({"sbatch": {"job-name": "x"}}, "use --job-name"),
         ({"sbatch": {"Comment": "x"}}, "'Comment'"),
         ({"sbatch": {"comment": "a\nb"}}, "one line"),
         ({"sbatch": {"gres": "gpu:1"}}, "GPUs"),
@@ -98,12 +138,6 @@ def test_more_than_the_cluster_has() -> None:
         job_request(small, "x", {"nodes": 3})
     with pytest.raises(HpctrainError, match="--tasks-per-node 5: a node of plain has 4 cores"):
         job_request(small, "x", {"tasks_per_node": 5})
-
-
-@pytest.mark.parametrize("name", ["TERM", "KILL", "STOP", "12", "NOPE"])
-def test_a_signal_that_cannot_announce_the_end(name: str) -> None:
-    with pytest.raises(HpctrainError, match="cannot announce the end"):
-        job_request(ClusterProfile(name="c", source="s", signal=name), "x", {})
 
 
 def test_further_options() -> None:
