@@ -33,7 +33,9 @@ class ScriptVariables(BaseModel):
     folder: str = Field(description="absolute path of the folder that the job was submitted from")
     array: bool = Field(description="whether the job is an array")
     chain: int = Field(description="how many jobs go on with each other's work; 1 for no chain")
-    requeue: bool = Field(description="whether the job puts itself back in the queue when it has to stop")
+    requeue: bool = Field(
+        description="whether the job puts itself back in the queue when it has to stop; else another follows"
+    )
     signal: str = Field(description="signal that announces the time limit, without SIG")
     signal_seconds: int = Field(description="how long before the time limit it comes")
     nodes: int = Field(description="number of nodes")

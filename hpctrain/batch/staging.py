@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError
 
@@ -41,16 +43,20 @@ class Staging(BaseModel):
     environment: Staged | None = None
 
 
-def plan_staging(profile: ClusterProfile, sources: Sequence[Path], environment: Path | None) -> Staging | None:
+def plan_staging(
+    profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None = None
+) -> Staging | None:
     """What to stage on a cluster, None for nothing.
 
     Args:
         profile: names the storage.
         sources: folders and files, archives among them.
         environment: a virtual environment's folder, or an archive of one.
+        container: that the ranks run in.
 
     Raises:
-        HpctrainError: the cluster has no such storage, a source is not there, or two have one name.
+        HpctrainError: the cluster has no such storage, a source is not there, two have one name, or the container would
+            not have them.
     """
     if not sources and environment is None:
         return None
@@ -70,17 +76,23 @@ def plan_staging(profile: ClusterProfile, sources: Sequence[Path], environment: 
         raise HpctrainError(
             f"--stage-environment {environment}: neither a folder with bin/python nor an archive of one"
         )
+    if container and (staged or container.runtime == "pyxis"):
+        raise HpctrainError(
+            "--stage and --container exclude each other here: what is staged would not be in the container",
+            "mount the source itself with --mount; an environment belongs into the image",
+        )
     # A job's own name: nobody else's files are in the way, and the job can remove it.
     folder = f"{profile.node_storage.rstrip('/')}/hpctrain-$SLURM_JOB_ID"
     return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
 
 
 def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -> Staged:
-    path = source.absolute()
+    # What a link leads to, under the link's name.
+    path, own = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
         raise HpctrainError(f"{option} {source}: there is no such file or folder", f"looked for {path}")
     for ending in (*_TAR, ".zip"):
         if path.is_file() and path.name.endswith(ending) and path.name != ending:
             kind: Literal["tar", "zip"] = "zip" if ending == ".zip" else "tar"
-            return Staged(source=str(path), name=name or path.name.removesuffix(ending), kind=kind)
-    return Staged(source=str(path), name=name or path.resolve().name, kind="copy")
+            return Staged(source=str(path), name=name or own.removesuffix(ending), kind=kind)
+    return Staged(source=str(path), name=name or own, kind="copy")

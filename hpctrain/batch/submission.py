@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpctrain.batch.queue import jobs_of_user
 from hpctrain.batch.request import JobRequest
+from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.rundir import RunDirectory, new_directory, write_json
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0
@@ -43,44 +46,66 @@ class Job:
     """All that a submission is made of.
 
     Attributes:
-        cluster: name of the profile.
+        profile: of the cluster.
         request: what is asked of Slurm.
         plans: of each task of an array by its number; of any other run, under None.
-        script: text of the job script.
+        render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
     """
 
-    cluster: str
+    profile: ClusterProfile
     request: JobRequest
     plans: Mapping[int | None, Plan]
-    script: str
+    render: Callable[[Path], str]
     files: Mapping[str, str]
 
+    @property
+    def plan(self) -> Plan:
+        """Of the run, or of the first task of an array."""
+        return next(iter(self.plans.values()))
 
-def submit(job: Job, directory: RunDirectory) -> tuple[str, ...]:
-    """Make the run directory and submit; returns the jobs' numbers, first to last.
+    def script(self, directory: Path) -> str:
+        """The text of the job script for a run directory.
+
+        Raises:
+            HpctrainError: Slurm could not write a log there, or the template has a fault.
+        """
+        require_log_path(directory)
+        return self.render(directory)
+
+
+def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
+    """Make the run directory and submit; returns it with the jobs' numbers, first to last.
 
     Args:
         job: what to submit.
-        directory: absolute path; it holds no run yet.
+        path: of the directory, absolute; it holds no run yet.
+        numbered: take the path with a number behind it where there is something already.
 
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
     """
-    missing = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
-    before = _prepare(directory)
+    # A fault of the template is told before anything is made.
+    job.script(path)
+    made = numbered or not path.exists()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    directory = new_directory(path) if numbered else RunDirectory(path)
+    before = set() if numbered else _prepare(directory)
     jobs: list[str] = []
     try:
         _write(job, directory)
-        for number in range(job.request.chain):
-            jobs.append(_sbatch(directory, _dependency(job.request, jobs[-1] if number else None)))
+        for _ in range(job.request.chain):
+            jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
+            # A job whose end leaves nothing to do cancels those behind it.
+            (directory.path / "chain").write_text("".join(f"{number}\n" for number in jobs))
         write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
     except BaseException:
-        if jobs:
-            run_program("scancel", *jobs, seconds=_SECONDS)
-        _remove(directory.path, before, missing)
+        try:
+            _cancel(jobs, directory.script)
+        finally:
+            _remove(directory.path, before, [directory.path, *missing] if made else [])
         raise
-    return tuple(jobs)
+    return directory, tuple(jobs)
 
 
 def check(script: str) -> str:
@@ -102,15 +127,6 @@ def check(script: str) -> str:
             return "Slurm does not answer, so the script is not checked"
         raise _refusal(done.stderr)
     return done.stderr.strip().removeprefix("sbatch: ")
-
-
-def free_directory(path: Path) -> Path:
-    """The path, or one with a number behind it where something is there already."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
 
 
 def require_log_path(directory: Path) -> None:
@@ -152,7 +168,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
 
 def _submission(job: Job, jobs: Sequence[str]) -> Submission:
     return Submission(
-        cluster=job.cluster,
+        cluster=job.profile.name,
         request=job.request,
         jobs=tuple(jobs),
         submitted=time.time(),
@@ -166,7 +182,7 @@ def _write(job: Job, directory: RunDirectory) -> None:
         (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
     try:
         directory.logs.mkdir(exist_ok=True)
-        directory.script.write_text(job.script)
+        directory.script.write_text(job.script(directory.path))
         # By hand too: `bash job.sh` within an allocation.
         directory.script.chmod(0o700)
         for name, text in job.files.items():
@@ -175,10 +191,9 @@ def _write(job: Job, directory: RunDirectory) -> None:
         raise disk_error(error, directory.path) from error
 
 
-def _dependency(request: JobRequest, previous: str | None) -> Sequence[str]:
-    if previous is not None:
-        # The training may be done before the chain is: the jobs that are left over then go by themselves.
-        return (f"--dependency=afternotok:{previous}", "--kill-on-invalid-dep=yes")
+def _dependency(request: JobRequest, previous: Sequence[str]) -> Sequence[str]:
+    if previous:
+        return (f"--dependency=afternotok:{previous[-1]}", "--kill-on-invalid-dep=yes")
     return (f"--dependency={request.dependency}",) if request.dependency is not None else ()
 
 
@@ -198,6 +213,16 @@ def _refusal(message: str) -> HpctrainError:
     return HpctrainError(
         f"sbatch refuses the job: {words}", "hpctrain submit … --dry-run shows its script; sinfo, what there is"
     )
+
+
+def _cancel(jobs: Sequence[str], script: Path) -> None:
+    """Cancel the jobs, and those of the same script: Slurm may have accepted one without our having heard of it."""
+    numbers = set(jobs)
+    with contextlib.suppress(HpctrainError):
+        found = jobs_of_user(os.getuid(), seconds=_SECONDS)
+        numbers |= {job.job for job in found if job.live and Path(job.command) == script}
+    if numbers:
+        run_program("scancel", *sorted(numbers), seconds=_SECONDS)
 
 
 def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
 from hpctrain.batch.request import JobRequest, further_options, job_request
-from hpctrain.batch.script import render, variables
-from hpctrain.batch.staging import Staging, plan_staging
-from hpctrain.batch.submission import Job, check, command_to_submit, free_directory, require_log_path
+from hpctrain.batch.submission import Job, check, command_to_submit
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
 from hpctrain.cli.start_options import ContainerRuntime, Environment, Image, LauncherName, Mounts, start_changes
-from hpctrain.cli.work import default_directory, read_work
-from hpctrain.cluster.container import Container
-from hpctrain.cluster.profile import ClusterProfile
-from hpctrain.cluster.profiles import load_profile
-from hpctrain.errors import HpctrainError
-from hpctrain.plan import HostOptions, Plan, Start, Stop
-from hpctrain.planning.machine import this_machine
-from hpctrain.planning.planner import unplaced_plan
+from hpctrain.cli.work import default_directory, read_tasks
+from hpctrain.plan import Start
 from hpctrain.rundir import RunDirectory
 
-# Of the time between the signal and the limit; the rest is for leaving and the requeue.
-_STOP_SHARE = 0.8
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130
 
@@ -82,7 +71,7 @@ def submit(
 
     Prints the run directory and the numbers of its jobs.
     """
-    profile, findings, files = _profile(cluster, partition)
+    found = find_cluster(cluster, partition)
     asked = {
         "name": job_name,
         "nodes": nodes,
@@ -99,153 +88,48 @@ def submit(
         "chain": chain,
         "sbatch": further_options(further or []),
     }
-    request = job_request(profile, Path(work).stem, asked)
-    start = _start(profile, launcher, environment, container, container_runtime, mounts or [])
-    staging = _staging(profile, stage or [], stage_environment, start.container)
-    hosts = _host_options(profile, fabric, node, interface)
-    plans = _plans(
-        (work, overrides or [], arguments or []),
-        request,
-        framework=framework,
-        backend=backend,
-        hosts=hosts,
-        start=start,
-    )
-    first = next(iter(plans.values()))
-    directory = (run_dir or free_directory(default_directory(first.title))).absolute()
-    require_log_path(directory)
-    values = variables(
-        request,
-        profile,
-        run_directory=directory,
-        folder=Path.cwd(),
-        container=start.container,
-        staging=staging,
-        virtual_environment=_virtual_environment(),
-    )
-    script = render(values, template)
-    for line in findings:
-        typer.echo(line, err=True)
-    if dry_run:
-        # Rendering placements takes time that a submission does not need.
-        from hpctrain.cli.submission_preview import preview
-
-        typer.echo(preview(script, first, request), nl=False)
-        if said := check(script):
-            typer.echo(said, err=True)
-        return
-    job = Job(cluster=profile.name, request=request, plans=plans, script=script, files=files)
-    jobs = submit_job(job, RunDirectory(directory))
-    typer.echo(directory)
-    typer.echo(" ".join(jobs))
-    if wait:
-        raise typer.Exit(_wait(RunDirectory(directory), request))
-
-
-def _profile(cluster: str, partition: str | None) -> tuple[ClusterProfile, tuple[str, ...], dict[str, str]]:
-    """The profile, what was found where it is discovered, and files for the run directory."""
-    if cluster != "auto":
-        return load_profile(cluster), (), {}
-    from hpctrain.batch.discover import discover, profile_yaml
-
-    found = discover(partition)
-    return found.profile, found.findings, {"cluster.yaml": profile_yaml(found.profile)}
-
-
-def _start(
-    profile: ClusterProfile,
-    launcher: str | None,
-    environment: Sequence[str] | None,
-    image: str | None,
-    runtime: str | None,
-    mounts: Sequence[str],
-) -> Start:
-    """How the ranks are started: as the command line says, else as the profile does."""
-    given = profile.container
-    image = image if image is not None or given is None else given.image
-    if image is not None and Path(image).exists():
-        # It must mean the same in the job.
-        image = str(Path(image).absolute())
+    request = job_request(found.profile, Path(work).stem, asked)
     changes = start_changes(
-        launcher=launcher or profile.launcher,
+        launcher=launcher or found.profile.launcher,
         python=None,
-        image=image,
-        runtime=runtime or (given.runtime if given else None),
-        mounts=[*(given.mounts if given else ()), *mounts] or None,
         environment=environment or None,
         ssh_port=None,
         arguments=None,
+        **container_options(found.profile, container, container_runtime, mounts or []),
     )
-    start = Start(**changes)
-    if start.container and start.container.runtime == "pyxis" and start.launcher == "mpirun":
-        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
-    return start
-
-
-def _staging(
-    profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None
-) -> Staging | None:
-    staging = plan_staging(profile, sources, environment)
-    if container and staging and (staging.environment or container.runtime == "pyxis"):
-        raise HpctrainError(
-            "--stage and --container exclude each other here: what is staged would not be in the container",
-            "mount the source itself with --mount; an environment belongs into the image",
-        )
-    return staging
-
-
-def _host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
-    """Files by absolute paths: they are read in the job."""
-    given = fabric or (Path(profile.fabric) if profile.fabric else None)
-    places = node or profile.node_map
-    return HostOptions(
-        fabric=given.absolute() if given else None,
-        node=str(Path(places).absolute()) if places and places != "live" else places,
-        interface=interface or profile.interface,
+    job = prepare(
+        found,
+        request,
+        read_tasks(work, overrides or [], arguments or [], request.tasks),
+        framework=framework,
+        backend=backend,
+        hosts=host_options(found.profile, fabric, node, interface),
+        start=Start(**changes),
+        stage=stage or [],
+        stage_environment=stage_environment,
+        template=template,
     )
+    for line in (*found.findings, *([request.warning] if request.warning else [])):
+        typer.echo(line, err=True)
+    path = (run_dir or default_directory(job.plan.title)).absolute()
+    if dry_run:
+        _show(job, path)
+        return
+    directory, jobs = submit_job(job, path, numbered=run_dir is None)
+    typer.echo(directory.path)
+    typer.echo(" ".join(jobs))
+    if wait:
+        raise typer.Exit(_wait(directory, request))
 
 
-def _plans(
-    given: tuple[str, Sequence[str], Sequence[str]],
-    request: JobRequest,
-    *,
-    framework: str | None,
-    backend: str,
-    hosts: HostOptions,
-    start: Start,
-) -> dict[int | None, Plan]:
-    """The plan of each task of an array, or of the one run, under None."""
-    work, overrides, arguments = given
-    if request.tasks and not work.endswith(".py") and not any("%a" in override for override in overrides):
-        raise HpctrainError(
-            f"--array {request.array}: every task would do the same training",
-            "%a is the task's number: --set seed=%a, for example",
-        )
-    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE)
-    machine = this_machine()
-    plans: dict[int | None, Plan] = {}
-    for task in request.tasks or (None,):
-        number = "%a" if task is None else str(task)
-        chosen = read_work(
-            work, [each.replace("%a", number) for each in overrides], [each.replace("%a", number) for each in arguments]
-        )
-        plans[task] = unplaced_plan(
-            chosen,
-            machine,
-            ranks=request.ranks,
-            backend=backend,
-            framework=framework,
-            host_options=hosts,
-            start=start,
-            stop=stop,
-        )
-    return plans
+def _show(job: Job, path: Path) -> None:
+    # Rendering placements takes time that a submission does not need.
+    from hpctrain.batch.preview import preview
 
-
-def _virtual_environment() -> Path | None:
-    """The one that this hpctrain is in."""
-    here = Path(sys.prefix)
-    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None
+    script = job.script(path)
+    typer.echo(preview(job, script), nl=False)
+    if said := check(script):
+        typer.echo(said, err=True)
 
 
 def _wait(directory: RunDirectory, request: JobRequest) -> int:

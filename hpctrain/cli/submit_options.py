@@ -71,7 +71,7 @@ Stage = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="SOURCE",
-        help="Copy to each node, archives unpacked, in $HPCTRAIN_STAGE; repeatable.",
+        help="Copy to each node, archives unpacked, for a script to find in $HPCTRAIN_STAGE; repeatable.",
         rich_help_panel=_SCRIPT,
     ),
 ]

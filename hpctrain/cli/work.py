@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import Script
-from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.load import load_recipe, override_recipe
 from hpctrain.recipes.schema import Recipe
 
 
@@ -36,6 +36,30 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> 
     except OSError as error:
         raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
     return Script(path=path, arguments=tuple(arguments))
+
+
+def read_tasks(
+    work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int]
+) -> dict[int | None, Recipe | Script]:
+    """What each task of an array does, ``%a`` in overrides and arguments being its number; of any other run under None.
+
+    Raises:
+        HpctrainError: as of :func:`read_work`, or every task would do the same training.
+    """
+    if not tasks:
+        return {None: read_work(work, overrides, arguments)}
+    # The file is read once: a recipe's overrides follow.
+    chosen = read_work(work, overrides if work.endswith(".py") else (), arguments)
+    if isinstance(chosen, Script):
+        return {
+            task: chosen.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
+            for task in tasks
+        }
+    if not any("%a" in override for override in overrides):
+        raise HpctrainError(
+            "--array: every task would do the same training", "%a is the task's number: --set seed=%a, for example"
+        )
+    return {task: override_recipe(chosen, [each.replace("%a", str(task)) for each in overrides]) for task in tasks}
 
 
 def default_directory(title: str) -> Path:

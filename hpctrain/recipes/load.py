@@ -35,7 +35,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     path = _find(name_or_path)
     text = read_text(path, "recipe", f"the published recipes go by their name: {', '.join(recipe_names())}")
     recipe = load_checked(text, path, Recipe, "recipe", _HINT)
-    return _override(recipe, overrides) if overrides else recipe
+    return override_recipe(recipe, overrides) if overrides else recipe
 
 
 def _find(name_or_path: str) -> Path:
@@ -50,7 +50,8 @@ def _find(name_or_path: str) -> Path:
         return path
 
 
-def _override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with ``key=value`` overrides; arguments and errors are those of :func:`load_recipe`."""
     values = recipe.model_dump(mode="json")
     given: dict[str, str] = {}
     for override in overrides:

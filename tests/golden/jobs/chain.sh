@@ -25,8 +25,19 @@ pass_on() {
     kill -s USR2 "$pid" || true
   fi
 }
-trap 'interrupted=yes; asked=${asked:-USR2}; pass_on' USR2
+trap 'interrupted=yes; asked=USR2; pass_on' USR2
 trap 'interrupted=yes; asked=TERM' TERM
+
+# What is done or has failed, even before hpctrain began, leaves nothing to do for the later jobs of the chain. After TERM
+# they are those of whoever sent it. Their numbers were written down at submission, one a line.
+# shellcheck disable=SC2317
+end_chain() {
+  local code=$?
+  if (( code != 4 )) && [[ $asked != TERM ]]; then
+    sed "0,/^$SLURM_JOB_ID\$/d" '/home/me/it'"'"'s a run'/chain | xargs --no-run-if-empty scancel || true
+  fi
+}
+trap end_chain EXIT
 
 # From here on a variable that is not set is a mistake; modules and setup lines use some on purpose.
 set -u
@@ -50,12 +61,15 @@ if [[ ! $asked ]]; then
     status=0
     wait "$pid" || status=$?
   done
+  pid=
   # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
   # And one that USR2 has ended was told before it could listen: nothing had begun.
   if (( status < 0 )) || { [[ $asked == USR2 ]] && (( status == 128 + $(kill -l USR2) )); }; then
     status=4
   fi
 fi
+# What comes from here on is not why it ended.
+trap : USR2 TERM
 
 # 4 is not finished, but resumable.
 if (( status == 4 )); then

@@ -15,6 +15,7 @@ from fake_programs import Programs
 from job_scripts import PLAIN, script
 
 from hpctrain.batch.staging import Staged, Staging
+from hpctrain.cluster.profile import ClusterProfile
 
 TERM_THEN_4 = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
@@ -61,9 +62,9 @@ def wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def job(tmp_path: Path, **asked: object) -> str:
+def job(tmp_path: Path, profile: ClusterProfile = PLAIN, **asked: object) -> str:
     more = {"run_directory": tmp_path, "folder": tmp_path}
-    return script(PLAIN, more=more, **asked)
+    return script(profile, more=more, **asked)
 
 
 def end(programs: Programs, text: str, **variables: str) -> tuple[int, str]:
@@ -106,19 +107,37 @@ def test_a_signal_before_hpctrain_listens_is_a_stop_too(programs: Programs, tmp_
     assert len(programs.calls("scontrol")) == 1
 
 
-def test_a_signal_before_hpctrain_starts_leaves_it_out(programs: Programs, tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    programs.add("hpctrain")
-    programs.add("prepare", f"open({str(ready)!r}, 'w').close(); time.sleep(0.5)")
-    profile = PLAIN.model_copy(update={"setup": ("prepare",)})
-    text = script(profile, more={"run_directory": tmp_path, "folder": tmp_path})
-    with started(programs, text) as process:
+def end_too_late(programs: Programs, directory: Path) -> str:
+    """What a job prints that gets its signal before hpctrain starts."""
+    ready = directory / "ready"
+    ready.unlink(missing_ok=True)
+    programs.add("prepare", f"open({str(ready)!r}, 'w').close(); time.sleep(0.3)")
+    with started(programs, job(directory, PLAIN.model_copy(update={"setup": ("prepare",)}))) as process:
         wait_for(ready)
         os.kill(process.pid, signal.SIGUSR2)
-        process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
         assert process.returncode == 4
+    return output
+
+
+def test_a_signal_before_hpctrain_starts_leaves_it_out(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    end_too_late(programs, tmp_path)
     assert programs.calls("hpctrain") == []
     assert len(programs.calls("scontrol")) == 1
+
+
+def test_jobs_that_never_get_to_hpctrain_are_not_requeued_for_ever(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    end_too_late(programs, tmp_path)
+    end_too_late(programs, tmp_path)
+    # One that began is judged by hpctrain itself.
+    end(programs, job(tmp_path))
+    outputs = [end_too_late(programs, tmp_path) for _ in range(4)]
+    assert [("--time" in output, "sbatch --chdir=" in output) for output in outputs] == [(False, False)] * 2 + [
+        (True, True)
+    ] * 2
+    assert len(programs.calls("scontrol")) == 5
 
 
 @pytest.mark.parametrize("first", [None, signal.SIGUSR2])
@@ -132,10 +151,36 @@ def test_a_cancelled_job_does_not_come_back(first: signal.Signals | None, progra
             time.sleep(0.2)
         # To all processes of the job, as Slurm does.
         os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
         assert process.returncode == 4
     assert programs.calls("scontrol") == []
     assert programs.calls("sbatch") == []
+    assert output.endswith(f". To go on:\n  sbatch --chdir={tmp_path} {tmp_path}/job.sh\n")
+
+
+def test_the_end_is_announced_to_a_job_whose_shell_had_a_signal_before(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", USR2_THEN.format(ready=str(ready), status=4))
+    with started(programs, job(tmp_path)) as process:
+        wait_for(ready)
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGUSR2)
+        process.communicate(timeout=20)
+        assert process.returncode == 4
+    assert len(programs.calls("scontrol")) == 1
+
+
+def test_where_jobs_do_not_go_back_another_one_follows_at_once(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(4)")
+    text = job(tmp_path, PLAIN.model_copy(update={"requeue": False}))
+    code, output = end(programs, text, SBATCH_PARTITION="other", SBATCH_TIMELIMIT="1")
+    assert code == 4
+    assert "job 8 goes on" in output
+    assert programs.calls("scontrol") == []
+    (call,) = programs.calls("sbatch")
+    assert call.arguments == ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
+    assert not [name for name in call.environment if name.startswith("SBATCH_")]
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -175,7 +220,9 @@ def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path
     assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "5_3"]]
     programs.add("scontrol", "sys.exit(1)")
     end(programs, job(tmp_path, array="0-4"), **ids)
-    assert "--array=3" in programs.calls("sbatch")[0].arguments
+    (call,) = programs.calls("sbatch")
+    # Behind the task alone: the others may run for long.
+    assert call.arguments[1:4] == ["--dependency=afterany:5_3", f"--chdir={tmp_path}", "--array=3"]
 
 
 def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_path: Path) -> None:
@@ -184,6 +231,41 @@ def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_pa
     assert code == 4
     assert programs.calls("scontrol") == programs.calls("sbatch") == []
     assert "next job of the chain" in output
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
+def test_what_leaves_nothing_to_do_ends_the_chain(status: int, programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", f"sys.exit({status})")
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("6\n7\n8\n70\n")
+    code, _ = end(programs, job(tmp_path, chain=4))
+    assert code == status
+    assert [call.arguments for call in programs.calls("scancel")] == ([["8", "70"]] if status != 4 else [])
+    programs.add("scancel", "sys.exit(1)")
+    assert end(programs, job(tmp_path, chain=4))[0] == status
+
+
+def test_a_failure_before_hpctrain_ends_the_chain(programs: Programs, tmp_path: Path) -> None:
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    code, _ = end(programs, job(tmp_path, PLAIN.model_copy(update={"setup": ("false",)}), chain=2))
+    assert code == 1
+    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
+
+
+def test_a_cancelled_job_leaves_the_rest_of_its_chain(programs: Programs, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    # Not at once: bash can lose a status that comes together with a signal.
+    later = "(time.sleep(0.3), sys.exit(1))"
+    programs.add("hpctrain", TERM_THEN_4.format(ready=str(ready)).replace("sys.exit(4)", later))
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    with started(programs, job(tmp_path, chain=2)) as process:
+        wait_for(ready)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 1
+    assert programs.calls("scancel") == []
 
 
 def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:
@@ -218,4 +300,52 @@ def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: 
     code, _ = end(programs, text, TMPDIR=str(tmp_path))
     assert code == 1
     assert programs.calls("hpctrain") == []
+    assert not (tmp_path / "hpctrain-7").exists()
+
+
+ON_EACH_NODE = (
+    "import subprocess\nfor _ in range(int(sys.argv[1].split('=')[1])): subprocess.run(sys.argv[3:], check=True)"
+)
+
+
+def staged_job(directory: Path, **asked: object) -> str:
+    copies = (Staged(source=str(directory / "data"), name="data", kind="copy"),)
+    (directory / "data").write_text("1")
+    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
+    return script(PLAIN, more={"run_directory": directory, "folder": directory, "staging": staging}, **asked)
+
+
+def test_storage_that_nodes_share_is_refused(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain")
+    programs.add("srun", ON_EACH_NODE)
+    code, output = end(programs, staged_job(tmp_path), TMPDIR=str(tmp_path), SLURM_JOB_NUM_NODES="2")
+    assert code == 2
+    assert f"each node has for itself; {tmp_path}/hpctrain-7 is none" in output
+    assert programs.calls("hpctrain") == []
+
+
+def test_what_comes_while_staged_files_are_removed_does_not_lose_the_requeue(
+    programs: Programs, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    programs.add("hpctrain", "sys.exit(4)")
+    slow = f"import pathlib\nif len(pathlib.Path({str(programs.folder)!r}, 'notes').read_text().splitlines()) > 4:\n"
+    slow += f"    open({str(ready)!r}, 'w').close(); time.sleep(30)\n"
+    programs.add("srun", slow + "os.execvp(sys.argv[3], sys.argv[3:])")
+    with started(programs, staged_job(tmp_path), TMPDIR=str(tmp_path)) as process:
+        wait_for(ready)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 4
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
+
+
+def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_path: Path) -> None:
+    programs.add("hpctrain", "sys.exit(0)")
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("scancel")
+    (tmp_path / "chain").write_text("7\n8\n")
+    code, _ = end(programs, staged_job(tmp_path, chain=2), TMPDIR=str(tmp_path))
+    assert code == 0
+    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
     assert not (tmp_path / "hpctrain-7").exists()

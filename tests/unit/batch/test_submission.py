@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from fake_programs import Programs
+from slurm_programs import row
 
+from hpctrain.batch.staging import plan_staging
 from hpctrain.cli.main import main
+from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.plan import Plan
 
 COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
@@ -23,6 +26,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     made.folder.mkdir()
     made.add("sbatch", COUNT.format(notes=str(made.folder / "notes")))
     made.add("scancel")
+    made.add("squeue")
     monkeypatch.setenv("PATH", made.environment["PATH"])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -68,6 +72,7 @@ def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFi
         ["--dependency=afternotok:102", kill],
     ]
     assert json.loads((Path(path) / "submission.json").read_text())["jobs"] == ["101", "102", "103"]
+    assert (Path(path) / "chain").read_text() == "101\n102\n103\n"
 
 
 def test_each_task_of_an_array_has_its_own_plan(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +139,72 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, caps
     assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
     assert "# Placement: 2 nodes of 1 rank" in printed
     assert "scontrol show topology" in printed
-    assert printed.endswith("A=b\n")
+    known, _, later = printed.partition("# Environment of every rank\n")[2].partition("decided in the job: ")
+    assert "A=b\n" in known and "OMP_NUM_THREADS" not in known and "HPCTRAIN_BACKEND" not in known
+    assert "OMP_NUM_THREADS" in later and "HPCTRAIN_BACKEND" in later
     assert list(Path.cwd().iterdir()) == []
     assert [call.arguments[0] for call in programs.calls("sbatch")] == ["--test-only"]
+
+
+def test_a_dry_run_shows_the_variables_that_are_known(
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("name: mine\nsource: me\nenvironment: {NCCL_DEBUG: INFO}\n")
+    asked = ("digits", "--cluster", "mine.yaml", "--dry-run", "--backend", "horovod", "--sbatch", "nodelist=n1")
+    assert submit(*asked, "--env", "OMP_NUM_THREADS=3") == 0
+    known = capsys.readouterr().out.partition("# Environment of every rank\n")[2].partition("decided in the job")[0]
+    assert {"NCCL_DEBUG=INFO", "OMP_NUM_THREADS=3", "HPCTRAIN_BACKEND=horovod"} <= set(known.splitlines())
+    assert "MKL_NUM_THREADS" not in known
+
+
+def test_variables_of_the_user_do_not_change_what_is_asked(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    assert submit("digits", "--cluster", "generic") == 0
+    (call,) = programs.calls("sbatch")
+    assert "SBATCH_PARTITION" not in call.environment and "PATH" in call.environment
+
+
+@pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])
+def test_a_time_limit_that_leaves_no_time_is_warned_of(
+    limit: str, warned: bool, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--time", limit) == 0
+    assert ("warning: --time" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_job_that_was_accepted_unheard_is_cancelled(
+    others: bool, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "here" / "place"
+    if others:
+        place.mkdir()
+    own = row("77", "PENDING", place, command=f"{place}/job.sh")
+    other = row("78", "RUNNING", place, command=f"{place}/other.sh") + row("79", "COMPLETED", place)
+    programs.add("squeue", f"sys.stdout.write({own + other!r})")
+    # As where it is ended before it has said the number.
+    programs.add("sbatch", "sys.exit(143)")
+    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
+    assert [call.arguments for call in programs.calls("scancel")] == [["77"]]
+    assert place.exists() == others and not (place / "plan.json").exists()
+
+
+def test_the_directory_goes_where_nothing_can_be_cancelled_either(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = str(programs.folder / "notes")
+    programs.add("sbatch", f"{COUNT.format(notes=notes)}\nif count > 1: sys.exit(1)")
+    (programs.folder / "scancel").unlink()
+    submit("digits", "--cluster", "generic", "--chain", "2")
+    assert not Path("runs").exists()
+
+
+def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.j2").write_text("#!/bin/bash\n{{ nothing }}\n")
+    assert submit("digits", "--cluster", "generic", "--template", "mine.j2") == 2
+    assert not Path("runs").exists()
 
 
 def test_a_dry_run_needs_no_slurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +221,9 @@ def test_a_dry_run_needs_no_slurm(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--cluster", "nowhere"], "unknown cluster"),
         (["--mount", "/a"], "--container"),
         (["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"], "plugin of srun"),
+        (["--container", "nosuch.sif"], "no such file"),
+        (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "no such file"),
+        (["--array", "0-1", "--set", "sed=%a"], "unknown key 'sed'"),
         (["--env", "1=2"], "--env"),
         (["--stage", "/nowhere"], "names no storage"),
         (["--", "x"], "arguments are for a script"),
@@ -185,3 +256,18 @@ def test_a_path_that_slurm_cannot_log_to_is_refused(
     assert not Path(name).exists()
     Path(f"{name}.py").touch()
     assert submit(f"{name}.py", "--cluster", "generic") == 0
+
+
+def test_what_a_link_leads_to_is_staged_under_the_links_name(tmp_path: Path) -> None:
+    (tmp_path / "real-v3.tar").touch()
+    (tmp_path / "v2").mkdir()
+    (tmp_path / "archive").symlink_to("real-v3.tar")
+    (tmp_path / "data").symlink_to("v2")
+    profile = ClusterProfile(name="c", source="s", node_storage="/tmp")
+    staging = plan_staging(profile, [tmp_path / "archive", tmp_path / "data", tmp_path / "v2" / ".."], None)
+    assert staging
+    assert [(copy.source, copy.name, copy.kind) for copy in staging.copies] == [
+        (f"{tmp_path.resolve()}/real-v3.tar", "archive", "tar"),
+        (f"{tmp_path.resolve()}/v2", "data", "copy"),
+        (str(tmp_path.resolve()), tmp_path.name, "copy"),
+    ]

@@ -1,8 +1,9 @@
-"""What ``submit --dry-run`` prints: the script, the placement and the environment of the ranks."""
+"""What ``submit --dry-run`` prints: the script, the placement and the environment of the ranks, as far as known."""
 
 from __future__ import annotations
 
 from hpctrain.batch.request import JobRequest
+from hpctrain.batch.submission import Job
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import Plan
@@ -10,25 +11,36 @@ from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import place_plan
 
 
-def preview(script: str, plan: Plan, request: JobRequest) -> str:
+def preview(job: Job, script: str) -> str:
     """The text, whose first part is the script as it would be submitted.
 
     Args:
-        script: the job's.
-        plan: of the run, or of the first task of an array; without hosts.
-        request: what is asked of Slurm.
+        job: what would be submitted.
+        script: its script.
     """
-    placed, placement = _place(plan, request)
-    environment = {**rank_environment(placed), **plan.start.environment}
+    placed, placement = _place(job.plan, job.request)
+    known, later = _environment(placed)
     lines = [
         "",
-        f"# Placement: {request.nodes} nodes of {request.tasks_per_node} ranks",
+        f"# Placement: {job.request.nodes} nodes of {job.request.tasks_per_node} ranks",
         *placement,
         "",
         "# Environment of every rank",
-        *(f"{name}={value}" for name, value in environment.items()),
+        *(f"{name}={value}" for name, value in {**job.profile.environment, **known}.items()),
+        f"decided in the job: {', '.join(later)}",
     ]
     return script + "\n".join(lines) + "\n"
+
+
+def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:
+    """The variables that are known, and the names of those that follow from the job's nodes."""
+    other = {
+        "threads_per_rank": plan.threads_per_rank + 1,
+        "backend": "horovod" if plan.backend == "auto" else plan.backend,
+    }
+    here, there = rank_environment(plan), rank_environment(plan.model_copy(update=other))
+    known = {name: value for name, value in here.items() if there[name] == value}
+    return known, [name for name in here if name not in known]
 
 
 def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
@@ -36,14 +48,14 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     options = plan.host_options
     named = request.sbatch.get("nodelist")
     if named is None and options.fabric is None:
-        threads = plan.model_copy(update={"threads_per_rank": request.cpus_per_task or 1})
         source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
-        return threads, [f"made in the job, from its hosts and {source}"]
+        return plan, [f"made in the job, from its hosts and {source}"]
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})
     machine = this_machine()
     # Not the allocation of a job that this may be run in.
     hosts, warnings = arrange(chosen, machine.host, request.ranks, {}, whole_fabric=True)
-    placed = place_plan(plan, hosts, machine)
+    # The backend may depend on the job's hosts as well.
+    placed = place_plan(plan, hosts, machine).model_copy(update={"backend": plan.backend})
     lines = [] if named else [f"for example on the first {request.nodes} hosts of {options.fabric}:"]
     first = 0
     for host in placed.hosts:

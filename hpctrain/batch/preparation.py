@@ -1,0 +1,153 @@
+"""From what a user asks for and a cluster's profile to a job that can be shown or submitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.batch.request import JobRequest
+from hpctrain.batch.script import render, variables
+from hpctrain.batch.staging import plan_staging
+from hpctrain.batch.submission import Job
+from hpctrain.cluster.container import Container
+from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.cluster.profiles import load_profile
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import unplaced_plan
+from hpctrain.recipes.schema import Recipe
+
+# Of the time between the signal and the limit; the rest is for leaving and the requeue.
+_STOP_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A profile; where it is discovered, what was found, and files for the run directory by name."""
+
+    profile: ClusterProfile
+    findings: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_cluster(name: str, partition: str | None) -> Cluster:
+    """A cluster by its profile's name or file, or ``auto`` for the one at hand.
+
+    Raises:
+        HpctrainError: there is no such profile, or nothing to discover.
+    """
+    if name != "auto":
+        return Cluster(profile=load_profile(name))
+    from hpctrain.batch.discover import discover, profile_yaml
+
+    found = discover(partition)
+    return Cluster(profile=found.profile, findings=found.findings, files={"cluster.yaml": profile_yaml(found.profile)})
+
+
+def container_options(
+    profile: ClusterProfile, image: str | None, runtime: str | None, mounts: Sequence[str]
+) -> dict[str, Any]:
+    """Image, runtime and mounts: as the command line says, else as the profile does."""
+    given = profile.container
+    image = image if image is not None or given is None else given.image
+    return {
+        # It must mean the same in the job.
+        "image": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
+        "runtime": runtime or (given.runtime if given else None),
+        "mounts": [*(given.mounts if given else ()), *mounts] or None,
+    }
+
+
+def host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
+    """As the command line says, else as the profile does; files by absolute paths, because they are read in the job."""
+    given = fabric or (Path(profile.fabric) if profile.fabric else None)
+    places = node or profile.node_map
+    return HostOptions(
+        fabric=given.absolute() if given else None,
+        node=str(Path(places).absolute()) if places and places != "live" else places,
+        interface=interface or profile.interface,
+    )
+
+
+def prepare(
+    cluster: Cluster,
+    request: JobRequest,
+    works: Mapping[int | None, Recipe | Script],
+    *,
+    framework: str | None,
+    backend: str,
+    hosts: HostOptions,
+    start: Start,
+    stage: Sequence[Path],
+    stage_environment: Path | None,
+    template: Path | None,
+) -> Job:
+    """The job; nothing is written and Slurm is not asked.
+
+    Args:
+        cluster: to submit to.
+        request: what is asked of Slurm.
+        works: of each task of an array by its number; of any other run, under None.
+        framework, backend, hosts, start: of the plans.
+        stage: files and folders that each node gets a copy of.
+        stage_environment: the ranks' environment, likewise.
+        template: the user's own.
+
+    Raises:
+        HpctrainError: something that is not there, or does not go together.
+    """
+    if start.container:
+        _check_container(start.container, start.launcher)
+    staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
+    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE)
+    machine, folder = this_machine(), Path.cwd()
+
+    def plan(work: Recipe | Script) -> Plan:
+        return unplaced_plan(
+            work,
+            machine,
+            ranks=request.ranks,
+            backend=backend,
+            framework=framework,
+            host_options=hosts,
+            start=start,
+            stop=stop,
+        )
+
+    def script(directory: Path) -> str:
+        values = variables(
+            request,
+            cluster.profile,
+            run_directory=directory,
+            folder=folder,
+            container=start.container,
+            staging=staging,
+            virtual_environment=_virtual_environment(),
+        )
+        return render(values, template)
+
+    plans = {task: plan(work) for task, work in works.items()}
+    return Job(profile=cluster.profile, request=request, plans=plans, render=script, files=cluster.files)
+
+
+def _check_container(container: Container, launcher: str) -> None:
+    image = container.image
+    if container.runtime == "pyxis" and launcher == "mpirun":
+        raise HpctrainError("pyxis is a plugin of srun: mpirun cannot start its containers", "--launcher srun-pmix")
+    # Pyxis takes a name without a registry too.
+    named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
+    if not (named or "://" in image or "#" in image or Path(image).exists()):
+        raise HpctrainError(
+            f"--container {image}: there is no such file, and it is no address",
+            f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
+        )
+
+
+def _virtual_environment() -> Path | None:
+    """The one that this hpctrain is in."""
+    here = Path(sys.prefix)
+    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None

@@ -1,0 +1,119 @@
+"""Chains, arrays and staging on a real Slurm, with scripts that need no ranks of a training."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launching import Launch
+from local_slurm import LocalSlurm
+
+pytestmark = pytest.mark.slow
+
+SIZE = ("--cluster", "mine.yaml", "--time", "5", "--run-dir", "run")
+PROFILE = "name: mine\nsource: the tests\nnode_storage: $TMPDIR\n"
+
+Submit = Callable[..., list[str]]
+
+
+@pytest.fixture
+def submit(slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> Iterator[Submit]:
+    """``submit(program, option, …)`` of a script; returns the jobs' numbers."""
+    (tmp_path / "mine.yaml").write_text(PROFILE)
+    jobs: list[str] = []
+
+    def submit(program: str, *options: str) -> list[str]:
+        (tmp_path / "work.py").write_text(program)
+        done = slurm_hpctrain("submit", "work.py", *SIZE, *options)
+        assert done.returncode == 0, done.stdout
+        jobs.extend(json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"])
+        return jobs
+
+    yield submit
+    slurm.run("scancel", *jobs)
+    slurm.wait_idle()
+
+
+def log_of(run: Path) -> str:
+    return "".join(log.read_text() for log in run.glob("logs/job-*.log"))
+
+
+def test_a_chain_that_is_done_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    first, *later = submit("", "--chain", "3")
+    assert slurm.wait_for(first, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path / "run")
+    for job in later:
+        slurm.wait_for(job, "CANCELLED")
+    # One that took nodes would have a log.
+    assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
+
+
+def test_a_chain_that_fails_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    first, *later = submit("raise SystemExit(3)", "--chain", "3")
+    slurm.wait_for(first, "FAILED")
+    for job in later:
+        slurm.wait_for(job, "CANCELLED")
+    assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
+
+
+# Task 1 waits in its first job until it is told to stop.
+AGAIN = """
+import os, sys, time
+from pathlib import Path
+import hpctrain as ht
+ht.init()
+task = sys.argv[1]
+seen = Path(sys.argv[2], task)
+with seen.open("a") as file:
+    print(os.environ["SLURM_ARRAY_TASK_ID"], file=file)
+if task == "1" and len(seen.read_text().splitlines()) == 1:
+    while not ht.should_stop():
+        time.sleep(0.1)
+    sys.exit(ht.RESUMABLE)
+"""
+
+
+def test_one_task_of_an_array_is_requeued(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    (job,) = submit(AGAIN, "--array", "0-1", "--", "%a", str(seen))
+    slurm.wait_for(f"{job}_0", "COMPLETED")
+    deadline = time.monotonic() + 60
+    while not (seen / "1").exists():
+        assert time.monotonic() < deadline, log_of(tmp_path / "run")
+        time.sleep(0.1)
+    slurm.run("scancel", "--batch", "--signal=USR2", f"{job}_1")
+    slurm.wait_for(f"{job}_1", "COMPLETED", "FAILED")
+    assert (seen / "0").read_text().split() == ["0"]
+    assert (seen / "1").read_text().split() == ["1", "1"], log_of(tmp_path / "run")
+    assert (slurm.job(f"{job}_0")["Restarts"], slurm.job(f"{job}_1")["Restarts"]) == ("0", "1")
+
+
+SHOW = """
+import os
+stage = os.environ["HPCTRAIN_STAGE"]
+print("staged:", open(stage + "/data.txt").read(), stage)
+"""
+
+
+def test_a_staged_file_is_there_and_then_gone(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "real.txt").write_text("content")
+    (tmp_path / "data.txt").symlink_to("real.txt")
+    (job,) = submit(SHOW, "--stage", "data.txt")
+    state = slurm.wait_for(job, "COMPLETED", "FAILED")["JobState"]
+    log = log_of(tmp_path / "run") + "".join(path.read_text() for path in tmp_path.glob("run/logs/rank-*.log"))
+    assert state == "COMPLETED", log
+    found = re.search(r"staged: content (\S+)", log)
+    assert found, log
+    assert found[1].endswith(f"/hpctrain-{job}") and not Path(found[1]).exists()
+
+
+def test_storage_that_nodes_share_is_refused(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    """The nodes here are one machine."""
+    (tmp_path / "data.txt").write_text("content")
+    (job,) = submit(SHOW, "--stage", "data.txt", "--nodes", "2")
+    slurm.wait_for(job, "FAILED")
+    assert "must be a place that each node has for itself" in log_of(tmp_path / "run")
