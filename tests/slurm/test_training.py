@@ -168,12 +168,13 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
 def test_three_jobs_of_a_chain_are_one_training(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
 ) -> None:
-    result = submit("digits", *brief, "--set", f"epochs={SHORT}", "--chain", "3", "--run-dir", "run")
+    options = ["--time", "10", "--chain", "3", "--run-dir", "run"]
+    result = submit("digits", *brief, "--set", f"epochs={SHORT}", *options)
     assert result.returncode == 0, result.stdout
     run = tmp_path / "run"
     jobs = jobs_of(run)
     assert len(jobs) == 3
-    # The limit is looked at too seldom to foresee how far each job comes, so the first two are told to stop here.
+    # The limit is looked at too seldom to foresee how far each job comes, so the first two are told to stop as it would.
     for job, steps in zip(jobs, (30, 60), strict=False):
         wait_for_step(run, steps)
         slurm.run("scancel", "--batch", "--signal=USR2", job)
