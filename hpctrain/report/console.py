@@ -171,7 +171,9 @@ class _Patient:
             yield
         except OSError:
             # Also for what is still in the buffer, and for whoever else writes there.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 class _Bar(Progress):
