@@ -6,7 +6,8 @@ Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the
 kind       keys
 ========== ==========================================================================================
 start      attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
-           JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and pid of the launcher, which writes it
+           JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and
+           pid of the launcher, which writes it
 run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
 step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
 epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy

@@ -145,7 +145,7 @@ def new_directory(path: Path) -> RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a part, also after a crash of the machine."""
+    """Write JSON so that a reader finds the old file or the new one whole, also after a crash of the machine."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

@@ -16,8 +16,8 @@ from hpctrain.events import EventWriter
 State = dict[str, NDArray[Any]]
 
 # What is a rank's own. Of everything else rank 0's is written and restored on all ranks: it is the same on all of them
-# but for what a layer computes from a rank's own samples, as batch normalisation its running statistics, or draws from a
-# random state that is a variable of the model, as a dropout of Keras.
+# but for what a layer computes from a rank's own samples, as batch normalisation its running statistics, or draws from
+# a random state that is a variable of the model, as a dropout of Keras.
 OWN = "random."
 
 
