@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +19,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.launch.command import Command, Launcher, Srun
 from hpctrain.plan import Plan
+from hpctrain.planning.machine import same_host
 from hpctrain.rundir import RunDirectory
 
 PROBE = "hpctrain.comm.probe"
@@ -120,15 +121,14 @@ def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many of a host's cores ranks can be bound to.
+    """How many of a host's ``cores`` ranks can be bound to.
 
-    In a Slurm job these are no more than it has processors on each of its hosts: not every cluster keeps a process to
-    those of its job. 0 where this process is in a step itself, whose processors are not those of its launchers.
+    0 in a step, whose processors are not those of its launchers, and on a Slurm node that is not a machine of its own
+    (one of several slurmd on a machine): the ranks of each node would be bound to the same cores.
     """
-    if "SLURM_STEP_ID" in environment:
-        return 0
-    processors = re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", ""), re.ASCII)
-    return min([cores, *map(int, processors)])
+    node = environment.get("SLURMD_NODENAME")
+    shared = node is not None and not same_host(node, socket.gethostname())
+    return 0 if shared or "SLURM_STEP_ID" in environment else cores
 
 
 def require_image(plan: Plan) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Command, Srun, launch_command
+from hpctrain.launch.launcher_choice import bindable_cores
 from hpctrain.plan import Slots, Start
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
@@ -139,3 +141,11 @@ def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
     path.unlink()
     made.write_files()
     assert path.read_text() == made.files[path]
+
+
+def test_slurm_nodes_on_one_machine_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would bind its ranks to the same cores."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1.cluster")
+    assert bindable_cores(8, {}) == bindable_cores(8, {"SLURMD_NODENAME": "n1"}) == 8
+    assert bindable_cores(8, {"SLURMD_NODENAME": "n2"}) == 0
+    assert bindable_cores(8, {"SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "0"}) == 0
