@@ -72,7 +72,7 @@ def _measure(script: str, ranks: int, *arguments: str) -> dict[str, list[float]]
         machine = this_machine()
         plan = make_plan(Script(path=path, arguments=(str(out), *arguments)), machine, ranks=ranks, backend="horovod")
         directory = RunDirectory(Path(folder) / "run")
-        mpi = find_launcher(plan)
+        mpi = find_launcher(plan, Path(folder))
         failure = launch_plan(plan, directory, machine, mpi, line=lambda text: print(text, file=sys.stderr))
         if failure:
             raise HpctrainError(str(failure), exit_code=1)

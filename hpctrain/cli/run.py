@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hpctrain.batch.outcome import resume_command
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
     ContainerRuntime,
@@ -32,7 +33,7 @@ from hpctrain.cli.start_options import (
 from hpctrain.cli.work import default_directory, read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, hold, job_id, next_attempt, require_nobody, resume_command, run_events
+from hpctrain.launch.attempts import Attempt, hold, job_id, next_attempt, require_nobody, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange

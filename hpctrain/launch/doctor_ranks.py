@@ -114,14 +114,16 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
     return host_order(names, fabric, known_from, flat=known_from == FLAT)
 
 
-def _launcher(plan: Plan, machine: Machine, failed: dict[str, str]) -> Launcher:
+def _launcher(plan: Plan, machine: Machine, folder: Path, failed: dict[str, str]) -> Launcher:
     """The launcher that works here; ``failed`` gets those that do not. Whether Horovod fits is a check of its own."""
     require_image(plan)
 
     def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
         return command_for(plan, directory, machine, launcher, work)
 
-    return choose_launcher(plan, command, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons))
+    return choose_launcher(
+        plan, command, folder=folder, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons)
+    )
 
 
 def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
@@ -129,7 +131,9 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()
-            failure = launch_plan(plan, RunDirectory(directory), machine, _launcher(plan, machine, failed))
+            failure = launch_plan(
+                plan, RunDirectory(directory), machine, _launcher(plan, machine, directory.parent, failed)
+            )
     except _LimitError:
         said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:
