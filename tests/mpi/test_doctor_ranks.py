@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -
     for program in (apptainer, python):
         program.chmod(0o755)
     (tmp_path / "image.sif").touch()
-    real = Path(sys.executable).parent / "mpirun"
+    real = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     start = ("--container", "image.sif", "--python", str(python), "--env", "NCCL_SOCKET_IFNAME==nope0")
     result = hpctrain("doctor", *start, "-np", "2", "--run-dir", "runs", "--json", PATH=path, REAL=str(real))
     assert result.returncode == 3, result.stdout
