@@ -14,8 +14,10 @@ endif
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
+# The ranks of tests elsewhere need all cores; unit tests need one each.
 test: horovod
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto tests/unit
+	$(BIN)/python -m pytest --ignore tests/unit
 
 bench: horovod
 	$(BIN)/hpctrain bench step

@@ -73,13 +73,6 @@ def test_ranks_of_two_nodes_are_one_world(
     assert "size 4 on n1 n1 n2 n2" in (tmp_path / "out").read_text()
 
 
-def test_a_job_requeues_itself(slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path) -> None:
-    requeue = 'echo part ${SLURM_RESTART_COUNT:-0}; [ -n "$SLURM_RESTART_COUNT" ] || scontrol requeue $SLURM_JOB_ID'
-    job = sbatch(f"{requeue}; sleep 1")
-    assert slurm.wait_for(job, "COMPLETED", "FAILED")["Restarts"] == "1"
-    assert [line for line in (tmp_path / "out").read_text().splitlines() if "part" in line] == ["part 0", "part 1"]
-
-
 def test_a_preempted_job_is_signalled_and_starts_again(
     slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path
 ) -> None:

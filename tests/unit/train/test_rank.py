@@ -34,7 +34,8 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
     )
     directory.create(plan)
     command = [sys.executable, "-P", "-m", "hpctrain.train", str(directory.path)]
-    status = subprocess.run(command, check=False, cwd=folder, timeout=120).returncode
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    status = subprocess.run(command, check=False, cwd=folder, env=environment, timeout=120).returncode
     return status, json.loads(directory.rank(0).read_text()), directory.log(0).read_text()
 
 

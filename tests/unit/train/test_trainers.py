@@ -105,9 +105,10 @@ def test_pytorch(name, micro_batches):
     trainer = TorchTrainer(recipe(OPTIMIZERS[name]), SingleCommunicator("test"))
     torch.manual_seed(0)
     losses, expected = reference(name, models.build("digits_cnn", "torch"))
-    assert train(trainer, name, micro_batches) == pytest.approx(losses, abs=1e-5)
+    # Training makes more of the rounding of sums in another order, by how much depends on the processor.
+    assert train(trainer, name, micro_batches) == pytest.approx(losses, abs=2e-4)
     for parameter, value in zip(trainer.model.parameters(), expected, strict=True):
-        np.testing.assert_allclose(parameter.detach().numpy(), value, atol=1e-5)
+        np.testing.assert_allclose(parameter.detach().numpy(), value, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
