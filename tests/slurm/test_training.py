@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from launching import Launch
@@ -49,7 +50,7 @@ def jobs_of(run: Path) -> list[str]:
     return [str(job) for job in json.loads((run / "submission.json").read_text())["jobs"]]
 
 
-def events(run: Path, kind: str) -> list[dict[str, object]]:
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = (run / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
@@ -123,9 +124,9 @@ source: the tests
 time: "1"
 signal_seconds: 40
 """
-# Trains for about 45 s, of which such a job has at most 30, start-up included.
-LONG = 110
 SHORT = 12
+# Of this much training such a job has room for 25 s if it is the first, and for about 16 s if it was requeued.
+LONG_SECONDS = 60
 
 
 @pytest.fixture
@@ -136,7 +137,13 @@ def brief(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], bytes]:
+def seconds_an_epoch() -> list[float]:
+    """How fast this machine is: of each run that :func:`uninterrupted` made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, seconds_an_epoch: list[float]) -> Callable[[int], bytes]:
     """The final state of so many epochs on two ranks of this machine, never stopped."""
     program = str(Path(sys.executable).parent / "hpctrain")
 
@@ -145,22 +152,29 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], b
         folder = tmp_path_factory.mktemp("uninterrupted")
         command = [program, "run", "digits", "-np", "2", "--set", f"epochs={epochs}", "--run-dir", "run"]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
+        seconds_an_epoch.append(events(folder / "run", "end")[0]["seconds"] / epochs)
         return newest_state(folder / "run")
 
     return state
 
 
 def test_a_job_whose_time_is_too_short_requeues_itself(
-    submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
+    submit: Submit,
+    tmp_path: Path,
+    brief: tuple[str, ...],
+    uninterrupted: Callable[[int], bytes],
+    seconds_an_epoch: list[float],
 ) -> None:
-    result = submit("digits", *brief, "--set", f"epochs={LONG}", "--run-dir", "run", "--wait", timeout=500)
+    uninterrupted(SHORT)
+    epochs = round(LONG_SECONDS / seconds_an_epoch[0])
+    result = submit("digits", *brief, "--set", f"epochs={epochs}", "--run-dir", "run", "--wait", timeout=500)
     assert result.returncode == 0, result.stdout
     run = tmp_path / "run"
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     starts = [event["iteration"] for event in events(run, "start")]
     assert len(starts) >= 3, f"requeued {len(starts) - 1} times"
     assert starts == sorted(set(starts)), "each part got further"
-    assert newest_state(run) == uninterrupted(LONG)
+    assert newest_state(run) == uninterrupted(epochs)
     (log,) = (run / "logs").glob("job-*.log")
     assert log.read_text().count("goes back to the queue") == len(starts) - 1
 
@@ -228,7 +242,7 @@ def test_one_node_loses_its_ranks(
 
 
 def test_cancelled_is_cancelled(slurm: LocalSlurm, submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
-    submit("digits", *TWO_NODES, "--set", f"epochs={LONG}", "--run-dir", "run")
+    submit("digits", *TWO_NODES, "--set", "epochs=1000", "--run-dir", "run")
     run = tmp_path / "run"
     (job,) = jobs_of(run)
     wait_for_step(run, 20)
