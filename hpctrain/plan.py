@@ -14,7 +14,7 @@ from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.stopping import STOP_SIGNALS as STOP_SIGNALS
 from hpctrain.topology.node_map import Slot
 
-BACKENDS = ("auto", "horovod", "single")
+BACKENDS = ("auto", "horovod", "mpi", "nccl", "gloo", "single")
 
 
 class Script(BaseModel):
@@ -132,7 +132,11 @@ class Plan(BaseModel):
     framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
     backend: str = Field("auto", description="what reduces gradients; for a placed plan never auto")
     asked_backend: str = Field("auto", description="what the user wants, which other hosts may make another backend of")
+    backend_reason: str = Field("", description="why this backend, in words")
     ranks: int = Field(ge=1)
+    begun_ranks: int | None = Field(
+        None, description="of the first attempt, where a later one has fewer; what the recipe's batch is for"
+    )
     host_options: HostOptions = HostOptions()
     start: Start = Start()
     stop: Stop = Stop()

@@ -101,10 +101,10 @@ def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
                 "choose --backend horovod, or start one process",
             )
         return SingleCommunicator("asked for" if wanted == "single" else "no launcher started further ranks")
-    return _connect_horovod(wanted, launcher)
+    return _connect_mpi(wanted, launcher)
 
 
-def _connect_horovod(wanted: str, launcher: LauncherClaim | None) -> Communicator:
+def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -121,6 +121,10 @@ def _connect_horovod(wanted: str, launcher: LauncherClaim | None) -> Communicato
             "MPI library do not match, so every rank would train alone",
             "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
         )
+    if wanted == "mpi":
+        from hpctrain.comm.mpi_engine import MpiCommunicator
+
+        return MpiCommunicator(world, "asked for")
     from hpctrain.comm.horovod import HorovodCommunicator
 
     reason = "asked for" if wanted == "horovod" else f"{launcher.name} started it" if launcher else "default"

@@ -10,10 +10,14 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpctrain.errors import HpctrainError
+from hpctrain.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -23,6 +27,22 @@ T = TypeVar("T")
 Reduction = Literal["mean", "sum", "min", "max"]
 FloatArray = NDArray[np.float64]
 AnyArray = NDArray[Any]
+
+
+class RanksLostError(HpctrainError):
+    """Ranks of the run died. The others can go on after :meth:`Communicator.recover`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "hpctrain run --resume goes on from the last checkpoint", exit_code=RESUMABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostRank:
+    """A rank that died: its number in the run before, its number at the start of the run, and its host."""
+
+    rank: int
+    first_rank: int
+    host: str
 
 
 class Work(Protocol):
@@ -44,8 +64,12 @@ class TorchEngine(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor where this engine likes its input to lie."""
 
-    def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
-        """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place."""
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+        """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
+
+        ``wire`` is a narrower type in which values travel where travelling is what takes the time; what is added up
+        within a node's memory keeps its own.
+        """
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
@@ -57,8 +81,11 @@ class TorchEngine(Protocol):
 class TensorFlowEngine(Protocol):
     """Reduces TensorFlow tensors, in graph mode and eagerly."""
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """The mean of each tensor over all ranks; one call a step, every dtype its own fused reduction."""
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
+        """The mean of each tensor over all ranks; one call a step, every dtype its own fused reduction.
+
+        ``wire`` as of :meth:`TorchEngine.allreduce`.
+        """
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
@@ -77,7 +104,7 @@ class Communicator(ABC):
         rank, size: this process's number and how many there are.
         local_rank, local_size: the same among the processes of this host.
         host: the name of this host.
-        backend: what reduces the gradients: ``single`` or ``horovod``.
+        backend: what reduces the gradients, one of hpctrain.plan.BACKENDS but ``auto``.
         reason: one sentence on why this backend was chosen.
         batch_weight: what the mean loss over this rank's samples of the current batch is to be multiplied by, so that
             the mean over the ranks is the mean over the global batch (see hpctrain.data.sampling.Share). The sharded
@@ -127,6 +154,27 @@ class Communicator(ABC):
     @abstractmethod
     def tensorflow(self) -> TensorFlowEngine:
         """The engine that reduces TensorFlow gradients."""
+
+    # Ranks that die.
+
+    @property
+    def heals(self) -> bool:
+        """Whether the other ranks can go on when one dies: collectives then raise RanksLostError."""
+        return False
+
+    def recover(self) -> tuple[LostRank, ...]:
+        """After RanksLostError, on every rank that is left: form the run anew without the dead.
+
+        ``rank``, ``size`` and the local ones then are the new ones, in the same order as before; buffers of an engine
+        are of no use any more.
+
+        Returns:
+            Who died, the same on every rank.
+
+        Raises:
+            HpctrainError: it cannot be done.
+        """
+        raise HpctrainError(f"backend {self.backend!r} cannot go on without a rank that died", exit_code=RESUMABLE)
 
     @abstractmethod
     def abort(self, exit_code: int) -> None:

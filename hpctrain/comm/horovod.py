@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
-from hpctrain.comm.mpi import MpiControl, timeout_seconds
+from hpctrain.comm.mpi import MpiControl
+from hpctrain.comm.narrowed import Narrowing
+from hpctrain.comm.patience import timeout_seconds
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -120,15 +122,18 @@ class HorovodTorchEngine:
 
     def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
+        self._narrowing = Narrowing()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         import torch
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         import torch
 
+        if wire:
+            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
             return _Bfloat16Work(self._horovod, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
@@ -156,15 +161,15 @@ class HorovodTensorFlowEngine:
     def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
-        wire = [_tensorflow_wire(tensor) for tensor in tensors]
-        reduced = list(wire)
-        for dtype in sorted({tensor.dtype.name for tensor in wire}):
-            indices = [index for index, tensor in enumerate(wire) if tensor.dtype.name == dtype]
+        sent = [_tensorflow_wire(tf.cast(tensor, wire) if wire else tensor) for tensor in tensors]
+        reduced = list(sent)
+        for dtype in sorted({tensor.dtype.name for tensor in sent}):
+            indices = [index for index, tensor in enumerate(sent) if tensor.dtype.name == dtype]
             group = self._horovod.grouped_allreduce(
-                [wire[index] for index in indices],
+                [sent[index] for index in indices],
                 op=self._horovod.Average,
                 name=f"{name}.{dtype}",
                 ignore_name_scope=True,

@@ -6,37 +6,20 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 
 from __future__ import annotations
 
-import os
 import pickle
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, Reduction
+from hpctrain.comm.patience import Patience
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-
-DEFAULT_TIMEOUT = 600.0
-# The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
-_SPINS = 200
-_POLL_SECONDS = 0.0005
-
-
-def timeout_seconds() -> float:
-    """How long a rank waits for the others, from ``HPCTRAIN_TIMEOUT``."""
-    text = os.environ.get("HPCTRAIN_TIMEOUT", str(DEFAULT_TIMEOUT))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise HpctrainError(f"HPCTRAIN_TIMEOUT={text!r} is not a number of seconds above 0")
-    return seconds
 
 
 class MpiControl(Communicator):
@@ -49,13 +32,13 @@ class MpiControl(Communicator):
         self._mpi = MPI
         # A copy of our own: messages can then never be taken for those of the user or of Horovod.
         self._comm: MPI.Intracomm | None = world.Dup()
-        self._timeout = timeout_seconds()
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
         node.Free()
+        self.patience = Patience(f"rank {self.rank} on {self.host}")
 
     def barrier(self) -> None:
         self._wait(self._world.Ibarrier(), "barrier")
@@ -67,6 +50,10 @@ class MpiControl(Communicator):
         buffer = bytearray(payload) if self.rank == 0 else bytearray(int(length[0]))
         self._wait(self._world.Ibcast(buffer, root=0), "broadcast")
         return value if self.rank == 0 else pickle.loads(buffer)  # noqa: S301 - rank 0 of this very run
+
+    def broadcast_bytes(self, buffer: NDArray[np.uint8]) -> None:
+        """Overwrite ``buffer`` by rank 0's, in place."""
+        self._wait(self._world.Ibcast(buffer, root=0), "broadcast")
 
     def allgather_object(self, value: T) -> list[T]:
         payload = pickle.dumps(value)
@@ -105,15 +92,4 @@ class MpiControl(Communicator):
         return self._comm
 
     def _wait(self, request: MPI.Request, what: str) -> None:
-        deadline = time.monotonic() + self._timeout
-        polls = 0
-        while not request.Test():
-            polls += 1
-            if polls > _SPINS:
-                time.sleep(_POLL_SECONDS)
-            if time.monotonic() > deadline:
-                raise HpctrainError(
-                    f"rank {self.rank} on {self.host} waited {self._timeout:g} s for the other ranks in {what}",
-                    "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
-                    exit_code=1,
-                )
+        self.patience.wait(request.Test, what)

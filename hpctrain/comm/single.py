@@ -60,7 +60,7 @@ class SingleTorchEngine:
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         return _Done()
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -72,7 +72,7 @@ class SingleTorchEngine:
 class SingleTensorFlowEngine:
     """The mean over one rank is the rank's own gradient."""
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         return list(tensors)
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

@@ -87,6 +87,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
     threads = str(plan.threads_per_rank)
     return {
         "HPCTRAIN_BACKEND": plan.backend,
+        **({"HPCTRAIN_BACKEND_REASON": plan.backend_reason} if plan.backend_reason else {}),
         "MKL_NUM_THREADS": threads,
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,

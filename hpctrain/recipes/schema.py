@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hpctrain.checked_yaml import Section
 
@@ -101,6 +101,19 @@ class Guard(Section):
     every: Count = Field(100, description="steps between two checks; the first step is always checked")
 
 
+class FaultTolerance(Section):
+    """What becomes of the run when a rank dies."""
+
+    lost_rank: Literal["stop", "shrink"] = Field(
+        "stop", description="end resumably, or go on with the ranks that are left (backend mpi, Open MPI 5)"
+    )
+    batch: Literal["keep", "shrink"] = Field(
+        "keep",
+        description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
+    )
+    min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
+
+
 class Reported(Section):
     """The result that the source states."""
 
@@ -124,6 +137,13 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     communication: Communication = Communication()
     guard: Guard = Guard()
+    fault_tolerance: FaultTolerance = FaultTolerance()
+
+    @field_validator("fault_tolerance", mode="before")
+    @classmethod
+    def _one_word(cls, value: object) -> object:
+        """``fault_tolerance: shrink`` says it all in one word."""
+        return {"lost_rank": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

@@ -59,13 +59,12 @@ class Reduction:
         # Gathering the slices of an embedding would spare memory, but adding up repeated rows in parallel has no fixed
         # order on a GPU, and ranks would drift apart by rounding.
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        wire = [tf.cast(gradient, self._wire) if self._wire else gradient for gradient in dense]
-        with tf.control_dependencies(wire):
+        with tf.control_dependencies(dense):
             begin = tf.timestamp()
-        reduced = self._engine.allreduce(wire, self._name)
+        reduced = self._engine.allreduce(dense, self._name, self._wire)
         with tf.control_dependencies(reduced):
             self.waited.assign(tf.timestamp() - begin)
-        return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(reduced, dense, strict=True)]
+        return reduced
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""

@@ -88,8 +88,8 @@ class FlatBucket(Bucket):
         first = parameters[0][1]
         gradients = sum(parameter.numel() for _, parameter in parameters)
         self._flat = engine.allocate(gradients + flags, first.dtype, first.device)
-        compress = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
-        self._wire = engine.allocate(gradients + flags, wire, first.device) if wire and compress else self._flat
+        narrower = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
+        self._wire = wire if narrower else None
         self.flags = self._flat[gradients:]
         self.slots = []
         offset = 0
@@ -108,14 +108,7 @@ class FlatBucket(Bucket):
             slot.parameter.grad = slot.gradient
 
     def launch(self) -> None:
-        if self._wire is not self._flat:
-            self._wire.copy_(self._flat)
-        self._work = self._engine.allreduce(self._wire, self._name)
-
-    def finish(self) -> None:
-        super().finish()
-        if self._wire is not self._flat:
-            self._flat.copy_(self._wire)
+        self._work = self._engine.allreduce(self._flat, self._name, self._wire)
 
 
 class LargeGradient(Bucket):

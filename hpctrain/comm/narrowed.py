@@ -1,0 +1,40 @@
+"""Gradients that travel in a narrower type than their own, for engines that reduce whatever type they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpctrain.comm.base import Work
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Narrowing:
+    """Makes reductions in a narrower type; one buffer of it for each name."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def allreduce(
+        self, buffer: torch.Tensor, name: str, wire: torch.dtype, reduce: Callable[[torch.Tensor], Work]
+    ) -> Work:
+        """``reduce`` a copy of ``buffer`` in the type ``wire``; waiting for it writes the result to ``buffer``."""
+        narrow = self._buffers.get(name)
+        if narrow is None or narrow.shape != buffer.shape or narrow.dtype != wire:
+            narrow = self._buffers[name] = buffer.to(wire, copy=True)
+        else:
+            narrow.copy_(buffer)
+        return _Widened(reduce(narrow), narrow, buffer)
+
+
+class _Widened:
+    def __init__(self, work: Work, narrow: torch.Tensor, buffer: torch.Tensor) -> None:
+        self._work = work
+        self._narrow = narrow
+        self._buffer = buffer
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._buffer.copy_(self._narrow)

@@ -1,0 +1,7 @@
+"""The MPI engine: ranks of one node reduce slices of each other's gradients in shared memory, nodes reduce by MPI.
+
+A buffer of B bytes on a node of L ranks: every rank reads and writes its slice of all L buffers, B bytes each way,
+which is what copying the buffer once would take. Between nodes each slice travels by itself, so that every rank of a
+node drives the network and each byte leaves a node once (the hierarchy of Goyal et al. 2017, section 4, with MPI-3
+shared memory, Hoefler et al. 2013, https://doi.org/10.1007/s00607-013-0324-2, in the place of copies).
+"""
