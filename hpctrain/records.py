@@ -43,14 +43,19 @@ class RankRecord(BaseModel):
 
     def process(self) -> psutil.Process | None:
         """The rank's process if it lives on this host, and not another that got its number later."""
-        if self.host != socket.gethostname():
-            return None
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < _START_TOLERANCE_SECONDS
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
+        return living_process(self.host, self.pid, self.started)
+
+
+def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
+    """The process that was there at a time, if it lives on this host, and not another that got its number later."""
+    if host != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(pid)
+        same = process.create_time() < at + _START_TOLERANCE_SECONDS
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
 
 
 def read_records(directory: RunDirectory) -> dict[int, RankRecord]:

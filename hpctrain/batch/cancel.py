@@ -14,13 +14,12 @@ from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
+from hpctrain.records import living_process
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
 _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
-# A process's start is computed from the boot time, which moves when the clock is set.
-_START_TOLERANCE_SECONDS = 2.0
 
 
 def cancel_jobs(found: FoundRun) -> Iterator[str]:
@@ -89,11 +88,4 @@ def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
 
 def launcher_process(start: Event) -> psutil.Process | None:
     """The launcher of a ``start`` event, if it lives on this host, and not another that got its number later."""
-    if start.get("host") != socket.gethostname():
-        return None
-    try:
-        process = psutil.Process(start["pid"])
-        same = process.create_time() < start["time"] + _START_TOLERANCE_SECONDS
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
+    return living_process(start["host"], start["pid"], start["time"]) if "host" in start else None

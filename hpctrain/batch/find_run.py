@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.batch.outcome import array_task
+from hpctrain.batch.outcome import array_task, task_number
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
 from hpctrain.rundir import RunDirectory, read_model
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
-_TASK = re.compile(r"task-(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +49,13 @@ def find_run(target: str) -> FoundRun:
     path = _job_directory(target) if is_job_id(target) else _directory(target)
     found = RunDirectory(path)
     task = array_task(found)
-    tasks = {int(name[1]): RunDirectory(folder) for folder in _folders(path) if (name := _TASK.fullmatch(folder.name))}
+    numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}
+    tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
     if not tasks and not found.plan.exists():
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
         raise HpctrainError(f"{called} holds no run", hint)
-    return FoundRun(directory=found, task=task, tasks=dict(sorted(tasks.items())))
+    return FoundRun(directory=found, task=task, tasks=tasks)
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:

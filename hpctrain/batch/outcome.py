@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -42,5 +43,10 @@ def resume_command(directory: RunDirectory) -> str:
 
 def array_task(directory: RunDirectory) -> int | None:
     """The number of the task whose directory it is; None for any other."""
-    name = _TASK.fullmatch(directory.path.name)
-    return int(name[1]) if name and RunDirectory(directory.path.parent).submission.exists() else None
+    return task_number(directory.path) if RunDirectory(directory.path.parent).submission.exists() else None
+
+
+def task_number(path: Path) -> int | None:
+    """The number in the name of a task's directory; None for any other name."""
+    name = _TASK.fullmatch(path.name)
+    return int(name[1]) if name else None

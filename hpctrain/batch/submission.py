@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import socket
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.queue import jobs_of_user
 from hpctrain.batch.request import JobRequest
 from hpctrain.cluster.profile import ClusterProfile
@@ -142,11 +142,6 @@ def require_log_path(directory: Path) -> None:
         )
 
 
-def command_to_submit(directory: Path) -> str:
-    """The line that submits a run directory's script again."""
-    return shlex.join(["sbatch", f"--chdir={directory}", str(directory / "job.sh")])
-
-
 def _prepare(directory: RunDirectory) -> set[Path]:
     """Make the directory, if need be; returns what was in it."""
     path = directory.path
@@ -161,7 +156,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
     if before & {directory.plan, directory.submission, directory.events}:
         raise HpctrainError(
             f"{path} already holds a run",
-            f"choose another place with --run-dir; to go on with it: {command_to_submit(path)}",
+            f"choose another place with --run-dir; to go on with it: {resume_command(directory)}",
         )
     return before
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
 from hpctrain.batch.find_run import find_run, jobs_of
+from hpctrain.batch.outcome import summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.follow import Follower
@@ -57,16 +58,15 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
 
 def exit_code(directories: Iterable[RunDirectory]) -> int:
     """0 if all runs are done, 4 if those that are not can be resumed, else 1."""
-    codes = {_CODES.get(_status(directory), 1) for directory in directories}
+    codes = {_CODES.get(_status(directory) or "", 1) for directory in directories}
     return next(code for code in (1, 4, 0) if code in codes)
 
 
-def _status(directory: RunDirectory) -> str:
-    """How the run ended, from ``summary.json``; empty where there is none."""
-    try:
-        return str(json.loads(directory.summary.read_text())["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+def _status(directory: RunDirectory) -> str | None:
+    """How the run ended; nothing where its summary is damaged, which the other runs do not care about."""
+    with contextlib.suppress(HpctrainError):
+        return summary_status(directory)
+    return None
 
 
 def _tell(jobs: Iterable[JobState], told: dict[str, str], notice: Callable[[str], None]) -> None:

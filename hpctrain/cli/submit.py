@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
 from hpctrain.batch.request import JobRequest, further_options, job_request
-from hpctrain.batch.submission import Job, check, command_to_submit
+from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
@@ -150,5 +151,5 @@ def _wait(directory: RunDirectory, request: JobRequest) -> int:
     code = waiting.exit_code(runs)
     if code:
         typer.echo(f"hpctrain: not finished; what the jobs printed is in {directory.logs}", err=True)
-        typer.echo(f"  to go on: {command_to_submit(directory.path)}", err=True)
+        typer.echo(f"  to go on: {resume_command(directory)}", err=True)
     return code

@@ -1,8 +1,10 @@
-"""A plan to the command that starts its ranks. Pure: the launcher and the interpreter come in as arguments."""
+"""A plan to the command that starts its ranks. Making it is pure: launcher and interpreter come in as arguments."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +68,24 @@ class Command:
                 path.write_text(text)
             except OSError as error:
                 raise disk_error(error, path) from error
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the process, in a session of its own, with both of its streams in one pipe.
+
+        Raises:
+            HpctrainError: there is no such program, or it cannot be started.
+        """
+        try:
+            return subprocess.Popen(
+                self.arguments,
+                env=self.environment_from(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HpctrainError(f"cannot start {self.arguments[0]}: {error.strerror}") from error
 
     def shell(self) -> str:
         """The same as text that a POSIX shell executes, one setting a line; files first."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,10 +19,10 @@ from hpctrain.doctor.ranks import Reduction, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
-from hpctrain.launch.command import Command, Launcher
+from hpctrain.launch.command import Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
-from hpctrain.launch.launcher_choice import choose_launcher, require_image
-from hpctrain.launch.start import command_for, launch_plan
+from hpctrain.launch.launcher_choice import require_image
+from hpctrain.launch.start import launch_plan, prove_launcher
 from hpctrain.plan import HostOptions, Plan, Script, Start
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
@@ -117,13 +117,7 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
 def _launcher(plan: Plan, machine: Machine, folder: Path, failed: dict[str, str]) -> Launcher:
     """The launcher that works here; ``failed`` gets those that do not. Whether Horovod fits is a check of its own."""
     require_image(plan)
-
-    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
-        return command_for(plan, directory, machine, launcher, work)
-
-    return choose_launcher(
-        plan, command, folder=folder, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons)
-    )
+    return prove_launcher(plan, machine, folder, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons))
 
 
 def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:

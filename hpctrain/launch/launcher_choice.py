@@ -198,24 +198,12 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:
     """The exit status, None where the time ran out, and both streams; no process of it lives afterwards."""
-    try:
-        process = subprocess.Popen(
-            command.arguments,
-            env=command.environment_from(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
+    process = command.start()
     try:
         output, _ = process.communicate(timeout=seconds)
-        return process.returncode, output
+        return process.returncode, output.decode(errors="replace")
     except subprocess.TimeoutExpired:
-        return None, _end(process)
+        return None, _end(process).decode(errors="replace")
     except BaseException:
         # A signal to this process.
         _end(process)
@@ -225,14 +213,14 @@ def _run(command: Command, seconds: float) -> tuple[int | None, str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen[str]) -> str:
+def _end(process: subprocess.Popen[bytes]) -> bytes:
     """Politely, so that the launcher ends its ranks on other hosts, then by force; what it had printed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=_STOP_SECONDS)[0]
-    return ""
+    return b""
 
 
 def _say(launcher: Launcher, reasons: Mapping[str, str]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import psutil
 
-from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure, find_failure
@@ -139,17 +138,7 @@ class Job:
         self.ranks = ranks
         self._output = b""
         self.lost: int | None = None
-        try:
-            self.process = subprocess.Popen(
-                command.arguments,
-                env=command.environment_from(os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise HpctrainError(f"cannot start {command.arguments[0]}: {error.strerror}") from error
+        self.process = command.start()
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
@@ -16,6 +16,7 @@ from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import (
+    PROBE_SECONDS,
     bindable_cores,
     choose_launcher,
     first_launcher,
@@ -58,13 +59,20 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     return launcher
 
 
-def prove_launcher(plan: Plan, machine: Machine, folder: Path) -> Launcher:
+def prove_launcher(
+    plan: Plan,
+    machine: Machine,
+    folder: Path,
+    *,
+    seconds: float = PROBE_SECONDS,
+    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
+) -> Launcher:
     """The launcher of :func:`hpctrain.launch.launcher_choice.choose_launcher` for this machine and interpreter."""
 
     def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
         return command_for(plan, directory, machine, launcher, work)
 
-    return choose_launcher(plan, command, folder=folder)
+    return choose_launcher(plan, command, folder=folder, seconds=seconds, say=say)
 
 
 def _require_program(plan: Plan, machine: Machine) -> None:
