@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
 from hpctrain.errors import HpctrainError
 from hpctrain.stopping import RESUMABLE
 
 DEFAULT_TIMEOUT = 600.0
+DEFAULT_STALL = 60.0
 # The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
 _SPINS = 2000
 _SLEEP_SECONDS = 20e-6
@@ -20,14 +24,57 @@ _LONG_SLEEP_SECONDS = 0.0005
 
 def timeout_seconds() -> float:
     """How long a rank waits for the others, from ``HPCTRAIN_TIMEOUT``."""
-    text = os.environ.get("HPCTRAIN_TIMEOUT", str(DEFAULT_TIMEOUT))
+    return _seconds("HPCTRAIN_TIMEOUT", DEFAULT_TIMEOUT)
+
+
+def stall_seconds() -> float:
+    """How long a rank waits until it names those that it waits for, from ``HPCTRAIN_STALL``.
+
+    At most half of ``HPCTRAIN_TIMEOUT``, so that whoever gives up knows for whom it waited.
+    """
+    return min(_seconds("HPCTRAIN_STALL", DEFAULT_STALL), timeout_seconds() / 2)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise HpctrainError(f"HPCTRAIN_TIMEOUT={text!r} is not a number of seconds above 0")
+        raise HpctrainError(f"{variable}={text!r} is not a number of seconds above 0")
     return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One wait that has not ended.
+
+    Attributes:
+        what: is waited for, in words.
+        since: ``time.monotonic`` of its begin.
+        blocked: inside an MPI call, where no exception can be raised.
+    """
+
+    what: str
+    since: float
+    blocked: bool = False
+
+
+class Blocking:
+    """Says that a thread is inside a blocking MPI call: ``with`` it for each call, in one thread at a time."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.since: float | None = None
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.since = None
 
 
 class Patience:
@@ -36,12 +83,20 @@ class Patience:
     Args:
         who: this rank and its host, for messages.
         check: raises where a rank is known to have died; called now and then while waiting.
+
+    Attributes:
+        timeout: how many seconds a wait lasts at most.
+        stalled: names the ranks, and their hosts, that are known to be those that do not wait; see
+            :mod:`hpctrain.comm.stalls`.
     """
 
     def __init__(self, who: str, check: Callable[[], None] = lambda: None) -> None:
         self._who = who
         self._check = check
-        self._timeout = timeout_seconds()
+        self.timeout = timeout_seconds()
+        self.stalled: Callable[[], Sequence[str]] = lambda: ()
+        self._waits: dict[int, Wait] = {}
+        self._blocking: dict[str, Blocking] = {}
 
     def wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]] = lambda: ()) -> None:
         """Poll ``done`` until it is true.
@@ -59,14 +114,37 @@ class Patience:
             if done():
                 return
         begin = time.monotonic()
-        while not done():
-            waited = time.monotonic() - begin
-            self._check()
-            if waited > self._timeout:
-                ranks = ", ".join(map(str, missing())) or "the other ranks"
-                raise HpctrainError(
-                    f"{self._who} waited {self._timeout:g} s for {ranks} in {what}",
-                    "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
-                    exit_code=RESUMABLE,
-                )
-            time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+        thread = threading.get_ident()
+        self._waits[thread] = Wait(what=what, since=begin)
+        try:
+            while not done():
+                waited = time.monotonic() - begin
+                self._check()
+                if waited > self.timeout:
+                    raise self.out_of_time(what, missing())
+                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+        finally:
+            del self._waits[thread]
+
+    def blocking(self, what: str) -> Blocking:
+        """For blocking MPI calls of a few microseconds, which cannot be polled; the same object for the same words."""
+        return self._blocking.setdefault(what, Blocking(what))
+
+    def oldest(self) -> Wait | None:
+        """The wait that lasts longest of those of all threads. For a thread that watches over them."""
+        waits = list(self._waits.values())
+        for blocking in list(self._blocking.values()):
+            # read once: its thread may leave the call at any moment
+            since = blocking.since
+            if since is not None:
+                waits.append(Wait(what=blocking.what, since=since, blocked=True))
+        return min(waits, key=lambda wait: wait.since, default=None)
+
+    def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
+        """What to raise when the time for a wait is over."""
+        ranks = ", ".join(self.stalled() or [f"rank {rank}" for rank in missing]) or "the other ranks"
+        return HpctrainError(
+            f"{self._who} waited {self.timeout:g} s for {ranks} in {what}",
+            "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+            exit_code=RESUMABLE,
+        )
