@@ -86,7 +86,7 @@ def _abort_on_exception(comm: Communicator) -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         sys.stderr.flush()
-        comm.abort(1)
+        comm.abort(error.exit_code if isinstance(error, HpctrainError) else 1)
 
     sys.excepthook = report_and_abort
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, Reduction
 from hpctrain.comm.patience import Patience
+from hpctrain.comm.stalls import RollCall
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class MpiControl(Communicator):
         self.local_size = node.Get_size()
         node.Free()
         self.patience = Patience(f"rank {self.rank} on {self.host}")
+        self._roll_call = RollCall(self._comm, self.patience, self.host) if self.size > 1 else None
 
     def barrier(self) -> None:
         self._wait(self._world.Ibarrier(), "barrier")
@@ -81,6 +83,9 @@ class MpiControl(Communicator):
         self._mpi.COMM_WORLD.Abort(exit_code)
 
     def shutdown(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.close()
+            self._roll_call = None
         if self._comm is not None:
             self._comm.Free()
             self._comm = None

@@ -1,0 +1,323 @@
+"""Which ranks the others wait for: a roll call among the waiting ranks, started by whoever waits too long.
+
+One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds calls every other;
+those that wait too answer, and begin a call of their own, so that all of them soon know who did not answer: a rank
+that is stopped, swapped out, or busy with something else. The lowest waiting rank says so, with what can be learnt of
+the process from a rank of its host. Nothing here needs the help of the rank in question. A call is one message of a few
+bytes to each rank, and is only sent when a run stands still anyway.
+
+Watched are the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or torch.distributed
+does not count as waiting: their own limits hold there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.comm.patience import Patience, Wait, stall_seconds
+from hpctrain.comm.stacks import Process, StackFile, look_at
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# How long answers are waited for; ranks that share a core may need the most of it.
+_ANSWER_SECONDS = 2.0
+# Until a wait that goes on is looked into again.
+_AGAIN_SECONDS = 10.0
+# How long a rank of the stalled one's host has for a look at it.
+_LOOK_SECONDS = 3.0
+# Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
+_LOOKS = 4
+_TAG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A rank that others wait for.
+
+    Attributes:
+        iteration: the step that they are in, None if nobody told.
+        waiting_for: what they wait in.
+        seconds: for how long, so far.
+        state: of its process, in words; "" if nobody could look.
+        stack: of its Python threads; "" if it did not write one.
+    """
+
+    rank: int
+    host: str
+    iteration: int | None
+    waiting_for: str
+    seconds: float
+    state: str
+    stack: str
+
+
+@dataclass(kw_only=True)
+class Reports:
+    """What the program that trains knows and does about stalls. Of the process, because a communicator may be renewed.
+
+    Attributes:
+        iteration: the step in progress.
+        record: keeps a stall that this rank has to report; called by the thread that watches.
+        give_up: ends the rank after the last limit where it hangs in an MPI call, and does not return; None for
+            printing the error and aborting the run.
+    """
+
+    iteration: Callable[[], int | None] = lambda: None
+    record: Callable[[Stall], None] = lambda stall: None
+    give_up: Callable[[HpctrainError], None] | None = None
+
+
+reports = Reports()
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """The roll calls of one wait.
+
+    Attributes:
+        at: when the next one begins.
+        number: of the last, 0 before the first.
+        due: when its answers must be there.
+        answers: who waits, for what and for how long.
+        named: those found stalled so far, in this wait.
+        asked: those whose process is looked at, and until when.
+        looks: what was seen of them.
+        reported: this rank told of a stall in this wait.
+    """
+
+    wait: Wait
+    at: float
+    number: int = 0
+    due: float = float("inf")
+    answers: dict[int, tuple[str, float]] = field(default_factory=dict)
+    stalled: list[int] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+    asked: list[int] = field(default_factory=list)
+    asked_until: float = float("inf")
+    looks: dict[int, tuple[str, str]] = field(default_factory=dict)
+    reported: bool = False
+
+
+class RollCall:
+    """Watches over the waits of this rank. Making and closing it is collective over ``world``.
+
+    Args:
+        world: the ranks, of which a communicator of its own is taken.
+        patience: the waits.
+        host: of this rank.
+    """
+
+    def __init__(self, world: MPI.Intracomm, patience: Patience, host: str) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = world.Dup()
+        self._patience = patience
+        self._stack_file = StackFile()
+        members: list[tuple[str, Process]] = self._comm.allgather((host, self._stack_file.process))
+        self._hosts = [member[0] for member in members]
+        self._processes = [member[1] for member in members]
+        self._stall = stall_seconds()
+        self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
+        self._sent: list[MPI.Request] = []
+        self._calls = 0
+        self._call: _Call | None = None
+        self._called_by: dict[int, int] = {}
+        # Where a rank died, MPI's calls fail, and whoever heals the run begins anew.
+        self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
+        self._closing = threading.Event()
+        patience.stalled = self._names
+        self._thread = threading.Thread(target=self._watch_waits, name="hpctrain-stalls", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave nothing behind: every message that was sent is received, by ranks that all come here."""
+        self._patience.wait(self._comm.Ibarrier().Test, "shutdown")
+        self.abandon()
+        self._patience.wait(self._all_sent, "shutdown")
+        # From here on nobody sends, but others may still have to be received from.
+        request = self._comm.Ibarrier()
+        self._patience.wait(lambda: self._receive() and bool(request.Test()), "shutdown")
+        self._comm.Free()
+
+    def abandon(self) -> None:
+        """Stop watching, without the others: some of them died. The communicator is left to MPI."""
+        self._closing.set()
+        self._thread.join()
+        self._patience.stalled = lambda: ()
+        self._stack_file.close()
+
+    def _watch_waits(self) -> None:
+        while not self._closing.wait(self._answer_seconds / 8):
+            try:
+                self._watch(time.monotonic())
+            except self._mpi.Exception:
+                self._mute = True
+
+    def _watch(self, now: float) -> None:
+        call, wait = self._call, self._patience.oldest()
+        if call and call.wait != wait:
+            self._call = None
+            if call.reported:
+                _say(f"the wait in {call.wait.what} ended after {now - call.wait.since:.0f} s")
+        if wait and self._call is None:
+            self._call = _Call(wait=wait, at=wait.since + self._stall)
+        if not self._mute:
+            self._receive()
+            self._proceed(now)
+        if wait and wait.blocked and now - wait.since > self._patience.timeout:
+            self._give_up(self._patience.out_of_time(wait.what))
+
+    def _proceed(self, now: float) -> None:
+        call = self._call
+        if call is None:
+            return
+        for rank, number in self._called_by.items():
+            self._send(rank, "wait", number, call.wait.what, now - call.wait.since)
+        self._called_by.clear()
+        if now >= call.at:
+            self._calls += 1
+            call.number, call.answers = self._calls, {}
+            call.at, call.due = now + max(self._stall, _AGAIN_SECONDS), now + self._answer_seconds
+            for rank in self._others():
+                self._send(rank, "call", call.number)
+        if now >= call.due:
+            call.due = float("inf")
+            self._evaluate(call, now)
+        if call.asked and (now > call.asked_until or call.looks.keys() >= set(call.asked[:_LOOKS])):
+            self._report(call, now)
+
+    def _evaluate(self, call: _Call, now: float) -> None:
+        """All answers are in. The lowest waiting rank takes care of what is new in them."""
+        call.stalled = [rank for rank in self._others() if rank not in call.answers]
+        new = [rank for rank in call.stalled if rank not in call.named]
+        first_time = not call.named and not call.reported
+        call.named.update(new)
+        if self._comm.rank > min(call.answers, default=self._comm.rank):
+            return
+        if new:
+            call.asked, call.asked_until = new, now + _LOOK_SECONDS
+            for rank in new[:_LOOKS]:
+                self._ask(call, rank)
+        elif first_time:
+            call.reported = True
+            _say(f"every rank has waited for others, for up to {self._longest(call, now):.0f} s: {self._waits(call)}")
+
+    def _ask(self, call: _Call, rank: int) -> None:
+        """Have a waiting rank of the stalled one's host look at it."""
+        here = [self._comm.rank, *call.answers]
+        near = [waiting for waiting in here if self._hosts[waiting] == self._hosts[rank]]
+        if not near:
+            call.looks[rank] = ("", "")
+        elif near[0] == self._comm.rank:
+            call.looks[rank] = look_at(self._processes[rank])
+        else:
+            self._send(near[0], "look", rank)
+
+    def _report(self, call: _Call, now: float) -> None:
+        iteration, seconds, waiting_for = reports.iteration(), self._longest(call, now), self._waits(call)
+        stalls = []
+        for rank in call.asked:
+            state, stack = call.looks.get(rank, ("", ""))
+            stalls.append(
+                Stall(
+                    rank=rank,
+                    host=self._hosts[rank],
+                    iteration=iteration,
+                    waiting_for=waiting_for,
+                    seconds=seconds,
+                    state=state,
+                    stack=stack,
+                )
+            )
+        _say(_message(stalls, self._patience.timeout))
+        call.asked, call.reported = [], True
+        try:
+            for stall in stalls:
+                reports.record(stall)
+        except HpctrainError as error:
+            _say(str(error))
+
+    def _give_up(self, error: HpctrainError) -> None:
+        if reports.give_up:
+            reports.give_up(error)
+        _say(str(error))
+        self._mpi.COMM_WORLD.Abort(error.exit_code)
+
+    # What is said of the ranks.
+
+    def _names(self) -> Sequence[str]:
+        call = self._call
+        return [f"rank {rank} on {self._hosts[rank]}" for rank in call.stalled] if call else []
+
+    def _waits(self, call: _Call) -> str:
+        """What is waited for; where it is not the same for all, with the ranks."""
+        by_what: dict[str, list[int]] = {call.wait.what: [self._comm.rank]}
+        for rank, (what, _) in sorted(call.answers.items()):
+            by_what.setdefault(what, []).append(rank)
+        if len(by_what) == 1:
+            return call.wait.what
+        return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
+
+    def _longest(self, call: _Call, now: float) -> float:
+        return max(now - call.wait.since, *(seconds for _, seconds in call.answers.values()), 0.0)
+
+    # Messages.
+
+    def _others(self) -> Iterable[int]:
+        return (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+
+    def _send(self, rank: int, *message: Any) -> None:
+        self._sent.append(self._comm.isend(message, rank, tag=_TAG))
+
+    def _all_sent(self) -> bool:
+        self._receive()
+        return not self._sent
+
+    def _receive(self) -> bool:
+        """Take what has arrived. Returns True."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        status = self._mpi.Status()
+        while message := self._comm.improbe(tag=_TAG, status=status):
+            self._handle(status.Get_source(), *message.recv())
+        return True
+
+    def _handle(self, source: int, kind: str, *values: Any) -> None:
+        call = self._call
+        if kind == "call":
+            # Answered as soon as this rank waits. A call of its own only follows a call that is no older than a wait.
+            self._called_by[source] = values[0]
+            if call and not call.number:
+                call.at = time.monotonic()
+        if call is None or self._closing.is_set():
+            return
+        match kind:
+            case "wait" if values[0] == call.number:
+                call.answers[source] = values[1:]
+            case "look":
+                self._send(source, "seen", values[0], look_at(self._processes[values[0]]))
+            case "seen":
+                call.looks[values[0]] = values[1]
+
+
+def _message(stalls: Sequence[Stall], timeout: float) -> str:
+    names = ", ".join(f"rank {stall.rank} on {stall.host}" for stall in stalls[: 2 * _LOOKS])
+    more = f" and {len(stalls) - 2 * _LOOKS} more" if len(stalls) > 2 * _LOOKS else ""
+    stall = stalls[0]
+    step = "" if stall.iteration is None else f" of step {stall.iteration}"
+    lines = [f"{names}{more} stalled: the others have waited up to {stall.seconds:.0f} s in {stall.waiting_for}{step}"]
+    for stall in stalls:
+        lines += [f"  rank {stall.rank}: {stall.state}"] if stall.state else []
+        lines += [f"    {line}" for line in stall.stack.splitlines()]
+    return "\n".join([*lines, f"  the run goes on when they come, and ends after HPCTRAIN_TIMEOUT={timeout:g} s"])
+
+
+def _say(text: str) -> None:
+    print(f"hpctrain: {text}", file=sys.stderr, flush=True)
