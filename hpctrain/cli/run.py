@@ -32,15 +32,16 @@ from hpctrain.cli.start_options import (
 )
 from hpctrain.cli.work import default_directory, read_work
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, hold, job_id, next_attempt, require_nobody, run_events
+from hpctrain.events import Event
+from hpctrain.launch.attempts import Attempt, hold, job_id
 from hpctrain.launch.command import Launcher
+from hpctrain.launch.execution import Audience, execute
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.launch.resume import require_same_work, resumed_plan
-from hpctrain.launch.start import available_launcher, command_for, launch_attempt, prove_launcher
+from hpctrain.launch.resume import resumption
+from hpctrain.launch.start import available_launcher, command_for
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
@@ -196,39 +197,30 @@ def _resume(asked: _Asked) -> int:
 
 
 def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warnings: tuple[str, ...]) -> int:
-    before = read_model(directory.plan, Plan)
-    if asked.work:
-        require_same_work(before, asked.work)
-    events = run_events(directory)
-    idle_restarts = before.stop.model_copy(update=asked.changes["stop"]).idle_restarts
     with interrupts.raised():
-        if not asked.dry_run:
-            require_nobody(directory, events)
-        attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
-        if attempt is None:
-            return _is_done(before, directory)
-        machine = this_machine()
-        plan, more = resumed_plan(
-            before,
-            machine,
+        further = resumption(
+            directory,
+            work=asked.work,
             ranks=asked.ranks,
             backend=asked.backend,
             framework=asked.framework,
             changes=asked.changes,
+            look_only=asked.dry_run,
         )
-        damaged = (f"passed over a damaged checkpoint: {fault}" for fault in attempt.damaged)
-        _warn(plan, machine, (*warnings, *damaged, *more))
-        found = available_launcher(plan, machine)
+        if further is None:
+            return _is_done(directory)
+        _warn(further.plan, further.machine, (*warnings, *further.warnings))
+        found = available_launcher(further.plan, further.machine)
     if asked.dry_run:
-        return _show_command(plan, directory, machine, found)
-    directory.begin_attempt(plan)
-    return _execute(plan, directory, attempt, machine, found, interrupts)
+        return _show_command(further.plan, directory, further.machine, found)
+    directory.begin_attempt(further.plan)
+    return _execute(further.plan, directory, further.attempt, further.machine, found, interrupts)
 
 
-def _is_done(plan: Plan, directory: RunDirectory) -> int:
+def _is_done(directory: RunDirectory) -> int:
     # The launcher can have died between the last event and the summary.
     if not directory.summary.exists():
-        write_json(directory.summary, summarise(directory, plan, "done"))
+        write_json(directory.summary, summarise(directory, read_model(directory.plan, Plan), "done"))
     say(f"hpctrain: {directory.path} is done", sys.stderr)
     return 0
 
@@ -254,44 +246,7 @@ def _execute(
     found: Launcher | None,
     interrupts: Interrupts,
 ) -> int:
-    """Run, show, and leave ``summary.json``; returns the exit code.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the attempt;
-            with the exit code of a resumable run where no launcher works, because a host may just have died.
-    """
-    try:
-        with interrupts.raised():
-            launcher = prove_launcher(plan, machine, directory.path) if found and needs_proof(plan) else found
-    except HpctrainError as error:
-        _record_error(plan, directory, attempt, error, RESUMABLE)
-        raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
-    try:
-        failure = _launch(plan, directory, attempt, machine, launcher, interrupts)
-    except HpctrainError as error:
-        _record_error(plan, directory, attempt, error, error.exit_code)
-        raise
-    if failure:
-        # Before anything is written, which a full disk would refuse.
-        say(f"hpctrain: {failure}", sys.stderr)
-        if failure.status == "resumable":
-            say(f"  to go on: {resume_command(directory)}", sys.stderr)
-    summary = _record_end(plan, directory, failure)
-    if not failure:
-        for name, value in summary["metrics"].items():
-            say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
-    say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
-    return failure.exit_code if failure else 0
-
-
-def _launch(
-    plan: Plan,
-    directory: RunDirectory,
-    attempt: Attempt,
-    machine: Machine,
-    launcher: Launcher | None,
-    interrupts: Interrupts,
-) -> Failure | None:
+    """Run and show; returns the exit code."""
     # Half a second that --help and --dry-run do not need.
     from hpctrain.report.tensorboard import TensorBoardWriter
 
@@ -301,39 +256,18 @@ def _launch(
             console.show(event)
             tensorboard.show(event)
 
-        return launch_attempt(
-            plan,
-            directory,
-            attempt,
-            machine,
-            launcher,
-            show=show,
-            line=console.line,
-            notice=console.notice,
-            interrupts=interrupts,
+        def failed(failure: Failure) -> None:
+            console.close()
+            say(f"hpctrain: {failure}", sys.stderr)
+            if failure.status == "resumable":
+                say(f"  to go on: {resume_command(directory)}", sys.stderr)
+
+        audience = Audience(show=show, line=console.line, notice=console.notice, failed=failed)
+        failure, summary = execute(
+            plan, directory, attempt, machine, found, interrupts, audience=audience, summarise=summarise
         )
-
-
-def _record_error(plan: Plan, directory: RunDirectory, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
-    """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
-    with contextlib.suppress(HpctrainError):
-        if all(event.get("attempt") != attempt.number for event in run_events(directory)):
-            with EventWriter(directory.events) as events:
-                events.emit("start", **attempt.start(plan, "none"))
-        _record_end(plan, directory, Failure(message=error.message, exit_code=exit_code))
-
-
-def _record_end(plan: Plan, directory: RunDirectory, failure: Failure | None) -> dict[str, Any]:
-    """Record how the run ended; returns its summary."""
-    cause = {"rank": failure.rank, "host": failure.host, "message": failure.message} if failure else {}
-    with EventWriter(directory.events) as events:
-        if failure and not failure.stopped:
-            events.emit("fault", **cause)
-        # Rank 0 says by itself that a recipe is done.
-        if failure or plan.script:
-            events.emit("end", status=failure.status if failure else "done")
-    summary = summarise(directory, plan, failure.status if failure else "done")
-    if failure:
-        summary["failure"] = cause
-    write_json(directory.summary, summary)
-    return summary
+    if not failure:
+        for name, value in summary["metrics"].items():
+            say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
+    say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
+    return failure.exit_code if failure else 0

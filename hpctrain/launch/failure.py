@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.records import RankRecord, read_records
@@ -50,6 +51,11 @@ class Failure:
     lines: tuple[str, ...] = ()
     exit_code: int = 1
     stopped: bool = False
+
+    @property
+    def cause(self) -> dict[str, Any]:
+        """What the event ``fault`` and the summary say of it."""
+        return {"rank": self.rank, "host": self.host, "message": self.message}
 
     @property
     def status(self) -> str:

@@ -3,15 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import Attempt, next_attempt, require_nobody, run_events
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
-from hpctrain.planning.machine import Machine
+from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import place_plan
 from hpctrain.recipes.schema import Recipe
+from hpctrain.rundir import RunDirectory, read_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A further attempt: where it begins, its plan on this machine, and what the user has to be told of it."""
+
+    attempt: Attempt
+    plan: Plan
+    machine: Machine
+    warnings: tuple[str, ...]
+
+
+def resumption(
+    directory: RunDirectory,
+    *,
+    work: Recipe | Script | None,
+    ranks: int | None,
+    backend: str | None,
+    framework: str | None,
+    changes: Mapping[str, Mapping[str, Any]],
+    look_only: bool,
+) -> Resumption | None:
+    """How a run goes on; None where it is done.
+
+    Args:
+        directory: of the run.
+        work: to be compared with the plan's; None for whatever it is.
+        ranks, backend, framework, changes: as of :func:`resumed_plan`.
+        look_only: nothing will be started, so it does not matter whether somebody else does.
+
+    Raises:
+        HpctrainError: as of :func:`require_same_work`, :func:`hpctrain.launch.attempts.require_nobody`,
+            :func:`hpctrain.launch.attempts.next_attempt` and :func:`resumed_plan`.
+    """
+    before = read_model(directory.plan, Plan)
+    if work:
+        require_same_work(before, work)
+    events = run_events(directory)
+    if not look_only:
+        require_nobody(directory, events)
+    idle_restarts = before.stop.model_copy(update=changes["stop"]).idle_restarts
+    attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
+    if attempt is None:
+        return None
+    machine = this_machine()
+    plan, warnings = resumed_plan(before, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
+    damaged = (f"passed over a damaged checkpoint: {fault}" for fault in attempt.damaged)
+    return Resumption(attempt=attempt, plan=plan, machine=machine, warnings=(*damaged, *warnings))
 
 
 def require_same_work(plan: Plan, work: Recipe | Script) -> None:

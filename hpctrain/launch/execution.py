@@ -1,0 +1,121 @@
+"""One attempt of a run, from the proof of its launcher to the record of its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.events import Event, EventWriter
+from hpctrain.launch.attempts import Attempt, run_events
+from hpctrain.launch.command import Launcher
+from hpctrain.launch.failure import Failure
+from hpctrain.launch.interrupts import Interrupts
+from hpctrain.launch.launcher_choice import needs_proof
+from hpctrain.launch.start import launch_attempt, prove_launcher
+from hpctrain.plan import Plan
+from hpctrain.planning.machine import Machine
+from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.stopping import RESUMABLE
+
+Summary = dict[str, Any]
+Summarise = Callable[[RunDirectory, Plan, str], Summary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who follows a run.
+
+    Attributes:
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know now.
+        failed: gets why the run is not done, before any of it is written, which a full disk would refuse.
+    """
+
+    show: Callable[[Event], None]
+    line: Callable[[str], None]
+    notice: Callable[[str], None]
+    failed: Callable[[Failure], None]
+
+
+def execute(
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    found: Launcher | None,
+    interrupts: Interrupts,
+    *,
+    audience: Audience,
+    summarise: Summarise,
+) -> tuple[Failure | None, Summary]:
+    """Run the plan of a directory that holds it already, and leave ``summary.json``.
+
+    Args:
+        attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
+        machine: this one.
+        found: of :func:`hpctrain.launch.start.available_launcher`.
+        interrupts: collects signals already.
+        audience: follows it.
+        summarise: makes the content of ``summary.json`` from the events and the run's status.
+
+    Returns:
+        Why the run is not done, None if it is; and the summary.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the attempt;
+            with the exit code of a resumable run where no launcher works, because a host may just have died.
+    """
+    try:
+        with interrupts.raised():
+            launcher = prove_launcher(plan, machine, directory.path) if found and needs_proof(plan) else found
+    except HpctrainError as error:
+        _record_error(plan, directory, attempt, error, RESUMABLE, summarise)
+        raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+    try:
+        failure = launch_attempt(
+            plan,
+            directory,
+            attempt,
+            machine,
+            launcher,
+            show=audience.show,
+            line=audience.line,
+            notice=audience.notice,
+            interrupts=interrupts,
+        )
+    except HpctrainError as error:
+        _record_error(plan, directory, attempt, error, error.exit_code, summarise)
+        raise
+    if failure:
+        audience.failed(failure)
+    return failure, _record_end(plan, directory, failure, summarise)
+
+
+def _record_error(
+    plan: Plan, directory: RunDirectory, attempt: Attempt, error: HpctrainError, exit_code: int, summarise: Summarise
+) -> None:
+    """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
+    with contextlib.suppress(HpctrainError):
+        if all(event.get("attempt") != attempt.number for event in run_events(directory)):
+            with EventWriter(directory.events) as events:
+                events.emit("start", **attempt.start(plan, "none"))
+        _record_end(plan, directory, Failure(message=error.message, exit_code=exit_code), summarise)
+
+
+def _record_end(plan: Plan, directory: RunDirectory, failure: Failure | None, summarise: Summarise) -> Summary:
+    """Record how the run ended; returns its summary."""
+    with EventWriter(directory.events) as events:
+        if failure and not failure.stopped:
+            events.emit("fault", **failure.cause)
+        # Rank 0 says by itself that a recipe is done.
+        if failure or plan.script:
+            events.emit("end", status=failure.status if failure else "done")
+    summary = summarise(directory, plan, failure.status if failure else "done")
+    if failure:
+        summary["failure"] = failure.cause
+    write_json(directory.summary, summary)
+    return summary
