@@ -14,6 +14,9 @@ epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
 checkpoint iteration, epoch, seconds (that writing took), path (its name in ``checkpoints/``)
 overlap    iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
 stopped    iteration, reason; after the checkpoint of a stop
+stall      rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have waited),
+           state (of its process), stack (of its Python threads; both "" where nobody could see them); written by
+           the lowest rank that waits, once a wait
 fault      rank, host (both null where nobody knows), message; written by the launcher
 end        status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
 ========== ==========================================================================================
@@ -46,6 +49,7 @@ _KEYS = {
     "checkpoint": ("iteration",),
     "overlap": ("iteration", "timeline"),
     "stopped": ("iteration", "reason"),
+    "stall": ("rank", "host", "waiting_for", "seconds"),
     "fault": ("rank", "host", "message"),
     "end": ("status",),
 }
@@ -167,7 +171,7 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
     for event in events:
         after = event.get("iteration", 0)
         match event["event"]:
-            case "start" | "stopped":
+            case "start" | "stopped" | "stall":
                 after = 0
             case "step":
                 done = after

@@ -15,13 +15,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.patience import Patience, Wait, stall_seconds
 from hpctrain.comm.stacks import Process, StackFile, look_at
 from hpctrain.errors import HpctrainError
+from hpctrain.stall_reports import Stall, reports
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,46 +36,6 @@ _LOOK_SECONDS = 3.0
 # Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
 _LOOKS = 4
 _TAG = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stall:
-    """A rank that others wait for.
-
-    Attributes:
-        iteration: the step that they are in, None if nobody told.
-        waiting_for: what they wait in.
-        seconds: for how long, so far.
-        state: of its process, in words; "" if nobody could look.
-        stack: of its Python threads; "" if it did not write one.
-    """
-
-    rank: int
-    host: str
-    iteration: int | None
-    waiting_for: str
-    seconds: float
-    state: str
-    stack: str
-
-
-@dataclass(kw_only=True)
-class Reports:
-    """What the program that trains knows and does about stalls. Of the process, because a communicator may be renewed.
-
-    Attributes:
-        iteration: the step in progress.
-        record: keeps a stall that this rank has to report; called by the thread that watches.
-        give_up: ends the rank after the last limit where it hangs in an MPI call, and does not return; None for
-            printing the error and aborting the run.
-    """
-
-    iteration: Callable[[], int | None] = lambda: None
-    record: Callable[[Stall], None] = lambda stall: None
-    give_up: Callable[[HpctrainError], None] | None = None
-
-
-reports = Reports()
 
 
 @dataclass(kw_only=True)

@@ -108,8 +108,9 @@ def find_failure(
 def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     assert first.error is not None
     cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
-    wrong_use = first.error.type == HpctrainError.__name__ and first.exit_code == 2
-    return _rank_failure(directory, first, f"failed: {cause}", exit_code=2 if wrong_use else 1)
+    # A script may leave with any status of its own; these two mean something where hpctrain raised them.
+    known = first.error.type != SystemExit.__name__ and first.exit_code in (2, RESUMABLE)
+    return _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
 
 
 def _silent(

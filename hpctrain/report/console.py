@@ -66,6 +66,9 @@ class Console:
                 self._progress_line(f"checkpoint at step {event['iteration']}")
             case "stopped":
                 self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
+            case "stall":
+                waited = f"others have waited {event['seconds']:.0f} s for it in {event['waiting_for']}"
+                self._progress_line(f"rank {event['rank']} ({event['host']}) stalled: {waited}")
             case "fault":
                 self._progress_line(f"rank {event['rank']} ({event['host']}): {event['message']}")
             case "end":

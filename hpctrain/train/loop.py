@@ -101,6 +101,11 @@ class Loop:
         self._epoch_seconds = 0.0
         self._seconds = 0.0
 
+    @property
+    def iteration(self) -> int:
+        """How many steps are done."""
+        return self._iteration
+
     def run(self, resume_from: int = 0) -> bool:
         """Train for the recipe's epochs, evaluating after each.
 

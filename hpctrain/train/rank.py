@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,10 +24,11 @@ import psutil
 from hpctrain import stopping
 from hpctrain.cluster.launcher import detect
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
+from hpctrain.events import EventWriter, disk_error
 from hpctrain.plan import Plan, Script
 from hpctrain.records import RankError, RankRecord, write_record
 from hpctrain.rundir import RunDirectory
+from hpctrain.stall_reports import Stall, reports
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
@@ -68,6 +69,7 @@ def run_rank(path: Path) -> int:
     )
     write_record(directory, record)
     stopping.announce(lambda: write_record(directory, record.model_copy(update={"listens": True})))
+    _report_stalls(directory, record)
     ending = _attempt(directory, rank)
     try:
         write_record(directory, record.model_copy(update=_of_the_end(ending)))
@@ -94,6 +96,24 @@ def _redirect_output(log: Path) -> int:
     os.dup2(file, 2)
     os.close(file)
     return terminal
+
+
+def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
+    """Let what is found out about ranks that others wait for become events, and the last limit an end on record."""
+
+    def note(stall: Stall) -> None:
+        # Rank 0, which keeps the file open, may be the one that stalled.
+        with EventWriter(directory.events) as events:
+            events.emit("stall", **asdict(stall))
+
+    def give_up(error: HpctrainError) -> None:
+        with contextlib.suppress(OSError):
+            _print_error(error, None)
+        with contextlib.suppress(HpctrainError):
+            write_record(directory, record.model_copy(update=_of_the_end(_describe(error))))
+        _end_job(error.exit_code)
+
+    reports.record, reports.give_up = note, give_up
 
 
 def _attempt(directory: RunDirectory, rank: int) -> Ending | None:

@@ -8,6 +8,7 @@ from hpctrain.data.digits import load_digits
 from hpctrain.events import EventWriter, read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
+from hpctrain.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop, Trainer
 
@@ -34,6 +35,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             checkpoints=Checkpoints(directory.checkpoints, comm, events),
             asked=lambda: stopping.asked(look=comm.rank == 0),
         )
+        reports.iteration = lambda: loop.iteration + 1
         done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))
     if not done:
         stopping.agree()
