@@ -161,6 +161,11 @@ class Plan(BaseModel):
         assert self.script is not None
         return self.script.path.name
 
+    @property
+    def heals(self) -> bool:
+        """Whether the ranks go on without one that died."""
+        return self.recipe is not None and self.recipe.fault_tolerance.lost_rank == "shrink"
+
     def place(self, rank: int) -> tuple[Slots, Slot]:
         """The host of a rank, and its slot there; for a plan whose hosts have places."""
         return [(host, slot) for host in self.hosts for slot in host.places][rank]

@@ -36,6 +36,9 @@ class ScriptVariables(BaseModel):
     requeue: bool = Field(
         description="whether the job puts itself back in the queue when it has to stop; else another follows"
     )
+    no_kill: bool = Field(
+        description="whether the job keeps its other nodes when one fails, because its run goes on there"
+    )
     signal: str = Field(description="signal that announces the time limit, without SIG")
     signal_seconds: int = Field(description="how long before the time limit it comes")
     nodes: int = Field(description="number of nodes")
@@ -59,6 +62,7 @@ def variables(
     container: Container | None = None,
     staging: Staging | None = None,
     virtual_environment: Path | None = None,
+    no_kill: bool = False,
 ) -> ScriptVariables:
     """The values for a template.
 
@@ -69,6 +73,7 @@ def variables(
         container: that the ranks run in.
         staging: what is copied to the nodes.
         virtual_environment: that hpctrain is in.
+        no_kill: the run goes on without a node that fails.
     """
     return ScriptVariables(
         directives=directives(request),
@@ -77,6 +82,7 @@ def variables(
         array=request.array is not None,
         chain=request.chain,
         requeue=request.requeue,
+        no_kill=no_kill,
         signal=request.signal,
         signal_seconds=request.signal_seconds,
         nodes=request.nodes,

@@ -187,6 +187,8 @@ def _mpirun(
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
     files: dict[Path, str] = {}
+    if plan.heals and mpi.flavour == "open-mpi-5":
+        options = ["--with-ft", "ulfm", *options]
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
         if slurm is not None:

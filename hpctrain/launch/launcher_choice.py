@@ -56,7 +56,7 @@ def choose_launcher(
         HpctrainError: the named launcher is not here, or none works; with what each said.
     """
     if not needs_proof(plan, environment):
-        return _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+        return first_launcher(plan, environment)
     reasons: dict[str, str] = {}
     with _probe_folder(folder) as name_of_folder:
         directory = RunDirectory(Path(name_of_folder))
@@ -82,8 +82,8 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
 
 
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether only starting the plan's ranks tells which launcher works."""
-    return plan.start.launcher == "auto" and in_allocation(environment)
+    """Whether only starting the plan's ranks tells which launcher works. Those that heal can have but one."""
+    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.heals
 
 
 def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:

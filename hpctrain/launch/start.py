@@ -14,6 +14,7 @@ from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
+from hpctrain.launch.healing import require_choices, require_mitigation
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
@@ -45,14 +46,16 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     """What starts the plan's ranks, or the first that could; None for the backend ``single``. Starts nothing.
 
     Raises:
-        HpctrainError: there is no launcher, Horovod is not built for it, or a container's image, its runtime or the
-            interpreter of the ranks is missing.
+        HpctrainError: there is no launcher, Horovod is not built for it, it cannot go on without a dead rank where the
+            plan wants that, or a container's image, its runtime or the interpreter of the ranks is missing.
     """
+    require_choices(plan)
     require_image(plan)
     _require_program(plan, machine)
     if plan.backend == "single":
         return None
     launcher = first_launcher(plan)
+    require_mitigation(plan, launcher)
     # What another interpreter has cannot be seen from here.
     if plan.start.container is None and plan.start.python is None:
         require(plan.framework)

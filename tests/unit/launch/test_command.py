@@ -5,21 +5,24 @@ After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/launch/
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Command, Srun, launch_command
-from hpctrain.launch.launcher_choice import bindable_cores
+from hpctrain.launch.command import Command, Launcher, Srun, launch_command
+from hpctrain.launch.healing import require_choices, require_mitigation
+from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.plan import Slots, Start
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
@@ -42,11 +45,18 @@ def command(
     hosts: dict[str, int] | None = None,
     root: bool = False,
     slurm: dict[str, str] | None = None,
+    backend: str = "auto",
+    overrides: tuple[str, ...] = (),
     **start: object,
 ) -> Command:
     slots = tuple(Slots(host=name, slots=count) for name, count in (hosts or {}).items())
     plan = make_plan(
-        load_recipe("digits"), MACHINE, ranks=ranks, hosts=Hosts(slots=slots) if slots else None, start=Start(**start)
+        load_recipe("digits", overrides),
+        MACHINE,
+        ranks=ranks,
+        backend=backend,
+        hosts=Hosts(slots=slots) if slots else None,
+        start=Start(**start),
     )
     return launch_command(
         plan,
@@ -72,6 +82,7 @@ CASES = {
     "srun-pmix-pyxis": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=NGC),
     "srun-pmix-apptainer": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=SIF),
     "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
+    "open-mpi-5-healing": command("open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)),
     "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
 }
 for each in get_args(Flavour):
@@ -149,3 +160,43 @@ def test_slurm_nodes_on_one_machine_are_not_bound(monkeypatch: pytest.MonkeyPatc
     assert bindable_cores(8, {}) == bindable_cores(8, {"SLURMD_NODENAME": "n1"}) == 8
     assert bindable_cores(8, {"SLURMD_NODENAME": "n2"}) == 0
     assert bindable_cores(8, {"SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "0"}) == 0
+
+
+def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
+    def refusal(launcher: Launcher, **choices: Any) -> str:
+        plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, **choices)
+        try:
+            require_choices(plan)
+            require_mitigation(plan, launcher)
+        except HpctrainError as error:
+            return f"{error.message}; {error.hint}"
+        return ""
+
+    assert refusal(mpi("open-mpi-5"), backend="mpi") == ""
+    for launcher in (mpi("open-mpi-4"), mpi("mpich-hydra"), mpi("intel-mpi"), SRUN):
+        said = refusal(launcher, backend="mpi")
+        assert "needs the mpirun of Open MPI 5" in said and "--set fault_tolerance=stop" in said
+    assert "the backend horovod ends with" in refusal(mpi("open-mpi-5"), backend="horovod")
+    assert "--launcher mpirun" in refusal(SRUN, backend="mpi", start=Start(launcher="srun-pmix"))
+
+
+def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
+    plan = make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend="mpi")
+    info = tmp_path / "ompi_info"
+    launcher = dataclasses.replace(mpi("open-mpi-5"), mpirun=tmp_path / "mpirun")
+    for word, refused in (("yes", False), ("no", True)):
+        info.write_text(f"#!/bin/sh\necho options:ft_mpi_support:{word}\n")
+        info.chmod(0o700)
+        with pytest.raises(HpctrainError, match="--with-ft=no") if refused else contextlib.nullcontext():
+            require_mitigation(plan, launcher)
+
+
+def test_ranks_that_heal_have_one_launcher() -> None:
+    """Inside a job nothing is tried for them."""
+    job = {"SLURM_JOB_ID": "1"}
+    heals, ends = (
+        make_plan(load_recipe("digits", [f"fault_tolerance={word}"]), MACHINE, ranks=2, backend="mpi")
+        for word in ("shrink", "stop")
+    )
+    assert (needs_proof(heals, job), needs_proof(ends, job)) == (False, True)
+    assert isinstance(first_launcher(heals, job), MpiInstallation)

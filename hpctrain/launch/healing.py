@@ -1,0 +1,54 @@
+"""Runs whose ranks go on without one that died: what they need, and where they go on when a whole host is lost."""
+
+from __future__ import annotations
+
+from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.cluster.programs import program_output
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Launcher
+from hpctrain.plan import Plan
+
+_WITHOUT = "--set fault_tolerance=stop ends the run resumably instead"
+
+
+def require_choices(plan: Plan) -> None:
+    """Refuse a backend or a launcher that was chosen and cannot go on without a dead rank.
+
+    Raises:
+        HpctrainError: says which, and what to choose.
+    """
+    if not plan.heals:
+        return
+    if plan.backend not in ("auto", "mpi", "single"):
+        raise HpctrainError(
+            f"fault_tolerance shrink: the backend {plan.backend} ends with its first dead rank",
+            f"choose --backend mpi; {_WITHOUT}",
+        )
+    if plan.start.launcher not in ("auto", "mpirun"):
+        raise HpctrainError(
+            f"fault_tolerance shrink: {plan.start.launcher} ends the step of a rank that died",
+            f"choose --launcher mpirun, of Open MPI 5; {_WITHOUT}",
+        )
+
+
+def require_mitigation(plan: Plan, launcher: Launcher) -> None:
+    """Refuse a launcher that would end the ranks which are left: all but the mpirun of an Open MPI 5 with ULFM.
+
+    Source: https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html.
+
+    Raises:
+        HpctrainError: says what is missing.
+    """
+    if not plan.heals:
+        return
+    hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_WITHOUT}"
+    if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
+        raise HpctrainError(
+            f"fault_tolerance shrink needs the mpirun of Open MPI 5 or later, and {launcher.name} starts the ranks",
+            hint,
+        )
+    if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
+        raise HpctrainError(
+            f"fault_tolerance shrink needs failure mitigation, and {launcher.name} was built without (--with-ft=no)",
+            hint,
+        )

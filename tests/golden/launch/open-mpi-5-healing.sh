@@ -1,0 +1,16 @@
+/opt/mpi/bin/mpirun \
+  --with-ft ulfm \
+  -np 6 \
+  --host n3:4,n1:2 \
+  --map-by slot:PE=2 \
+  --bind-to core \
+  --mca osc '^ucx' \
+  -x HPCTRAIN_BACKEND=mpi \
+  -x MKL_NUM_THREADS=2 \
+  -x OMP_NUM_THREADS=2 \
+  -x OPENBLAS_NUM_THREADS=2 \
+  -x PYTHONUNBUFFERED=1 \
+  -x TF_CPP_MIN_LOG_LEVEL=2 \
+  -x TF_NUM_INTEROP_THREADS=1 \
+  -x TF_NUM_INTRAOP_THREADS=2 \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'
