@@ -24,13 +24,16 @@ class RankError(BaseModel):
 
 
 class RankRecord(BaseModel):
-    """``ranks/rank-N.json``. ``listens``: the rank ends in good order when it is asked to stop."""
+    """``ranks/rank-N.json``. ``listens``: the rank ends in good order when it is asked to stop.
+
+    ``lost`` is what the others write of a rank that died when they go on without it.
+    """
 
     rank: int
     host: str
     pid: int
     started: float
-    status: Literal["running", "done", "failed", "resumable"]
+    status: Literal["running", "done", "failed", "resumable", "lost"]
     listens: bool = False
     ended: float = 0.0
     exit_code: int = 0

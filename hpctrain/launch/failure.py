@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import HpctrainError
+from hpctrain.events import read_events
 from hpctrain.records import RankRecord, read_records
 from hpctrain.rundir import RunDirectory
 from hpctrain.stopping import RESUMABLE
@@ -58,6 +58,11 @@ class Failure:
         return {"rank": self.rank, "host": self.host, "message": self.message}
 
     @property
+    def lost_host(self) -> str | None:
+        """The host that is gone, where that is the cause."""
+        return self.host if self.rank is None else None
+
+    @property
     def status(self) -> str:
         """What the run then is: ``failed`` or ``resumable``."""
         return "resumable" if self.exit_code == RESUMABLE else "failed"
@@ -70,9 +75,15 @@ class Failure:
 
 
 def find_failure(
-    directory: RunDirectory, ranks: int, *, output: str, exit_status: int, lost: int | None = None
+    directory: RunDirectory,
+    ranks: int,
+    *,
+    output: str,
+    exit_status: int,
+    lost: int | None = None,
+    heals: bool = False,
 ) -> Failure | None:
-    """What made a run fail that has ended; None if every rank recorded that it is done.
+    """What made a run fail that has ended; None if every rank that was not lost on the way recorded that it is done.
 
     Args:
         directory: the run.
@@ -81,21 +92,25 @@ def find_failure(
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
         lost: the rank that was seen dead, without an error recorded, while others lived.
+        heals: the ranks go on without one that died.
     """
     records = read_records(directory)
-    statuses = {record.status for record in records.values()}
-    if len(records) == ranks and statuses == {"done"}:
+    left = _statuses_left(records, heals=heals)
+    if len(records) == ranks and left == {"done"}:
         return None
-    if len(records) == ranks and statuses <= {"done", "resumable"}:
-        return Failure(message="stopped as asked", exit_code=RESUMABLE, stopped=True)
-    killed = _killed(ranks, output, exit_status)
-    failed = [record for record in records.values() if record.status == "failed"]
-    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
-    if killed and (killed[1] != signal.SIGTERM or (lost is None and not failed)):
-        return _killed_failure(directory, records, *killed)
+    if len(records) == ranks and left and left <= {"done", "resumable"}:
+        return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
     if match := _LOST_HOST.search(output):
         host = match["open_mpi"] or match["srun"]
         return Failure(message=f"host {host} was lost, and its ranks with it", host=host, exit_code=RESUMABLE)
+    failed = [record for record in records.values() if record.status == "failed"]
+    if heals and failed:
+        # What killed a rank is then the less recent cause: the others would have gone on without it.
+        return _raised(directory, min(failed, key=lambda record: record.ended))
+    killed = _killed(ranks, records, output, exit_status)
+    # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
+    if killed and (killed[1] != signal.SIGTERM or (lost is None and not failed)):
+        return _killed_failure(directory, records, *killed)
     if lost is not None:
         return _rank_failure(
             directory, records[lost], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
@@ -103,6 +118,23 @@ def find_failure(
     if failed:
         return _raised(directory, min(failed, key=lambda record: record.ended))
     return _silent(directory, records, ranks, output=output, exit_status=exit_status)
+
+
+def _statuses_left(records: Mapping[int, RankRecord], *, heals: bool) -> set[str]:
+    """How the ranks ended that were not lost on the way."""
+    left: list[str] = [record.status for record in records.values() if record.status != "lost"]
+    if heals and left and left[0] != "running":
+        # Nobody was left to say that these died: the first rank is the last to have work, and had ended before.
+        return set(left) - {"running"}
+    return set(left)
+
+
+def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:
+    """Ranks that were asked to stop did so; those that lost others may have had another reason."""
+    if all(record.status != "lost" for record in records.values()):
+        return "stopped as asked"
+    reasons = [event["reason"] for event in read_events(directory.events) if event["event"] == "stopped"]
+    return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
 
 
 def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
@@ -127,15 +159,22 @@ def _silent(
     return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines, exit_code=exit_code)
 
 
-def _killed(ranks: int, output: str, exit_status: int) -> tuple[int, signal.Signals] | None:
-    """The rank that a signal ended, as its launcher tells it; MPICH's names any rank of the job."""
+def _killed(
+    ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int
+) -> tuple[int, signal.Signals] | None:
+    """The rank that a signal ended, as its launcher tells it; MPICH's names any rank of the job.
+
+    One whose loss the others survived is no cause.
+    """
     if ranks == 1 and exit_status < 0:
         return 0, signal.Signals(-exit_status)
-    if match := _OPEN_MPI_SIGNAL.search(output) or _INTEL_SIGNAL.search(output):
-        return int(match["rank"]), signal.Signals(int(match["signal"]))
-    if match := _SRUN_SIGNAL.search(output):
-        named = [number for number in signal.valid_signals() if signal.strsignal(number) == match["name"]]
-        return (int(match["rank"]), signal.Signals(named[0])) if named else None
+    for match in (*_OPEN_MPI_SIGNAL.finditer(output), *_INTEL_SIGNAL.finditer(output)):
+        rank = int(match["rank"])
+        if rank not in records or records[rank].status != "lost":
+            return rank, signal.Signals(int(match["signal"]))
+    if srun := _SRUN_SIGNAL.search(output):
+        named = [number for number in signal.valid_signals() if signal.strsignal(number) == srun["name"]]
+        return (int(srun["rank"]), signal.Signals(named[0])) if named else None
     return None
 
 

@@ -45,6 +45,7 @@ def launch(
     start: Event,
     stop: Stop = Stop(),
     stoppable: bool = False,
+    heals: bool = False,
     interrupts: Interrupts | None = None,
     show: Callable[[Event], None],
     line: Callable[[str], None],
@@ -59,13 +60,14 @@ def launch(
         start: what the event ``start`` says.
         stop: how the ranks are stopped.
         stoppable: the ranks stop at any signal; otherwise at ``stop.signal``, and at others if their records say so.
+        heals: the ranks go on without one that died, and say so in its record.
         interrupts: where signals are collected already; by default here.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
         notice: gets what the user has to know of a stop.
 
     Returns:
-        None if every rank is done, else the first cause that is known.
+        None if every rank that was not lost on the way is done, else the first cause that is known.
 
     Raises:
         HpctrainError: the program cannot be started, or what the ranks write cannot be read.
@@ -74,7 +76,8 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line)
             events.emit("start", **start)
-        return _run(Job(command, directory, ranks), follower, collected, stop, stoppable=stoppable, notice=notice)
+        job = Job(command, directory, ranks, heals=heals)
+        return _run(job, follower, collected, stop, stoppable=stoppable, notice=notice)
 
 
 def _run(
@@ -97,7 +100,9 @@ def _run(
     finally:
         job.stop(interrupts)
     follower.advance(last=True)
-    failure = find_failure(job.directory, job.ranks, output=job.output(), exit_status=job.exit_status, lost=job.lost)
+    failure = find_failure(
+        job.directory, job.ranks, output=job.output(), exit_status=job.exit_status, lost=job.lost, heals=job.heals
+    )
     if failure and interrupts.received:
         return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits else 1)
     return failure
@@ -130,12 +135,13 @@ def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Fai
 class Job:
     """The processes of one run, in a session of their own.
 
-    ``lost`` is the rank that was seen dead, without an error recorded, while others lived.
+    ``lost`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on without it.
     """
 
-    def __init__(self, command: Command, directory: RunDirectory, ranks: int) -> None:
+    def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, heals: bool = False) -> None:
         self.directory = directory
         self.ranks = ranks
+        self.heals = heals
         self._output = b""
         self.lost: int | None = None
         self.process = command.start()
@@ -216,6 +222,9 @@ class Job:
         if len(records) == self.ranks and not any(record.status == "running" for record in records):
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.lost]
+        if self.heals and any(record.status == "running" and record.rank not in dead for record in records):
+            # Those that are left say what becomes of it.
+            return None
         # All of them are dead when the launcher has ended the job, which says nothing of the first.
         if dead and len(dead) < len(records):
             self.lost = dead[0]

@@ -168,6 +168,7 @@ def launch_attempt(
         start=attempt.start(plan, launcher.name if launcher else "none"),
         stop=plan.stop,
         stoppable=plan.recipe is not None,
+        heals=plan.heals,
         interrupts=interrupts,
         show=show,
         line=line,

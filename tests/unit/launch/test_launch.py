@@ -46,7 +46,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return made
 
 
-def start(directory: RunDirectory, program: str, ranks: int = 1) -> tuple[Failure | None, list[str], list[str]]:
+def start(
+    directory: RunDirectory, program: str, ranks: int = 1, *, heals: bool = False
+) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
     failure = launch(
@@ -54,6 +56,7 @@ def start(directory: RunDirectory, program: str, ranks: int = 1) -> tuple[Failur
         directory,
         ranks,
         start={"attempt": 1, "iteration": 0},
+        heals=heals,
         show=lambda event: shown.append(event["event"]),
         line=lines.append,
     )
@@ -170,6 +173,28 @@ time.sleep(600)
     )
     assert failure is not None
     assert failure.rank == 1
+
+
+def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than ranks that do not heal have, after which they would be ended."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
+    failure, _, _ = start(
+        directory,
+        """
+record(0, "running")
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+record(1, "running", child.pid)
+kept = open("ranks/rank-1.json").read()
+child.kill(); child.wait()
+time.sleep(2)
+open("ranks/rank-1.json", "w").write(kept.replace("running", "lost"))
+record(0, "done")
+sys.exit(137)
+""",
+        ranks=2,
+        heals=True,
+    )
+    assert failure is None
 
 
 def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> None:
