@@ -8,8 +8,9 @@ and :meth:`Communicator.tensorflow`.
 from __future__ import annotations
 
 import socket
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -123,6 +124,7 @@ class Communicator(ABC):
         self.batch_weight = 1.0
         self.batch_weighed = True
         self.host = socket.gethostname()
+        self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
@@ -154,6 +156,16 @@ class Communicator(ABC):
     @abstractmethod
     def tensorflow(self) -> TensorFlowEngine:
         """The engine that reduces TensorFlow gradients."""
+
+    def before_shutdown(self, leave: Callable[[], None]) -> None:
+        """Call a method, if its object still lives, before an engine's memory goes: nothing may lie there any more."""
+        self._leaving.append(weakref.WeakMethod(leave))
+
+    def _leave_memory(self) -> None:
+        for reference in self._leaving:
+            if leave := reference():
+                leave()
+        self._leaving.clear()
 
     # Ranks that die.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpctrain.comm.mpi import MpiControl
-from hpctrain.comm.shared.reducer import Reducer, Worker
+from hpctrain.comm.shared.reducer import Reducer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -15,28 +17,45 @@ if TYPE_CHECKING:
 
 
 class MpiCommunicator(MpiControl):
-    """Ranks started by MPI whose gradients hpctrain's own engine reduces."""
+    """Ranks started by MPI whose gradients hpctrain's own engine reduces.
+
+    Args:
+        world: the ranks.
+        reason: why this backend was chosen.
+        node_of: as of :class:`hpctrain.comm.shared.nodes.Node`.
+    """
 
     backend = "mpi"
 
-    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
+    def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
-        self._reducer = Reducer(self._world, self.patience)
-        self._worker = Worker()
+        self._reducer = Reducer(self._world, self.patience, threads=_threads(), node_of=node_of)
 
     def torch(self) -> MpiTorchEngine:
         from hpctrain.comm.shared.torch_engine import MpiTorchEngine
 
-        return MpiTorchEngine(self, self._reducer, self._worker)
+        return MpiTorchEngine(self, self._reducer, self._reducer.worker)
 
     def tensorflow(self) -> MpiTensorFlowEngine:
         from hpctrain.comm.shared.tensorflow_engine import MpiTensorFlowEngine
 
-        return MpiTensorFlowEngine(self, self._reducer, self._worker)
+        return MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
 
     def shutdown(self) -> None:
         if self._comm is not None:
-            self.barrier()
-            self._worker.close()
+            self._leave_memory()
+            try:
+                self._reducer.close()
+                self.barrier()
+            except BaseException:
+                # Without the others nothing can be freed; the end of the process does that.
+                self._comm = None
+                raise
             self._reducer.free()
         super().shutdown()
+
+
+def _threads() -> int:
+    """How many threads this rank was given; of a list for nested loops, the first number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(first) if first.isdigit() and int(first) > 0 else 1

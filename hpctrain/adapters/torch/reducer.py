@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from hpctrain.adapters.torch.buckets import Slot, make_buckets
+from hpctrain.adapters.torch.buckets import make_buckets
 from hpctrain.adapters.torch.sparse import reduce_sparse
 from hpctrain.comm.base import Communicator
 from hpctrain.errors import HpctrainError
@@ -96,29 +96,53 @@ class GradientReducer:
         self._name = f"gradients.{next(_numbers)}"
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
-        self._buckets, self._used = make_buckets(
-            dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
+        self._make_buckets = functools.partial(
+            make_buckets, dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
         )
+        self._buckets, self._used = self._make_buckets()
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
         self._launched = 0
         self._running = False
+        self._left = False
         self._start = 0.0
         self.managed = {id(parameter) for _, parameter in parameters}
         self.timeline: list[Moment] = []
         self.communication_seconds = 0.0
         self._register()
+        comm.before_shutdown(self._leave_buffers)
 
     @property
     def interrupted(self) -> bool:
         """Between two backward passes: whether the last one raised an error on the way."""
         return self._running
 
+    def rebuild(self) -> None:
+        """After :meth:`Communicator.recover`: forget a backward pass that failed, and take new buffers.
+
+        No parameter has a gradient then. Collective over the ranks that are left.
+        """
+        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
+            parameter.grad = None
+        self._buckets, self._used = self._make_buckets()
+        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        self._launched = 0
+        self._running = False
+
+    def _leave_buffers(self) -> None:
+        """Gradients that lie in the engine's buffers move out of them."""
+        for slot in self._slots:
+            gradient = slot.parameter.grad
+            if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
+                slot.parameter.grad = gradient.clone()
+        self._buckets, self._slots, self._used = [], [], torch.empty(0)
+        self._left = True
+
     def _register(self) -> None:
         # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
         own = weakref.proxy(self)
         weigh = functools.partial(_weigh, self._comm)
         for index, slot in enumerate(self._slots):
-            slot.parameter.register_post_accumulate_grad_hook(lambda _, index=index: own._arrived(own._slots[index]))
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, index=index: own._arrived(index))
             slot.parameter.register_hook(weigh)
         for _, parameter in self._sparse:
             parameter.register_post_accumulate_grad_hook(lambda _: own._begin())
@@ -128,16 +152,19 @@ class GradientReducer:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
         if self._running or _paused:
             return
+        if self._left:
+            raise HpctrainError("backward() of a model that ht.distribute got, after ht.shutdown()", exit_code=1)
         self._running = True
         self._start = time.perf_counter()
         self.timeline = []
         self._used.fill_(1)
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
-    def _arrived(self, slot: Slot) -> None:
+    def _arrived(self, index: int) -> None:
         if _paused:
             return
         self._begin()
+        slot = self._slots[index]
         if slot.ready:
             if slot.bucket.index >= self._launched:
                 return

@@ -4,4 +4,8 @@ A buffer of B bytes on a node of L ranks: every rank reads and writes its slice 
 which is what copying the buffer once would take. Between nodes each slice travels by itself, so that every rank of a
 node drives the network and each byte leaves a node once (the hierarchy of Goyal et al. 2017, section 4, with MPI-3
 shared memory, Hoefler et al. 2013, https://doi.org/10.1007/s00607-013-0324-2, in the place of copies).
+
+Sums go in the order of the ranks within a node, then in the order of the nodes, whatever the timing: results are the
+same bits on all ranks and from run to run. Each rank's part is scaled by 1 / ranks before nodes add up, so that a mean
+overflows in no type that holds what it is the mean of.
 """

@@ -1,8 +1,9 @@
-"""Sums over the buffers of a node's ranks: always in the order of the ranks, 16-bit types in float32."""
+"""Sums of arrays, in the order in which they are given; 16-bit types are added up in float32 and rounded once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,56 +11,81 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Of one buffer at a time: the block of each rank stays in a core's second-level cache while it is added up and scaled.
+# Of one array at a time: the blocks of all ranks stay in a core's second-level cache from the first pass to the last.
 BLOCK_BYTES = 131072
 
 
-class Adder:
-    """Adds up slices of buffers of one type, block by block."""
+def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> None:
+    """Write the sum of ``terms``, times ``factor`` if there is one, into ``out``, which may be the first of them.
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-        self._wide = None if wide == dtype else wide
-        self._scale_type = wide.type
-        self._block = BLOCK_BYTES // wide.itemsize
-        if self._wide:
-            self._sum, self._term = (np.empty(self._block, dtype=wide) for _ in range(2))
+    Args:
+        out: any length; float16, bfloat16, float32 or float64.
+        terms: at least one, of the same length and type.
+        factor: one number of the type in which is added up, see :func:`sum_type`; NumPy takes an array of no dimension
+            faster than a scalar.
+    """
+    if out.dtype.itemsize == 2:
+        total = np.empty(len(out), dtype=np.float32)
+        np.copyto(total, terms[0])
+        for term in terms[1:]:
+            np.add(total, term, total)
+        if factor is not None:
+            np.multiply(total, factor, total)
+        np.copyto(out, total, casting="unsafe")
+        return
+    if len(terms) == 1:
+        out[...] = terms[0]
+    else:
+        np.add(terms[0], terms[1], out)
+        for term in terms[2:]:
+            np.add(out, term, out)
+    if factor is not None:
+        np.multiply(out, factor, out)
 
-    def sum(self, buffers: Sequence[Array], scale: float = 1.0) -> None:
-        """Write ``scale`` x the sum of the buffers into the first of them, and spoil none of the others."""
-        self._each_block(buffers, scale, spread=False)
 
-    def mean(self, buffers: Sequence[Array], scale: float) -> None:
-        """Write ``scale`` x the sum of the buffers into each of them."""
-        self._each_block(buffers, scale, spread=True)
-
-    def _each_block(self, buffers: Sequence[Array], scale: float, *, spread: bool) -> None:
-        factor = self._scale_type(scale)
-        add = self._add_wide if self._wide else self._add
-        for start in range(0, len(buffers[0]), self._block):
-            first, *others = (buffer[start : start + self._block] for buffer in buffers)
-            add(first, others, factor)
-            for other in others if spread else ():
-                np.copyto(other, first)
-
-    def _add(self, first: Array, others: Sequence[Array], factor: Any) -> None:
-        for other in others:
-            np.add(first, other, out=first)
-        if factor != 1:
-            np.multiply(first, factor, out=first)
-
-    def _add_wide(self, first: Array, others: Sequence[Array], factor: Any) -> None:
-        total, term = self._sum[: len(first)], self._term[: len(first)]
-        np.copyto(total, first)
-        for other in others:
-            np.copyto(term, other)
-            np.add(total, term, out=total)
-        if factor != 1:
-            np.multiply(total, factor, out=total)
-        np.copyto(first, total, casting="unsafe")
+def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which arrays of ``dtype`` are added up."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
 def cut(length: int, parts: int, align: int) -> list[slice]:
     """``range(length)`` in contiguous parts that begin at multiples of ``align``; later ones may be empty."""
     step = -(-length // (parts * align)) * align
     return [slice(min(part * step, length), min((part + 1) * step, length)) for part in range(parts)]
+
+
+def blocks(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Arrays of one length side by side in blocks that fit into a cache."""
+    step = BLOCK_BYTES // sum_type(arrays[0].dtype).itemsize
+    return [[array[start : start + step] for array in arrays] for start in range(0, len(arrays[0]), step)]
+
+
+class Crew:
+    """The threads that a rank may use: they share blocks. NumPy lets them compute at the same time."""
+
+    # Below, telling the others takes longer than they would save.
+    _LEAST_BLOCKS = 8
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads - 1, "hpctrain-sum") if threads > 1 else None
+
+    def each(self, work: Callable[[list[Array]], None], items: Sequence[list[Array]]) -> None:
+        """Do ``work`` on each item, in any order."""
+        if self._pool is None or len(items) < self._LEAST_BLOCKS:
+            _each(work, items)
+            return
+        others = [self._pool.submit(_each, work, items[turn :: self._threads]) for turn in range(1, self._threads)]
+        _each(work, items[:: self._threads])
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _each(work: Callable[[list[Array]], None], items: Iterable[list[Array]]) -> None:
+    for item in items:
+        work(item)

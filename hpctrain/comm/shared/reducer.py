@@ -1,38 +1,78 @@
-"""The mean over all ranks of a buffer in shared memory, and the thread that computes it beside other work."""
+"""The mean over all ranks of buffers in shared memory, and the thread that computes it beside other work."""
 
 from __future__ import annotations
 
+import bisect
+import os
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpctrain.comm.patience import Patience
 from hpctrain.comm.shared.exchange import Exchange
-from hpctrain.comm.shared.kernels import Adder, Array, cut
+from hpctrain.comm.shared.kernels import Crew
+from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
-from hpctrain.comm.shared.segments import LINE_BYTES, Meeting, Segment
+from hpctrain.comm.shared.segments import Pause, Segment
+from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# Up to here it is faster if every rank adds up everything by itself than if each does its slice, and if nothing waits
+# its turn.
+_AT_ONCE_BYTES = 16384
+# Up to here a reduction waits for somebody who waits for it: waking the thread costs about as much as it does.
+_UNHURRIED_BYTES = 1_000_000
+# How long the thread sleeps between two looks, while the others have the core and the interpreter.
+_BESIDE_SECONDS = 20e-6
+
 
 class Reducer:
-    """Reduces buffers of the ranks of ``world``, which all call the same methods in the same order.
+    """Reduces buffers of the ranks of ``world``, which all submit the same ones in the same order.
 
     Args:
         world: the ranks; the reducer takes communicators of its own from it.
         patience: how they wait for each other.
+        threads: how many this rank may use for sums.
+        node_of: as of :class:`~hpctrain.comm.shared.nodes.Node`.
+
+    Attributes:
+        worker: runs the reductions.
+        generation: how often :meth:`rebuild` made everything new.
     """
 
-    def __init__(self, world: MPI.Intracomm, patience: Patience) -> None:
-        self.node = Node(world)
-        self._scale = 1.0 / world.size
-        self._meeting = Meeting(self.node.comm, self.node.ranks, patience)
-        self._exchange = Exchange(self.node.peers, patience) if self.node.peers and self.node.count > 1 else None
-        self._adders: dict[np.dtype[Any], Adder] = {}
-        self._segments: list[Segment] = []
+    def __init__(
+        self,
+        world: MPI.Intracomm,
+        patience: Patience,
+        *,
+        threads: int = 1,
+        node_of: Callable[[int], int] | None = None,
+    ) -> None:
+        self._patience = patience
+        self._node_of = node_of
+        self._crew = Crew(threads)
+        self.worker = Worker()
+        self.generation = 0
+        self._connect(world)
+
+    def _connect(self, world: MPI.Intracomm) -> None:
+        with self._patience.blocking("setting up the reduction of gradients"):
+            self._world = world.Dup()
+            self.node = Node(world, self._node_of)
+        peers = self.node.peers if self.node.count > 1 else None
+        self._exchange = Exchange(peers, self._patience) if peers else None
+        self._agreed: set[str] = set()
+        # By address, in the order of their making, which is the same on all ranks.
+        self._segments: dict[int, Segment] = {}
+        self._addresses: list[int] = []
+        self._slots = Segment(self.node, 2 * _AT_ONCE_BYTES, self._patience)
+        self.worker.pause = os.sched_yield if self.node.crowded else _no_pause
 
     @property
     def sent_bytes(self) -> int:
@@ -41,115 +81,206 @@ class Reducer:
 
     def allocate(self, nbytes: int) -> Segment:
         """Zeroed shared memory, which lives until :meth:`free`. Collective over the node."""
-        segment = Segment(self.node.comm, nbytes)
-        self._segments.append(segment)
+        segment = Segment(self.node, nbytes, self._patience)
+        bisect.insort(self._addresses, segment.address)
+        self._segments[segment.address] = segment
         return segment
 
-    def mean(self, segment: Segment, start: int, nbytes: int, dtype: np.dtype[Any], what: str) -> None:
-        """Replace a part of every rank's buffer, ``nbytes`` from ``start`` on, by its mean over all ranks."""
-        self._meeting.meet(what)
-        if self.node.lane is not None:
-            parts = cut(nbytes // dtype.itemsize, self.node.lanes, LINE_BYTES // dtype.itemsize)
-            own = parts[self.node.lane]
-            buffers = [view[start : start + nbytes].view(dtype)[own] for view in segment.views]
-            self._slice_mean(buffers, self._adder(dtype), what)
-        self._meeting.meet(what)
+    def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
+        """The segment in which this rank's buffer lies, and where."""
+        index = bisect.bisect(self._addresses, address) - 1
+        if index < 0:
+            return None
+        start = address - self._addresses[index]
+        segment = self._segments[self._addresses[index]]
+        return (segment, start) if start + nbytes <= len(segment.own) else None
 
-    def _slice_mean(self, buffers: list[Array], adder: Adder, what: str) -> None:
-        if self._exchange is None:
-            adder.mean(buffers, self._scale)
+    def prepare(self, buffer: Buffer) -> Mean:
+        """What replaces a buffer by its mean over all ranks. Collective at the first buffer of a name and a size.
+
+        Raises:
+            HpctrainError: the ranks submit different buffers.
+        """
+        self._agree(str(buffer))
+        if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
+            return mean_at_once(buffer, self._slots, self._world.size)
+        return mean_by_slices(buffer, self.node, self._exchange, self._crew, self._world.size)
+
+    def _agree(self, description: str) -> None:
+        if description in self._agreed:
             return
-        adder.sum(buffers)
-        self._exchange.sum(buffers[0], what)
-        self._spread(buffers, adder)
+        own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
+        everyone = np.empty((self._world.size, 256), dtype=np.uint8)
+        self._patience.wait(self._world.Iallgather(own, everyone).Test, f"agreeing on {description}")
+        for rank, theirs in enumerate(everyone):
+            if (theirs != everyone[0]).any():
+                first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
+                raise HpctrainError(
+                    f"rank {rank} reduces {other} where rank 0 reduces {first}",
+                    "build the same model on every rank, and make the same calls of ht.distribute and backward()",
+                    exit_code=1,
+                )
+        self._agreed.add(description)
 
-    def _spread(self, buffers: list[Array], adder: Adder) -> None:
-        adder.sum(buffers[:1], self._scale)
-        for other in buffers[1:]:
-            np.copyto(other, buffers[0])
+    def rebuild(self, world: MPI.Intracomm) -> None:
+        """Go on with ``world``, the ranks that are left: forget what is queued, and all buffers.
 
-    def _adder(self, dtype: np.dtype[Any]) -> Adder:
-        if dtype not in self._adders:
-            self._adders[dtype] = Adder(dtype)
-        return self._adders[dtype]
+        To free windows and communicators of the ranks before takes all of them, so their memory stays until exit.
+        Collective over ``world``. A thread that waits for a reduction has got its error before.
+        """
+        self.worker.reset()
+        for segment in self._segments.values():
+            segment.abandon()
+        self.generation += 1
+        self._connect(world)
+
+    def close(self) -> None:
+        """Run what is queued, unless something failed, and end the threads. Idempotent."""
+        self.worker.close()
+        self._crew.close()
 
     def free(self) -> None:
-        """Give the shared memory back. Collective over the run; no view may be used after it."""
-        for segment in self._segments:
-            segment.free()
-        self._segments.clear()
-        self._meeting.free()
-        self.node.free()
+        """After :meth:`close`, give the shared memory back. Collective over the run; no view may be used after it."""
+        with self._patience.blocking("giving shared memory back"):
+            for segment in self._segments.values():
+                segment.free()
+            self._segments.clear()
+            self._slots.free()
+            self.node.free()
+            self._world.Free()
 
 
 class Task:
-    """One reduction that was handed over. ``error`` is what went wrong in it."""
+    """A buffer's reduction, to be submitted once or many times.
 
-    def __init__(self, reducer: Reducer, segment: Segment, start: int, nbytes: int, dtype: np.dtype[Any], what: str):
-        self._arguments = (segment, start, nbytes, dtype, what)
+    Attributes:
+        nbytes: the size of the buffer.
+        done: it is not queued.
+        error: what went wrong in it.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        segment: Segment,
+        start: int,
+        nbytes: int,
+        dtype: np.dtype[Any],
+        name: str,
+        wire: np.dtype[Any] | None = None,
+    ) -> None:
+        wire = wire if wire is not None and wire.itemsize < dtype.itemsize else dtype
+        self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
+        self._mean: Mean | None = None
         self.nbytes = nbytes
-        self.done = False
+        self.done = True
         self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            self._reducer.mean(*self._arguments)
-        except BaseException as error:
-            self.error = error
-        self.done = True
+    def run(self, pause: Pause) -> None:
+        if self._mean is None:
+            # Not before its turn: this too is collective.
+            self._mean = self._reducer.prepare(self._buffer)
+        self._mean(pause)
+
+    def wait(self) -> None:
+        """Return when the buffer holds the mean; see :meth:`Worker.wait`."""
+        self._reducer.worker.wait(self)
 
 
 class Worker:
     """Runs tasks in the order in which they came: by a thread of its own while nobody waits, else by who waits.
 
-    A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it: waking
-    the thread costs more than they do.
+    A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it. When a
+    task fails, those behind it fail too: the ranks no longer agree on where they are.
+
+    Attributes:
+        pause: what who waits does between two looks.
     """
 
-    _SMALL_BYTES = 65536
-
     def __init__(self) -> None:
+        self.pause: Pause = _no_pause
         self._tasks: deque[Task] = deque()
-        self._waiting = threading.Semaphore(0)
+        self._woken = threading.Semaphore(0)
         # Whoever holds it takes the next task and runs it to its end.
         self._running = threading.Lock()
+        self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="hpctrain-reducer", daemon=True)
         self._thread.start()
 
     def submit(self, task: Task) -> None:
+        """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first."""
+        if not task.done:
+            self.wait(task)
+        if self._closed:
+            raise HpctrainError("gradients were reduced after shutdown()")
+        task.error = None
+        if task.nbytes <= _AT_ONCE_BYTES and self._running.acquire(blocking=False):
+            try:
+                if not self._tasks:
+                    self._run(task, self.pause)
+                    return
+            finally:
+                self._running.release()
+        task.done = False
         self._tasks.append(task)
-        if task.nbytes > self._SMALL_BYTES:
-            self._waiting.release()
+        if task.nbytes > _UNHURRIED_BYTES:
+            self._woken.release()
 
     def wait(self, task: Task) -> None:
         """Return when the task is done.
 
         Raises:
-            HpctrainError: it failed.
+            RanksLostError: a rank died.
+            HpctrainError: it failed, or one before it.
         """
         while not task.done:
-            self._run_next(task)
+            with self._running:
+                if not task.done:
+                    self._run(self._tasks.popleft(), self.pause)
         if task.error:
             raise task.error
 
+    def reset(self) -> None:
+        """Forget what is queued, and that a task failed."""
+        with self._running:
+            for task in self._tasks:
+                task.error = HpctrainError("this buffer was to be reduced by ranks of which some died")
+                task.done = True
+            self._tasks.clear()
+            self._failure = None
+
     def close(self) -> None:
-        """Run what is left, and end the thread."""
-        while self._tasks:
-            self._run_next(None)
+        """Run what is left, unless something failed, and end the thread. Idempotent."""
+        with self._running:
+            while self._tasks:
+                self._run(self._tasks.popleft(), self.pause)
         self._closed = True
-        self._waiting.release()
+        self._woken.release()
         self._thread.join()
 
-    def _run_next(self, wanted: Task | None) -> None:
-        with self._running:
-            if self._tasks and not (wanted and wanted.done):
-                self._tasks.popleft().run()
+    def _run(self, task: Task, pause: Pause) -> None:
+        try:
+            if self._failure:
+                raise self._failure
+            task.run(pause)
+        except BaseException as error:
+            task.error = self._failure = error
+        task.done = True
 
     def _serve(self) -> None:
         while True:
-            self._waiting.acquire()
+            self._woken.acquire()
             if self._closed:
                 return
-            self._run_next(None)
+            with self._running:
+                if self._tasks:
+                    self._run(self._tasks.popleft(), _sleep)
+
+
+def _no_pause() -> None: ...
+
+
+def _sleep() -> None:
+    time.sleep(_BESIDE_SECONDS)

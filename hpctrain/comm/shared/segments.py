@@ -1,107 +1,133 @@
-"""Memory that the ranks of a node share."""
+"""Memory that the ranks of a node share, and how they meet in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+import functools
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.patience import Patience
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hpctrain.comm.shared.nodes import Node
+from hpctrain.errors import HpctrainError
 
 Bytes = NDArray[np.uint8]
+Pause = Callable[[], object]
 
 # A cache line: a counter has one for itself, and slices of a buffer begin at one.
 LINE_BYTES = 64
+_LOOKS = 50
 
 
 class Segment:
     """One buffer of each rank of a node, all of the same size. Making and freeing it is collective over the node.
 
-    Attributes:
-        views: each local rank's bytes.
-        own: this rank's.
-    """
-
-    def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
-        from mpi4py import MPI
-
-        padded = max(LINE_BYTES, -(-nbytes // LINE_BYTES) * LINE_BYTES)
-        self._window = MPI.Win.Allocate_shared(padded, 1, comm=node)
-        # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
-        self._window.Lock_all(MPI.MODE_NOCHECK)
-        self.views: list[Bytes] = []
-        for rank in range(node.size):
-            memory, _ = self._window.Shared_query(rank)
-            self.views.append(np.frombuffer(cast(memoryview, memory), dtype=np.uint8)[:nbytes])
-        self.own = self.views[node.rank]
-        self.own[:] = 0
-
-    @property
-    def address(self) -> int:
-        """Where this rank's bytes begin."""
-        return int(self.own.ctypes.data)
-
-    def sync(self) -> None:
-        """A memory barrier: what this process stored before is seen before what it stores after, and so for loads."""
-        self._window.Sync()
-
-    def free(self) -> None:
-        """No view may be used after it."""
-        self.views = []
-        self.own = np.empty(0, dtype=np.uint8)
-        self._window.Unlock_all()
-        self._window.Free()
-
-
-class Meeting:
-    """A barrier of the ranks of a node in shared memory.
-
-    Each rank has a counter that it alone writes. It raises it when it arrives, and has met the others once all counters
-    are as high. Why no rank sees old data behind it: a rank's stores come before its ``Sync``, which comes before the
-    store of its counter (a store barrier, MPI-4.1 section 12.7: Win_sync in the unified memory model); another rank
-    loads the counter, then its ``Sync`` comes before its loads of the data (a load barrier). A counter is an aligned
-    64-bit word, which is loaded and stored whole.
+    In front of its buffer each rank has a counter of the meetings it came to, which it alone writes.
 
     Args:
         node: the ranks.
-        ranks: their numbers in the run.
+        nbytes: the size of one rank's buffer.
         patience: how they wait for each other.
+
+    Attributes:
+        views: each local rank's buffer.
+        own: this rank's, zeroed.
+        meetings: how often the ranks met.
     """
 
-    def __init__(self, node: MPI.Intracomm, ranks: Sequence[int], patience: Patience) -> None:
-        self._segment = Segment(node, LINE_BYTES)
-        self._counters = [view[:8].view(np.int64) for view in self._segment.views]
-        self._own = self._counters[node.rank]
-        self._ranks = ranks
-        self._patience = patience
-        self._count = 0
+    def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
+        from mpi4py import MPI
 
-    def meet(self, what: str) -> None:
-        """Wait for the others; ``what`` is for a message.
+        self._ranks = node.ranks
+        self._patience = patience
+        self.meetings = 0
+        # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        with patience.blocking("allocating shared memory"):
+            try:
+                self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, node.comm)
+            except MPI.Exception as error:
+                raise HpctrainError(
+                    f"MPI has no {nbytes} bytes of shared memory for each of the {node.comm.size} ranks of this node: "
+                    f"{error}",
+                    "`df -h /dev/shm` says how much there is; containers get more by --shm-size",
+                    exit_code=1,
+                ) from error
+            info.Free()
+            # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
+            self._window.Lock_all(MPI.MODE_NOCHECK)
+            memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(node.comm.size)]
+            self.views: list[Bytes] = [
+                np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
+            ]
+            self.own = self.views[node.comm.rank]
+            self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
+            self._own_counter = self._counters.pop(node.comm.rank)
+            self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
+            self.own[:] = 0
+            self._own_counter[0] = 0
+            # Nobody may read a counter that is not zeroed yet.
+            self._window.Sync()
+            node.comm.Barrier()
+            self._window.Sync()
+
+    @property
+    def address(self) -> int:
+        """Where this rank's buffer begins."""
+        return int(self.own.ctypes.data)
+
+    def meet(self, what: str, pause: Pause) -> None:
+        """Wait until all ranks of the node have come here as often as this one.
+
+        What any of them stored into the segment before is what every rank loads behind it, and what any of them loaded
+        before is not what a rank stores behind it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
+        unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
+        its first ``Sync``, that before the store of its counter; 2. another rank's load that sees this count comes
+        before its last ``Sync``, that before its accesses. The first ``Sync`` of the one and the last of the other are
+        the pair that release and acquire are elsewhere. The counters lie in the window itself, so that one ``Sync``
+        orders both. They only grow, and a counter is an aligned 64-bit word that is loaded and stored whole, so a load
+        sees at worst an earlier count. No barrier is needed behind the store of the counter: it becomes visible in
+        time, and nothing depends on when.
+
+        Args:
+            what: is done, for messages.
+            pause: is called between two looks at the counters.
 
         Raises:
             RanksLostError, HpctrainError: as of :meth:`hpctrain.comm.patience.Patience.wait`.
         """
-        self._count += 1
-        self._segment.sync()
-        self._own[0] = self._count
-        self._segment.sync()
-        self._patience.wait(self._all_here, what, self._missing)
-        self._segment.sync()
-
-    def _all_here(self) -> bool:
-        return all(counter[0] >= self._count for counter in self._counters)
+        self.meetings = count = self.meetings + 1
+        self._window.Sync()
+        self._own_counter[0] = count
+        for counter in self._counters:
+            # The quickest look there is: ranks that are in step come within a microsecond.
+            for _ in range(_LOOKS):
+                if counter[0] >= count:
+                    break
+                pause()
+            else:
+                self._patience.wait(functools.partial(_has_come, counter, count, pause), what, self._missing)
+        self._window.Sync()
 
     def _missing(self) -> list[int]:
-        return [rank for rank, counter in zip(self._ranks, self._counters, strict=True) if counter[0] < self._count]
+        counters = zip(self._others, self._counters, strict=True)
+        return [rank for rank, counter in counters if counter[0] < self.meetings]
+
+    def abandon(self) -> None:
+        """Forget the memory without giving it back, because ranks that would have to take part died."""
+        self.views = []
+        self.own = np.empty(0, dtype=np.uint8)
+        self._counters = []
 
     def free(self) -> None:
-        """Collective over the node."""
-        self._counters = []
-        self._own = np.empty(0, dtype=np.int64)
-        self._segment.free()
+        """No view may be used after it."""
+        self.abandon()
+        self._own_counter.release()
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+def _has_come(counter: memoryview, count: int, pause: Pause) -> bool:
+    return counter[0] >= count or bool(pause())

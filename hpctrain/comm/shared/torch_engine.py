@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
+from hpctrain.comm.base import Work
 from hpctrain.comm.shared.reducer import Reducer, Task, Worker
-from hpctrain.comm.shared.segments import Segment
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
     from hpctrain.comm.mpi import MpiControl
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+_NUMPY: dict[torch.dtype | None, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
     torch.float32: np.dtype(np.float32),
     torch.float16: np.dtype(np.float16),
@@ -24,17 +23,17 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 }
 
 
-class _Work:
-    def __init__(self, worker: Worker, task: Task, staged: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        self._worker = worker
+class _Staged:
+    """The reduction of a copy: waiting for it copies the result back."""
+
+    def __init__(self, task: Task, buffer: torch.Tensor, staging: torch.Tensor) -> None:
         self._task = task
-        self._staged = staged
+        self._buffer = buffer
+        self._staging = staging
 
     def wait(self) -> None:
-        self._worker.wait(self._task)
-        if self._staged:
-            buffer, staging = self._staged
-            buffer.copy_(staging)
+        self._task.wait()
+        self._buffer.copy_(self._staging)
 
 
 class MpiTorchEngine:
@@ -47,31 +46,28 @@ class MpiTorchEngine:
         self._control = control
         self._reducer = reducer
         self._worker = worker
-        self._addresses: list[int] = []
-        self._segments: list[Segment] = []
-        self._staging: dict[str, torch.Tensor] = {}
+        self._generation = reducer.generation
+        self._tasks: dict[Any, Task] = {}
+        self._staging: dict[Any, tuple[torch.Tensor, Task]] = {}
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu":
             raise HpctrainError(f"the MPI engine reduces in the CPU's memory, not on {device}", "--backend horovod")
-        segment = self._reducer.allocate(numel * dtype.itemsize)
-        where = bisect.bisect(self._addresses, segment.address)
-        self._addresses.insert(where, segment.address)
-        self._segments.insert(where, segment)
-        return _tensor(segment, numel, dtype)
+        return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> _Work:
-        shared, staged = buffer, None
-        found = self._find(buffer)
-        if found is None:
-            shared = self._stage(buffer, name)
-            staged = (buffer, shared)
-            found = self._find(shared)
-            assert found is not None
-        segment, start = found
-        task = Task(self._reducer, segment, start, buffer.nbytes, _NUMPY[buffer.dtype], name)
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+        if self._generation != self._reducer.generation:
+            self._forget()
+        key = (buffer.data_ptr(), buffer.numel(), buffer.dtype, name, wire)
+        task = self._tasks.get(key)
+        if task is None:
+            found = self._reducer.find(buffer.data_ptr(), buffer.nbytes)
+            if not found:
+                return self._reduce_copy(buffer, name, wire)
+            numpy_type, numpy_wire = _NUMPY[buffer.dtype], _NUMPY.get(wire)
+            task = self._tasks[key] = Task(self._reducer, *found, buffer.nbytes, numpy_type, name, numpy_wire)
         self._worker.submit(task)
-        return _Work(self._worker, task, staged)
+        return task
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         flat = tensor.detach().contiguous().view(-1)
@@ -85,23 +81,22 @@ class MpiTorchEngine:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
 
-    def _find(self, buffer: torch.Tensor) -> tuple[Segment, int] | None:
-        """The segment that a buffer lies in, and where."""
-        address = buffer.data_ptr()
-        index = bisect.bisect(self._addresses, address) - 1
-        if index < 0:
-            return None
-        segment = self._segments[index]
-        start = address - segment.address
-        return (segment, start) if start + buffer.nbytes <= len(segment.own) else None
-
-    def _stage(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
-        if name not in self._staging or self._staging[name].nbytes < buffer.nbytes:
-            self._staging[name] = self.allocate(buffer.numel(), buffer.dtype, buffer.device)
-        staging = self._staging[name][: buffer.numel()]
+    def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
+        """By name and not by address: another tensor may lie there tomorrow."""
+        key = (name, buffer.numel(), buffer.dtype, wire)
+        if key not in self._staging:
+            segment = self._reducer.allocate(buffer.nbytes)
+            task = Task(self._reducer, segment, 0, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+            self._staging[key] = (torch.from_numpy(segment.own).view(buffer.dtype), task)
+        staging, task = self._staging[key]
+        if not task.done:
+            task.wait()
         staging.copy_(buffer)
-        return staging
+        self._worker.submit(task)
+        return _Staged(task, buffer, staging)
 
-
-def _tensor(segment: Segment, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(segment.own).view(dtype)[:numel]
+    def _forget(self) -> None:
+        """The buffers of before :meth:`Reducer.rebuild` are of no use any more."""
+        self._tasks.clear()
+        self._staging.clear()
+        self._generation = self._reducer.generation

@@ -1,0 +1,119 @@
+"""The two ways to a mean over all ranks, prepared once for each buffer and then called each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpctrain.comm.shared.exchange import Exchange
+from hpctrain.comm.shared.kernels import Array, Crew, add_up, blocks, cut, sum_type
+from hpctrain.comm.shared.nodes import Node
+from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
+
+Mean = Callable[[Pause], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Buffer:
+    """A part of every rank's buffer in a segment.
+
+    Attributes:
+        segment, start, nbytes: where it lies.
+        dtype: of its elements.
+        wire: the type in which it travels between nodes.
+        name: for messages; the same on every rank.
+    """
+
+    segment: Segment
+    start: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    wire: np.dtype[Any]
+    name: str
+
+    def __str__(self) -> str:
+        wire = f", {self.wire} between nodes" if self.wire != self.dtype else ""
+        return f"{self.name!r} ({self.nbytes} bytes of {self.dtype}{wire})"
+
+    def own(self) -> Array:
+        """This rank's."""
+        return self.segment.own[self.start : self.start + self.nbytes].view(self.dtype)
+
+    def everyone(self) -> list[Array]:
+        """Those of all local ranks."""
+        return [view[self.start : self.start + self.nbytes].view(self.dtype) for view in self.segment.views]
+
+
+def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
+    """For small buffers on one node: every rank copies its own into a slot and adds all of them up by itself.
+
+    One meeting is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
+    meeting, and so have the others, which have read it before.
+    """
+    own = buffer.own()
+    factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
+    half = len(slots.own) // 2
+    turns = []
+    for start in (0, half):
+        terms = [view[start : start + buffer.nbytes].view(buffer.dtype) for view in slots.views]
+        turns.append((slots.own[start : start + buffer.nbytes].view(buffer.dtype), terms))
+
+    def mean(pause: Pause) -> None:
+        slot, terms = turns[slots.meetings & 1]
+        slot[...] = own
+        slots.meet(buffer.name, pause)
+        add_up(own, terms, factor)
+
+    return mean
+
+
+def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: Crew, ranks: int) -> Mean:
+    """Each rank adds up its slice of all local ranks' buffers, in the first of them, and copies it to the others.
+
+    Args:
+        buffer: what is reduced.
+        node: the ranks that share memory.
+        exchange: adds up slices of several nodes; None where this rank has no part in it.
+        crew: shares the blocks of a slice.
+        ranks: on all nodes.
+    """
+    align = LINE_BYTES // buffer.dtype.itemsize
+    everyone = buffer.everyone()
+    lane = cut(len(everyone[0]), node.lanes, align)[node.lane]
+    share = cut(lane.stop - lane.start, node.sharers, align)[node.turn]
+    shares = blocks([array[lane][share] for array in everyone])
+    factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
+    transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
+
+    def add(block: list[Array]) -> None:
+        add_up(block[0], block, factor)
+
+    def spread(block: list[Array]) -> None:
+        for other in block[1:]:
+            np.copyto(other, block[0])
+
+    def add_and_spread(block: list[Array]) -> None:
+        add(block)
+        spread(block)
+
+    def mean_on_one_node(pause: Pause) -> None:
+        buffer.segment.meet(buffer.name, pause)
+        crew.each(add_and_spread, shares)
+        buffer.segment.meet(buffer.name, pause)
+
+    def mean_on_nodes(pause: Pause) -> None:
+        buffer.segment.meet(buffer.name, pause)
+        crew.each(add, shares)
+        if node.lanes < node.comm.size:
+            buffer.segment.meet(buffer.name, pause)
+        if transfer:
+            transfer(pause)
+        if node.lanes < node.comm.size:
+            buffer.segment.meet(buffer.name, pause)
+        crew.each(spread, shares)
+        buffer.segment.meet(buffer.name, pause)
+
+    return mean_on_one_node if node.count == 1 else mean_on_nodes
