@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import tempfile
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hpctrain.cli.output_files import require_places, save
 from hpctrain.errors import HpctrainError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
-Row = dict[str, Any]
+_SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
+
+
+class Model(StrEnum):
+    """The networks of ``bench step``."""
+
+    convnet = "convnet"
+    resnet50 = "resnet50"
+    transformer = "transformer"
+
+
+# Samples a rank that a core has done in well under a second.
+_BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -23,68 +38,79 @@ def _group() -> None: ...
 
 
 @app.command()
-def step(
-    ranks: Annotated[int, typer.Option("-np", metavar="N", help="How many ranks.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant, after a warm-up of 5.")] = 50,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a rank.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+def allreduce(
+    ranks: Annotated[
+        list[int] | None, typer.Option("-np", metavar="N", min=2, help="How many ranks (2); repeat for more.")
+    ] = None,
+    sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes; K, M and G are powers of 1024.")] = _SIZES,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Of each size up to 16 MiB; larger ones have fewer, at least 7.")
+    ] = 20,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time over size.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """One training step of a convnet of 13 million parameters: without communication (the limit), over Horovod's own
-    optimizer, and through hpctrain, over the same Horovod build, interleaved.
+    """One all-reduce by each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed over
+    Gloo (and NCCL, where each rank has a GPU), and a plain copy of as many bytes, which is the limit.
     """
-    seconds = _measure("step", ranks, str(rounds), str(batch))
-    rows = compare(seconds, limit="no communication", reference="horovod by hand")
+    from hpctrain.launch.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.planning.machine import usable_cores
+    from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
+
+    wanted = parse_sizes(sizes)
+    require_places(filter(None, [plot]))
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
+    tables = []
+    for number in dict.fromkeys(ranks or [2]):
+        measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds))
+        seconds = {int(size): times for size, times in measured["seconds"].items()}
+        own = allreduce_rows(seconds, number, oversubscribed=oversubscribed(number))
+        tables.append(allreduce_table(own, usable_cores()))
+        rows += own
+        left_out |= measured["left_out"]
     if as_json:
-        typer.echo(json.dumps({"ranks": ranks, "batch": batch, "rows": rows}))
+        typer.echo(json.dumps({"cores": usable_cores(), "rows": rows, "left_out": left_out}))
     else:
-        _print(rows, f"one step on {ranks} ranks, {batch} samples each, {rounds} rounds")
+        _print(*tables, left_out=left_out)
+    if plot:
+        from hpctrain.report.allreduce_plot import plot as draw
+
+        save({plot: draw(rows)})
 
 
-def compare(seconds: dict[str, list[float]], *, limit: str, reference: str) -> list[Row]:
-    """Medians, and the medians of the ratios round by round, which a drift of the machine's speed leaves alone."""
+@app.command()
+def step(
+    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
+    model: Annotated[Model, typer.Option(help="13, 26 and 10 million parameters.")] = Model.convnet,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples a rank (convnet 16, others 8).")] = None,
+    image_size: Annotated[int | None, typer.Option(min=32, help="Of resnet50's images (64).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One training step without communication (the limit), over Horovod's own optimizer, over PyTorch's
+    DistributedDataParallel, and through hpctrain over each of its backends, interleaved.
+    """
+    from hpctrain.launch.bench import measure, oversubscribed
+    from hpctrain.report.benchmarks import step_rows, step_table
 
-    def ratio(variant: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(seconds[variant], seconds[other], strict=True))
-
-    return [
-        {
-            "variant": variant,
-            "median_s": statistics.median(times),
-            "ratio_to_limit": ratio(variant, limit),
-            "ratio_to_horovod": ratio(variant, reference),
-        }
-        for variant, times in seconds.items()
-    ]
-
-
-def _measure(script: str, ranks: int, *arguments: str) -> dict[str, list[float]]:
-    """Run one of hpctrain.bench's scripts on ranks; returns what it wrote."""
-    import hpctrain
-    from hpctrain.launch.start import find_launcher, launch_plan
-    from hpctrain.plan import Script
-    from hpctrain.planning.machine import this_machine
-    from hpctrain.planning.planner import make_plan
-    from hpctrain.rundir import RunDirectory
-
-    path = Path(hpctrain.__file__).parent / "bench" / f"{script}.py"
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as folder:
-        out = Path(folder) / "seconds.json"
-        machine = this_machine()
-        plan = make_plan(Script(path=path, arguments=(str(out), *arguments)), machine, ranks=ranks, backend="horovod")
-        directory = RunDirectory(Path(folder) / "run")
-        mpi = find_launcher(plan, Path(folder))
-        failure = launch_plan(plan, directory, machine, mpi, line=lambda text: print(text, file=sys.stderr))
-        if failure:
-            raise HpctrainError(str(failure), exit_code=1)
-        return json.loads(out.read_text())  # type: ignore[no-any-return]
+    if image_size and model != Model.resnet50:
+        raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
+    samples = batch or _BATCHES[model]
+    measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64))
+    rows = step_rows(measured["seconds"])
+    more = oversubscribed(ranks)
+    if as_json:
+        settings = {"model": model, "ranks": ranks, "oversubscribed": more, "batch": samples, "rounds": rounds}
+        typer.echo(json.dumps({**settings, "rows": rows, "left_out": measured["left_out"]}))
+        return
+    title = f"one step of {model} on {ranks} ranks, {samples} samples each, {rounds} rounds"
+    _print(step_table(rows, title + (", oversubscribed" if more else "")), left_out=measured["left_out"])
 
 
-def _print(rows: list[Row], title: str) -> None:
+def _print(*tables: object, left_out: Mapping[str, str]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("variant", "median", "to the limit", "to Horovod by hand", title=title)
-    for row in rows:
-        cells = (f"{row['median_s'] * 1e3:.1f} ms", f"{row['ratio_to_limit']:.3f}", f"{row['ratio_to_horovod']:.3f}")
-        table.add_row(row["variant"], *cells)
-    Console().print(table)
+    for table in tables:
+        Console().print(table)
+    for name, why in left_out.items():
+        print(f"left out: {name}: {why}", file=sys.stderr)

@@ -1,17 +1,36 @@
-"""The figures of a benchmark from its times."""
+"""What ``hpctrain bench`` refuses before it starts any rank."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from hpctrain.cli.bench import compare
+from hpctrain.cli.main import main
+from hpctrain.launch.bench import parse_sizes
 
 
-def test_ratios_are_taken_round_by_round():
-    # the machine slows down threefold in the last round: medians of times would mislead, those of ratios do not
-    seconds = {"limit": [1.0, 1.0, 3.0], "hand": [2.0, 2.0, 6.0], "ours": [1.9, 1.8, 5.4]}
-    rows = {row["variant"]: row for row in compare(seconds, limit="limit", reference="hand")}
-    assert rows["ours"]["ratio_to_limit"] == pytest.approx(1.8)
-    assert rows["ours"]["ratio_to_horovod"] == pytest.approx(0.9)
-    assert rows["limit"]["ratio_to_limit"] == 1.0
-    assert rows["hand"]["median_s"] == 2.0
+@pytest.mark.parametrize("sizes", ["", "1K,,2K", "1T", "-4", "6", "0", "1.5M", "1K 2K"])
+def test_sizes_that_are_none(sizes, capsys):
+    assert main(["bench", "allreduce", f"--sizes={sizes}"]) == 2
+    assert "--sizes" in capsys.readouterr().err
+
+
+def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
+    assert parse_sizes("1M, 4k,102400000,1024,1K") == (1024, 4096, 1 << 20, 102_400_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["step", "--image-size", "64"], "--image-size is for resnet50, not for convnet"),
+        (["step", "--model", "vgg"], "resnet50"),
+        (["step", "--batch", "0"], "--batch"),
+        (["allreduce", "-np", "1"], "-np"),
+        (["allreduce", "--plot", "nowhere/plot.png"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_use(arguments, says, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *arguments]) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""One all-reduce of float32 by each engine, from small to large, and a plain copy of as many bytes as the limit.
+
+``python allreduce.py OUT.json SIZES ROUNDS`` on every rank; SIZES in bytes, joined by commas. All engines live in one
+process and give the mean, in place; each one's is compared with the closed form before it is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+import hpctrain as ht
+from hpctrain.bench.in_turn import Call, Group, time_in_turn
+from hpctrain.bench.opponents import LeftOut, horovod_running, join_process_group, load_horovod
+from hpctrain.comm.base import TorchEngine
+from hpctrain.errors import HpctrainError
+
+_FLOAT_BYTES = 4
+# So much is reduced between two looks at the clock, in at most so many calls.
+_REPEATED_BYTES = 1 << 20
+_MOST_REPEATS = 32
+# Above so many bytes rounds become fewer, down to so few.
+_MANY_ROUNDS_BYTES = 16 << 20
+_FEWEST_ROUNDS = 7
+_PATTERN = 251
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """One engine's all-reduce of one size: the buffer, and what replaces it by its mean."""
+
+    buffer: torch.Tensor
+    call: Call
+
+
+MakeReduction = Callable[[int], Reduction]
+
+
+def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
+    """Through an engine of hpctrain, as the adapters do it: on a buffer that the engine allocated."""
+    memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
+
+    def make(numel: int) -> Reduction:
+        buffer = memory[:numel]
+        return Reduction(buffer=buffer, call=lambda: engine.allreduce(buffer, f"{name}.{numel}").wait())
+
+    return make
+
+
+def by_mpi(world: MPI.Intracomm) -> MakeReduction:
+    """MPI_Allreduce in place, then the factor that makes a mean of the sum."""
+
+    def make(numel: int) -> Reduction:
+        array = np.zeros(numel, np.float32)
+        scale = np.float32(1 / world.size)
+
+        def call() -> None:
+            world.Allreduce(MPI.IN_PLACE, array)
+            np.multiply(array, scale, out=array)
+
+        return Reduction(buffer=torch.from_numpy(array), call=call)
+
+    return make
+
+
+def by_process_group(device: torch.device) -> MakeReduction:
+    """torch.distributed, which takes Gloo for the CPU's memory and NCCL for a GPU's."""
+
+    def make(numel: int) -> Reduction:
+        buffer = torch.zeros(numel, device=device)
+
+        def call() -> None:
+            work = dist.all_reduce(buffer, dist.ReduceOp.AVG, async_op=True)
+            assert work is not None
+            work.wait()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        return Reduction(buffer=buffer, call=call)
+
+    return make
+
+
+def copy(numel: int) -> Call:
+    """The limit: every rank copies as many bytes at the same time."""
+    source, target = np.zeros(numel, np.float32), np.zeros(numel, np.float32)
+    return lambda: np.copyto(target, source)
+
+
+def check(name: str, reduction: Reduction, world: MPI.Intracomm) -> None:
+    """Compare one result with its closed form.
+
+    Raises:
+        HpctrainError: they differ.
+    """
+    pattern = torch.arange(reduction.buffer.numel(), device=reduction.buffer.device) % _PATTERN
+    reduction.buffer.copy_(pattern + world.rank)
+    reduction.call()
+    if not torch.allclose(reduction.buffer, pattern + (world.size - 1) / 2):
+        raise HpctrainError(f"{name} gave a wrong mean of {reduction.buffer.nbytes} bytes", exit_code=1)
+
+
+def rounds_of(nbytes: int, rounds: int) -> int:
+    """How many rounds a size gets: large ones fewer."""
+    return max(min(rounds, _FEWEST_ROUNDS), min(rounds, rounds * _MANY_ROUNDS_BYTES // nbytes))
+
+
+def repeats_of(nbytes: int) -> int:
+    """How many calls of a size are timed together."""
+    return max(1, min(_MOST_REPEATS, _REPEATED_BYTES // nbytes))
+
+
+def measure(
+    world: MPI.Intracomm, engines: dict[str, MakeReduction], horovod: MakeReduction | None, nbytes: int, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each engine in each round, at one size."""
+    numel = nbytes // _FLOAT_BYTES
+    reductions = {name: make(numel) for name, make in engines.items()}
+    for name, reduction in reductions.items():
+        check(name, reduction, world)
+    calls = {name: reduction.call for name, reduction in reductions.items()}
+    groups = [Group(calls={"copy": copy(numel), **calls})]
+    if horovod:
+        reduction = horovod(numel)
+        with horovod_running(world):
+            check("horovod", reduction, world)
+        groups.append(Group(calls={"horovod": reduction.call}, running=partial(horovod_running, world)))
+    return time_in_turn(world, groups, rounds=rounds_of(nbytes, rounds), repeats=repeats_of(nbytes))
+
+
+def main(out: str, sizes: str, rounds: str) -> None:
+    comm = ht.init("mpi")
+    world = MPI.COMM_WORLD.Dup()
+    wanted = [int(size) for size in sizes.split(",")]
+    largest = max(wanted) // _FLOAT_BYTES
+    left_out: LeftOut = {}
+    engines = {"mpi": by_engine(comm.torch(), "measured", largest), "MPI_Allreduce": by_mpi(world)}
+    group = join_process_group(world)
+    engines["gloo"] = by_process_group(torch.device("cpu"))
+    if group.backend == "nccl":
+        engines["nccl"] = by_process_group(torch.device("cuda", comm.local_rank))
+    horovod = load_horovod(world, left_out)
+    by_horovod = by_engine(horovod.torch(), "measured", largest) if horovod else None
+    seconds = {size: measure(world, engines, by_horovod, size, int(rounds)) for size in wanted}
+    if comm.rank == 0:
+        Path(out).write_text(json.dumps({"seconds": seconds, "left_out": left_out}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""Times alternatives in turn, so that a change of the machine's speed meets all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+Call = Callable[[], None]
+
+_BLOCK_ROUNDS = 5
+# The first calls after a start negotiate, the second still fills caches.
+_WARMUP_CALLS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Alternatives between which rounds go to and fro.
+
+    Attributes:
+        calls: by name.
+        running: entered while they are measured, for what they need and what would slow other groups down.
+    """
+
+    calls: Mapping[str, Call]
+    running: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def time_in_turn(
+    world: MPI.Intracomm, groups: Sequence[Group], *, rounds: int, repeats: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of one call of each alternative in each round, those of its slowest rank. Collective.
+
+    Rounds come in blocks of 5. In a block one group after the other has its rounds, and in a round one alternative
+    after the other, both in a rotating order, behind two calls of each that are not timed.
+
+    Args:
+        world: the ranks, which begin each call together.
+        groups: with different names.
+        rounds: how many.
+        repeats: calls at a time, for what is short against the clock and the ranks' different starts.
+    """
+    from mpi4py import MPI
+
+    seconds = {name: np.zeros(rounds) for group in groups for name in group.calls}
+    for block, first in enumerate(range(0, rounds, _BLOCK_ROUNDS)):
+        for group in _rotated(groups, block):
+            with group.running():
+                _time_block(world, group, range(first, min(first + _BLOCK_ROUNDS, rounds)), repeats, seconds)
+    table = np.stack(list(seconds.values()))
+    world.Allreduce(MPI.IN_PLACE, table, MPI.MAX)
+    return {name: row.tolist() for name, row in zip(seconds, table, strict=True)}
+
+
+def _time_block(
+    world: MPI.Intracomm, group: Group, rounds: range, repeats: int, seconds: Mapping[str, np.ndarray]
+) -> None:
+    for call in group.calls.values():
+        for _ in range(_WARMUP_CALLS):
+            call()
+    for number in rounds:
+        for name in _rotated(list(group.calls), number):
+            call = group.calls[name]
+            world.Barrier()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            seconds[name][number] = (time.perf_counter() - start) / repeats
+
+
+def _rotated(items: Sequence[T], by: int) -> list[T]:
+    by %= len(items)
+    return [*items[by:], *items[:by]]

@@ -1,0 +1,53 @@
+"""What hpctrain is measured against: Horovod and PyTorch's own process group, started beside its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from mpi4py import MPI
+
+from hpctrain.comm.horovod import HorovodCommunicator
+from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
+from hpctrain.errors import HpctrainError
+
+LeftOut = dict[str, str]
+
+
+def load_horovod(world: MPI.Intracomm, left_out: LeftOut) -> HorovodCommunicator | None:
+    """A communicator over a Horovod that does not run yet (see :func:`horovod_running`), or None, and why."""
+    communicator = HorovodCommunicator(world, "measured")
+    try:
+        communicator.torch()
+    except HpctrainError as error:
+        left_out["horovod"] = error.message
+        return None
+    import horovod.torch as hvd
+
+    world.Barrier()
+    hvd.shutdown()
+    return communicator
+
+
+@contextmanager
+def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
+    """Horovod with its thread, which looks for work every millisecond.
+
+    That slows what else the process does: MPI_Allreduce of 4 MB takes three to six times as long beside it (two ranks
+    on two cores). So it runs only while it is measured; starting and ending it takes 1 ms.
+    """
+    import horovod.torch as hvd
+
+    hvd.init()
+    yield
+    # It ends on all ranks as soon as one asks for it.
+    world.Barrier()
+    hvd.shutdown()
+
+
+def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:
+    """The ranks as PyTorch's default process group: over Gloo, and over NCCL as well where each has a GPU."""
+    local_ranks = world.Split_type(MPI.COMM_TYPE_SHARED)
+    gpus = world.allreduce(torch.cuda.device_count() >= local_ranks.size, MPI.LAND)
+    return TorchDistributedCommunicator("nccl" if gpus else "gloo", "measured", world)

@@ -1,0 +1,62 @@
+"""The networks whose steps are measured, with a batch for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpctrain.models.torch_resnet import resnet50
+from hpctrain.models.torch_transformer import small_encoder
+
+_IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A network with freshly drawn weights, equal at every call of ``build``, and one batch of samples and labels."""
+
+    build: Callable[[], nn.Module]
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def loss(self, model: nn.Module) -> torch.Tensor:
+        """The mean cross entropy of the batch."""
+        logits = model(self.x)
+        return nn.functional.cross_entropy(logits.flatten(0, -2), self.y.flatten())
+
+
+def convnet() -> nn.Module:
+    """13 million parameters, in the proportions of an image classifier: few in the convolutions, many behind."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 64), (64, 128), (128, 256), (256, 512)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(2048, 4096), nn.ReLU(), nn.Linear(4096, 768), nn.Linear(768, 10)
+    )
+
+
+def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
+    """A network of ``hpctrain bench step --model``; the samples differ between ranks.
+
+    Args:
+        batch: images, or rows of 64 tokens.
+        image_size: of ResNet-50's.
+    """
+    random = torch.Generator().manual_seed(rank)
+    if model == "transformer":
+        x, y = (torch.randint(0, _TOKENS, (batch, _LENGTH), generator=random) for _ in range(2))
+        return Workload(build=_seeded(small_encoder), x=x, y=y)
+    build, size, classes = (convnet, _IMAGE, 10) if model == "convnet" else (resnet50, image_size, 1000)
+    x = torch.rand(batch, 3, size, size, generator=random)
+    return Workload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
+
+
+def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def seeded() -> nn.Module:
+        torch.manual_seed(0)
+        return build()
+
+    return seeded

@@ -1,0 +1,76 @@
+"""Starts the programs of ``hpctrain bench`` on ranks of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.start import launch_plan, prove_launcher
+from hpctrain.plan import Script, Start
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.rundir import RunDirectory
+
+# Ranks that wait for one without a core must leave it theirs: an all-reduce of 1 KB takes 48 ms otherwise, and 29 us
+# so (MPI_Allreduce, 4 ranks on 2 cores).
+_YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_FLOAT_BYTES = 4
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``1K,64K,102400000`` in bytes, ascending; K, M and G are powers of 1024.
+
+    Raises:
+        HpctrainError: not such a list, or not of whole float32 values.
+    """
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
+        size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+        if size < 1 or size % _FLOAT_BYTES:
+            raise HpctrainError(
+                f"--sizes: {word!r} is no number of bytes that float32 values fill",
+                "for example --sizes 1K,1M,102400000",
+            )
+        sizes.append(size)
+    return tuple(sorted(set(sizes)))
+
+
+def oversubscribed(ranks: int) -> bool:
+    """Whether the ranks are more than this machine's cores."""
+    return ranks > this_machine().cores
+
+
+def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
+    """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it; returns what it wrote.
+
+    Raises:
+        HpctrainError: no launcher, or a rank failed.
+    """
+    path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
+    machine = this_machine()
+    start = Start(environment=_YIELD if oversubscribed(ranks) else {})
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        out = folder / "measured.json"
+        work = Script(path=path, arguments=(str(out), *arguments))
+        plan = make_plan(work, machine, ranks=ranks, backend="mpi", start=start)
+        # Horovod may be missing: then it is left out.
+        launcher = prove_launcher(plan, machine, folder)
+        failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=_to_stderr)
+        if failure:
+            raise HpctrainError(str(failure), exit_code=1)
+        measured: dict[str, Any] = json.loads(out.read_text())
+        return measured
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,128 @@
+"""Times of alternatives, round by round, to rows with ratios, and to tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, Any]
+Seconds = Mapping[str, Sequence[float]]
+
+COPY = "copy"
+OURS = "mpi"
+LIMIT = "no communication"
+HOROVOD, DDP = "horovod by hand", "ddp over gloo"
+
+
+def ratio(seconds: Seconds, name: str, other: str | None) -> float | None:
+    """The median of the ratios round by round, which a drift of the machine's speed leaves alone; None without other.
+
+    Args:
+        seconds: of each alternative in each round.
+    """
+    if other is None or other not in seconds:
+        return None
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
+
+
+def step_rows(seconds: Seconds) -> list[Row]:
+    """A row a variant of ``bench step``."""
+    return [
+        {
+            "variant": name,
+            "median_s": statistics.median(times),
+            "ratio_to_limit": ratio(seconds, name, LIMIT),
+            "ratio_to_horovod": ratio(seconds, name, HOROVOD),
+            "ratio_to_ddp": ratio(seconds, name, DDP),
+        }
+        for name, times in seconds.items()
+    ]
+
+
+def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed: bool) -> list[Row]:
+    """A row an engine and size of ``bench allreduce``.
+
+    Args:
+        seconds: by bytes, then by engine; the plain copy among them.
+        ranks: that took part.
+        oversubscribed: whether they were more than cores.
+    """
+    rows = []
+    for nbytes, engines in seconds.items():
+        medians = {name: statistics.median(times) for name, times in engines.items()}
+        for name, median in medians.items():
+            others = [other for other in medians if other not in (name, COPY)]
+            fastest = min(others, key=medians.__getitem__) if others and name != COPY else None
+            to_copy = ratio(engines, name, COPY)
+            assert to_copy is not None
+            rows.append(
+                {
+                    "engine": name,
+                    "bytes": nbytes,
+                    "ranks": ranks,
+                    "oversubscribed": oversubscribed,
+                    "rounds": len(engines[name]),
+                    "median_s": median,
+                    "ratio_to_copy": to_copy,
+                    "share_of_limit": 1 / to_copy,
+                    "fastest_other": fastest,
+                    "ratio_to_fastest_other": ratio(engines, name, fastest),
+                }
+            )
+    return rows
+
+
+def step_table(rows: Sequence[Row], title: str) -> Table:
+    """Of :func:`step_rows`."""
+    from rich.table import Table
+
+    table = Table("variant", "median", "to the limit", "to Horovod by hand", "to DDP", title=title)
+    for row in rows:
+        ratios = (row["ratio_to_limit"], row["ratio_to_horovod"], row["ratio_to_ddp"])
+        table.add_row(row["variant"], time_text(row["median_s"]), *map(_ratio, ratios))
+    return table
+
+
+def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
+    """Of :func:`allreduce_rows` of one number of ranks: medians, and ratios of hpctrain's own engine."""
+    from rich import box
+    from rich.table import Table
+
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    title = f"all-reduce of float32 on {rows[0]['ranks']} ranks"
+    if rows[0]["oversubscribed"]:
+        title += f", oversubscribed: {cores} cores"
+    caption = f"medians of the slowest rank; last: {OURS} to the copy, to the fastest other"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("size", *engines, "to copy", "to other"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for nbytes in dict.fromkeys(row["bytes"] for row in rows):
+        members = {row["engine"]: row for row in rows if row["bytes"] == nbytes}
+        own = members[OURS]
+        times = (time_text(members[engine]["median_s"]) for engine in engines)
+        ratios = (own["ratio_to_copy"], own["ratio_to_fastest_other"])
+        table.add_row(size_text(nbytes), *times, *map(_ratio, ratios))
+    return table
+
+
+def size_text(nbytes: float) -> str:
+    """``64 KiB``; in MB, 10^6 bytes, what is no whole number of KiB to read."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= factor and nbytes % factor == 0 and nbytes / factor <= 1024:
+            return f"{nbytes / factor:.0f} {unit}"
+    return f"{nbytes / 1e6:.4g} MB" if nbytes >= 1e6 else f"{nbytes:.0f} B"
+
+
+def time_text(seconds: float) -> str:
+    """In µs below a millisecond, else in ms; three digits."""
+    value, unit = (seconds * 1e6, "µs") if seconds < 1e-3 else (seconds * 1e3, "ms")
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

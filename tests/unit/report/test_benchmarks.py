@@ -1,0 +1,108 @@
+"""Rows, texts and the picture of benchmarks, from times made up for the test."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib import image
+from rich.console import Console
+
+from hpctrain.report.allreduce_plot import plot
+from hpctrain.report.benchmarks import (
+    allreduce_rows,
+    allreduce_table,
+    ratio,
+    size_text,
+    step_rows,
+    step_table,
+    time_text,
+)
+
+
+def test_ratios_are_taken_round_by_round():
+    # the machine slows down threefold in the last round: medians of times would mislead, those of ratios do not
+    seconds = {
+        "no communication": [1.0, 1.0, 3.0],
+        "horovod by hand": [2.0, 2.0, 6.0],
+        "hpctrain over mpi": [1.9, 1.8, 5.4],
+    }
+    rows = {row["variant"]: row for row in step_rows(seconds)}
+    ours = rows["hpctrain over mpi"]
+    assert ours["ratio_to_limit"] == pytest.approx(1.8)
+    assert ours["ratio_to_horovod"] == pytest.approx(0.9)
+    assert ours["ratio_to_ddp"] is None
+    assert rows["no communication"]["ratio_to_limit"] == 1.0
+    assert rows["horovod by hand"]["median_s"] == 2.0
+    assert ratio({"a": [1.0, 2.0, 9.0], "b": [1.0, 1.0, 3.0]}, "a", "b") == 2.0
+
+
+def allreduce_seconds() -> dict[int, dict[str, list[float]]]:
+    return {
+        size: {
+            "copy": [size * 1e-10] * 3,
+            "mpi": [2e-5 + size * 2e-10] * 3,
+            "MPI_Allreduce": [3e-6 + size * 6e-10] * 3,
+            "gloo": [8e-4 + size * 9e-10] * 3,
+            "horovod": [1e-3 + size * 7e-10] * 3,
+        }
+        for size in (1024, 65536, 1 << 22, 102_400_000)
+    }
+
+
+def test_a_row_an_engine_and_size_against_the_copy_and_the_fastest_other():
+    rows = {(row["engine"], row["bytes"]): row for row in allreduce_rows(allreduce_seconds(), 4, oversubscribed=True)}
+    assert len(rows) == 20
+    small, large = rows["mpi", 1024], rows["mpi", 102_400_000]
+    assert small["fastest_other"] == large["fastest_other"] == "MPI_Allreduce"
+    assert small["ratio_to_fastest_other"] == pytest.approx((2e-5 + 2.048e-7) / (3e-6 + 6.144e-7))
+    assert large["ratio_to_copy"] == pytest.approx(2.002, abs=1e-3)
+    assert large["share_of_limit"] == pytest.approx(1 / 2.002, abs=1e-3)
+    # the copy reduces nothing, so it is nobody's rival, and has none
+    assert rows["copy", 1024]["fastest_other"] is None
+    assert rows["MPI_Allreduce", 102_400_000]["fastest_other"] == "mpi"
+    assert {(row["ranks"], row["rounds"], row["oversubscribed"]) for row in rows.values()} == {(4, 3, True)}
+
+
+def text_of(table: object) -> str:
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_tables_fit_a_terminal_of_80_columns():
+    rows = allreduce_rows(allreduce_seconds(), 4, oversubscribed=True)
+    text = text_of(allreduce_table(rows, cores=2))
+    assert "…" not in text
+    assert "4 ranks, oversubscribed: 2 cores" in text
+    for shown in ("MPI_Allreduce", "horovod", "102.4 MB", "20.5 ms", "0.33"):
+        assert shown in text
+    step = step_rows({"no communication": [0.1], "hpctrain over horovod": [0.2]})
+    assert "2.00" in text_of(step_table(step, "steps"))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(4, "4 B"), (1024, "1 KiB"), (65536, "64 KiB"), (1 << 28, "256 MiB"), (102_400_000, "102.4 MB"), (1000, "1000 B")],
+)
+def test_sizes_read_as_they_were_meant(size, text):
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(6.72e-7, "0.67 µs"), (1.73e-5, "17.3 µs"), (7.79e-4, "779 µs"), (0.103, "103 ms")]
+)
+def test_times_have_three_digits(seconds, text):
+    assert time_text(seconds) == text
+
+
+def test_the_picture_has_a_panel_for_each_number_of_ranks():
+    rows = [row for ranks in (2, 4) for row in allreduce_rows(allreduce_seconds(), ranks, oversubscribed=ranks > 2)]
+    both, one = (image.imread(io.BytesIO(plot(part))) for part in (rows, rows[:20]))
+    assert both.shape[1] == 2 * one.shape[1]
+    # something was drawn in each half, and not the same: the titles differ
+    left, right = np.split(both, 2, axis=1)
+    assert left.std() > 0.05
+    assert right.std() > 0.05
