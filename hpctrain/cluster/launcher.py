@@ -20,6 +20,10 @@ class LauncherClaim:
     size: int
 
 
+# Set by it alone; RANK and WORLD_SIZE are also set by scripts that start no ranks.
+_TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
+TORCHRUN = "torchrun"
+
 # In this order, because an mpirun inside a Slurm job sets its own variables beside Slurm's.
 _KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -29,12 +33,14 @@ _KNOWN = (
 )
 
 # A process without these is nobody's rank.
-SIZE_VARIABLES = tuple(size for _, size, _ in _KNOWN)
+SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), _TORCHRUN_MARK)
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
     """The launcher that started this process, or None for a process started by hand."""
-    for name, size, rank in _KNOWN:
+    # An srun or mpirun that starts torchrun on each host leaves its own variables to torchrun's ranks.
+    torchrun = ((TORCHRUN, "WORLD_SIZE", "RANK"),) if environment.get(_TORCHRUN_MARK) else ()
+    for name, size, rank in (*torchrun, *_KNOWN):
         if environment.get(size, "").isdigit():
             rank_text = environment.get(rank, "0")
             return LauncherClaim(

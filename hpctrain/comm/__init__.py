@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpctrain import stopping
-from hpctrain.cluster.launcher import LauncherClaim, detect
+from hpctrain.cluster.gpus import fitting_backend, usable_gpus
+from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
 _current: Communicator | None = None
+# What shows an exception that nobody caught, from before init().
+_show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
 def init(backend: str | None = None) -> Communicator:
     """Join the run that the launcher started, and say once on rank 0 what was chosen and why.
 
     Args:
-        backend: ``auto``, ``horovod`` or ``single``. By default what ``hpctrain run --backend`` said, through
-            the variable ``HPCTRAIN_BACKEND``, else ``auto``: Horovod where a launcher started several ranks.
+        backend: one of :data:`hpctrain.plan.BACKENDS`. By default what ``hpctrain run`` chose, through the variable
+            ``HPCTRAIN_BACKEND``, else ``auto``: ``single`` for one process; else, where each rank has a GPU, ``nccl``
+            if the script has imported PyTorch and not TensorFlow, or else ``horovod``; else ``mpi``. Among ranks of
+            torchrun ``nccl`` or ``gloo``.
 
     Returns:
         The communicator; a second call returns the same one.
 
     Raises:
-        HpctrainError: an unknown backend, Horovod not built, or a launcher and an MPI that do not match.
+        HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
+            MPI that do not match.
     """
     global _current
     if _current is None:
@@ -73,15 +85,18 @@ def should_stop() -> bool:
 
 def shutdown() -> None:
     """Leave the run. Runs by itself at interpreter exit; idempotent."""
-    global _current
+    global _current, _show
     if _current is not None:
         _current.shutdown()
         _current = None
+    if _show is not None:
+        sys.excepthook, _show = _show, None
 
 
 def _abort_on_exception(comm: Communicator) -> None:
     """Let an exception that nobody caught end every rank: the others would wait for this one for ever."""
-    show = sys.excepthook
+    global _show
+    show = _show = sys.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
@@ -98,13 +113,59 @@ def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
             raise HpctrainError(
                 f"backend 'single' is for one process, but {launcher.name} started {ranks} "
                 f"({launcher.variable}={ranks})",
-                "choose --backend horovod, or start one process",
+                "choose --backend auto, or start one process",
             )
-        return SingleCommunicator("asked for" if wanted == "single" else "no launcher started further ranks")
+        return SingleCommunicator(_reason(wanted) if wanted == "single" else "no launcher started further ranks")
+    if launcher and launcher.name == TORCHRUN:
+        return _connect_torchrun(wanted, launcher)
     return _connect_mpi(wanted, launcher)
 
 
+def _reason(wanted: str) -> str:
+    """Why a backend that was not chosen here was chosen: the launcher says so where it was not simply asked for."""
+    launched = os.environ.get("HPCTRAIN_BACKEND") == wanted
+    return (os.environ.get("HPCTRAIN_BACKEND_REASON") if launched else None) or "asked for"
+
+
+def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
+    if wanted not in ("auto", "gloo", "nccl"):
+        raise HpctrainError(
+            f"backend {wanted!r} needs ranks that MPI started, and torchrun started these {launcher.size}",
+            f"choose gloo or nccl, or start it with: hpctrain run {sys.argv[0]} -np {launcher.size} --backend {wanted}",
+        )
+    reason = _reason(wanted)
+    if wanted == "auto":
+        # Every host has to come to the same, before they can talk: torchrun's are taken to be alike.
+        wanted, why = _fitting("torch", int(os.environ["LOCAL_WORLD_SIZE"]))
+        wanted, reason = {"mpi": "gloo"}.get(wanted, wanted), f"torchrun, {why}"
+    return _torch_distributed(wanted, reason, None)
+
+
+def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -> Communicator:
+    try:
+        from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
+    except ImportError as error:
+        raise HpctrainError(
+            f"backend {backend!r} is PyTorch's, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
+        ) from error
+    return TorchDistributedCommunicator("nccl" if backend == "nccl" else "gloo", reason, world)
+
+
 def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
+    world = _mpi_world(launcher)
+    backend, reason = _automatic(world) if wanted == "auto" else (wanted, _reason(wanted))
+    if backend == "mpi":
+        from hpctrain.comm.mpi_engine import MpiCommunicator
+
+        return MpiCommunicator(world, reason)
+    if backend == "horovod":
+        from hpctrain.comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(world, reason)
+    return _torch_distributed(backend, reason, world)
+
+
+def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -121,11 +182,30 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
             "MPI library do not match, so every rank would train alone",
             "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
         )
-    if wanted == "mpi":
-        from hpctrain.comm.mpi_engine import MpiCommunicator
+    return world
 
-        return MpiCommunicator(world, "asked for")
-    from hpctrain.comm.horovod import HorovodCommunicator
 
-    reason = "asked for" if wanted == "horovod" else f"{launcher.name} started it" if launcher else "default"
-    return HorovodCommunicator(world, reason)
+def _automatic(world: MPI.Intracomm) -> tuple[str, str]:
+    """The backend for ranks that were started by hand, and why; the same on all ranks."""
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    # Which frameworks a script uses is known by what it has imported so far.
+    torch = "torch" in sys.modules and "tensorflow" not in sys.modules
+    own = _fitting("torch" if torch else None, node.size)
+    node.Free()
+    # One host without enough GPUs decides for all; else all say the same but for the name of their host.
+    found: list[tuple[str, str]] = world.allgather(own)
+    return next((choice for choice in found if choice[0] == "mpi"), found[0])
+
+
+def _fitting(framework: str | None, local_ranks: int) -> tuple[str, str]:
+    """The backend for the ranks of this host. PyTorch itself knows which GPUs it can use, and which not."""
+    if framework is None:
+        return fitting_backend(None, usable_gpus(), local_ranks, socket.gethostname())
+    try:
+        import torch
+
+        return fitting_backend(framework, torch.cuda.device_count(), local_ranks, socket.gethostname())
+    except ImportError:
+        return fitting_backend(framework, 0, local_ranks, socket.gethostname())

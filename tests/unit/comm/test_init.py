@@ -9,14 +9,21 @@ import sys
 import pytest
 
 from hpctrain.cluster.launcher import detect
-from hpctrain.comm.mpi import timeout_seconds
+from hpctrain.comm.patience import timeout_seconds
 from hpctrain.errors import HpctrainError
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+}
 
 
 def init(code: str = "print(ht.init())", **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+    environment = {key: value for key, value in os.environ.items() if key not in (*LAUNCHERS, *TORCHRUN)}
     return subprocess.run(
         [sys.executable, "-c", f"import hpctrain as ht; {code}"],
         env={**environment, **variables},
@@ -49,17 +56,52 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
 
 def test_single_is_refused_among_several_ranks():
     result = init("ht.init('single')", PMI_SIZE="4")
-    assert "PMI_SIZE=4" in result.stderr and "--backend horovod" in result.stderr
+    assert "PMI_SIZE=4" in result.stderr and "--backend auto" in result.stderr
 
 
 def test_an_unknown_backend_names_the_valid_ones():
     result = init("ht.init('horovd')")
     assert "unknown backend 'horovd'" in result.stderr
-    assert "did you mean 'horovod'? valid: auto, horovod, single" in result.stderr
+    assert "did you mean 'horovod'? valid: auto, gloo, horovod, mpi, nccl, single" in result.stderr
 
 
-def test_the_backend_can_come_from_the_launch():
+def test_the_backend_can_come_from_the_launch_with_its_reason():
     assert "backend single (asked for)" in init(HPCTRAIN_BACKEND="single").stderr
+    launched = {"HPCTRAIN_BACKEND": "single", "HPCTRAIN_BACKEND_REASON": "one rank on n1"}
+    assert "backend single (one rank on n1)" in init(**launched).stderr
+    assert "backend single (asked for)" in init("ht.init('single')", HPCTRAIN_BACKEND_REASON="x").stderr
+
+
+@pytest.mark.parametrize("backend", ["mpi", "horovod"])
+def test_backends_of_mpi_are_refused_under_torchrun(backend):
+    result = init(HPCTRAIN_BACKEND=backend, **TORCHRUN)
+    assert f"backend '{backend}' needs ranks that MPI started, and torchrun started these 2" in result.stderr
+    assert "choose gloo or nccl, or start it with: hpctrain run" in result.stderr
+    assert f"-np 2 --backend {backend}" in result.stderr
+
+
+def test_backends_of_torch_need_torch():
+    code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
+    result = init(code, **TORCHRUN)
+    assert "backend 'gloo' is PyTorch's, which cannot be loaded" in result.stderr
+    assert "pip install 'hpctrain[torch]'" in result.stderr
+
+
+def test_a_group_that_the_script_made_is_refused():
+    pytest.importorskip("torch")
+    code = (
+        "import torch.distributed as dist; "
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); ht.init('gloo')"
+    )
+    result = init(code)
+    assert "torch.distributed has a process group already" in result.stderr
+    assert "leave init_process_group out" in result.stderr
+
+
+def test_an_interface_that_is_not_there_is_refused():
+    pytest.importorskip("torch")
+    result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")
+    assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "valid: " in result.stderr and "lo" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,11 +114,16 @@ def test_the_backend_can_come_from_the_launch():
         # mpirun inside a Slurm job: what mpirun says goes first
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, (1, 2)),
         ({"PMI_SIZE": "many"}, None),
+        # torchrun on the nodes of a Slurm step
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", **TORCHRUN, "RANK": "1"}, (1, 2)),
+        # what scripts set that start no ranks
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
     ],
 )
 def test_the_launcher_is_read_from_its_variables(variables, expected):
     launcher = detect(variables)
     assert (launcher and (launcher.rank, launcher.size)) == expected
+    assert (launcher is not None and launcher.name == "torchrun") == ("TORCHELASTIC_RUN_ID" in variables)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])

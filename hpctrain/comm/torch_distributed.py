@@ -1,0 +1,281 @@
+"""The communicator over torch.distributed: Gloo for the control plane, Gloo or NCCL for PyTorch's gradients."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hpctrain.comm.base import AnyArray, Communicator, Reduction, Work
+from hpctrain.comm.narrowed import Narrowing
+from hpctrain.comm.patience import Patience, timeout_seconds
+from hpctrain.comm.rendezvous import listening_at, meet
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+# PyTorch's names for a group whose tensors travel by what their device needs.
+_GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+_OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+# Longer than hpctrain waits, so that hpctrain speaks first: it knows what was waited for.
+_MARGIN_SECONDS = 5.0
+
+# torchrun's store outlives a group, whose addresses a later one must not find there.
+_joined = itertools.count()
+
+
+class TorchDistributedCommunicator(Communicator):
+    """Ranks of torch.distributed's default group, which this makes and ends.
+
+    Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
+    that reaches its port could write to.
+
+    Args:
+        backend: ``gloo`` or ``nccl``.
+        reason: why.
+        world: the ranks where MPI started them; None where torchrun did.
+
+    Raises:
+        HpctrainError: a group is there already, PyTorch lacks NCCL, a rank has no GPU, or the ranks do not meet.
+    """
+
+    def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
+        super().__init__(reason)
+        self.backend = backend
+        self._by_mpi = world is not None
+        if dist.is_initialized():
+            raise HpctrainError(
+                "torch.distributed has a process group already", "leave init_process_group out: ht.init() makes it"
+            )
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise HpctrainError(
+                f"this PyTorch, {torch.__version__}, is built without NCCL",
+                "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
+            )
+        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        try:
+            self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
+        except RuntimeError as error:
+            raise self._failed(error, "the making of the group") from error
+        self.patience = Patience(f"rank {self.rank} on {self.host}")
+        if backend == "nccl":
+            _take_gpu(self)
+
+    def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> None:
+        met = meet(world, self.host, limit)
+        self.rank, self.size = met.rank, met.size
+        self.local_rank, self.local_size = met.local_rank, met.local_size
+        with listening_at(met.address):
+            self._make_group(met.store, limit)
+
+    def _join_torchrun(self, limit: timedelta) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
+        own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
+        with listening_at("127.0.0.1" if self.local_size == self.size else None):
+            self._make_group(own, limit)
+
+    def _make_group(self, store: Any, limit: timedelta) -> None:
+        show = sys.excepthook
+        dist.init_process_group(_GROUPS[self.backend], store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
+        sys.excepthook = show
+
+    # The control plane: tensors in the CPU's memory, so Gloo's.
+
+    def barrier(self) -> None:
+        # torch's own barrier would take the GPU where there is one.
+        self._reduce(torch.zeros(1), dist.ReduceOp.SUM, "barrier")
+
+    def broadcast_object(self, value: T) -> T:
+        payload = bytearray(pickle.dumps(value)) if self.rank == 0 else bytearray()
+        length = torch.tensor([len(payload)])
+        self.run(dist.broadcast, length, 0, what="broadcast")
+        payload = payload or bytearray(int(length))
+        self.run(dist.broadcast, torch.frombuffer(payload, dtype=torch.uint8), 0, what="broadcast")
+        return value if self.rank == 0 else pickle.loads(payload)  # noqa: S301 - rank 0 of this very run
+
+    def allgather_object(self, value: T) -> list[T]:
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        return [pickle.loads(part.numpy().tobytes()) for part in self.gather(own, "allgather")]  # noqa: S301
+
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        received: AnyArray = np.array(array, order="C")
+        self._reduce(torch.from_numpy(received), _OPERATIONS[reduction], f"allreduce ({reduction})")
+        return received / self.size if reduction == "mean" else received
+
+    def _reduce(self, tensor: torch.Tensor, operation: Any, what: str) -> None:
+        self.run(dist.all_reduce, tensor, operation, what=what)
+
+    # What both planes stand on.
+
+    def gather(self, flat: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """The flat tensors of all ranks, which may differ in length."""
+        lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        self.run(dist.all_gather, lengths, torch.tensor([len(flat)]), what=what)
+        longest = max(1, *(int(length) for length in lengths))
+        padded = flat.new_zeros(longest)
+        padded[: len(flat)] = flat
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        self.run(dist.all_gather, parts, padded, what=what)
+        return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+
+    def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
+        """torch.distributed's handle of a collective in flight."""
+        if not dist.is_initialized():
+            raise HpctrainError("the communicator was used after shutdown()")
+        try:
+            return collective(*arguments, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error, collective.__name__) from error
+
+    def finish(self, handle: Any, what: str, *, on_gpu: bool = False) -> None:
+        """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
+        try:
+            if not on_gpu:
+                self.patience.wait(handle.is_completed, what)
+            handle.wait()
+        except RuntimeError as error:
+            raise self._failed(error, what) from error
+
+    def run(self, collective: Callable[..., Any], *arguments: Any, what: str) -> None:
+        """Start a collective and wait for it."""
+        tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
+        self.finish(self.start(collective, *arguments), what, on_gpu=tensors[0].is_cuda)
+
+    def _failed(self, error: Exception, what: str) -> HpctrainError:
+        # Gloo begins with its source file, and ends with advice.
+        said = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
+        return HpctrainError(
+            f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {said}",
+            "another rank failed or stopped earlier: its own log says why",
+            exit_code=1,
+        )
+
+    # The data plane.
+
+    def torch(self) -> TorchDistributedEngine:
+        return TorchDistributedEngine(self)
+
+    def tensorflow(self) -> NoReturn:
+        raise HpctrainError(
+            f"backend {self.backend!r} reduces PyTorch's gradients, and this is Keras",
+            "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
+        )
+
+    def abort(self, exit_code: int) -> None:
+        if self._by_mpi:
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(exit_code)
+        # torchrun sees this process end, and ends the others.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def shutdown(self) -> None:
+        if not dist.is_initialized():
+            return
+        try:
+            # A rank that leaves closes its connections, and rank 0 the store.
+            self.barrier()
+        finally:
+            dist.destroy_process_group()
+
+
+def _take_gpu(comm: TorchDistributedCommunicator) -> None:
+    """Make the GPU of this local rank the one that ``cuda`` means, or refuse where ranks would have to share one."""
+    gpus = torch.cuda.device_count()
+    if any(comm.allgather_object(gpus <= comm.local_rank)):
+        raise HpctrainError(
+            f"backend 'nccl' needs a GPU for each rank: {comm.host} has {comm.local_size} ranks, PyTorch sees "
+            f"{gpus} GPUs there",
+            "start fewer ranks, or choose --backend gloo or mpi",
+        )
+    torch.cuda.set_device(comm.local_rank)
+
+
+class _Work:
+    def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
+        self._comm = comm
+        self._handle = handle
+        self._name = name
+        self._on_gpu = on_gpu
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name, on_gpu=self._on_gpu)
+        # It keeps Gloo's sockets open, even those of a group that has ended.
+        self._handle = None
+
+
+class _WideWork:
+    """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
+
+    Each rank receives everyone's part of one slice, and hands its mean to all: the two halves of a ring all-reduce,
+    with as many bytes on the wire. Works are waited for in the order in which they were started, on all ranks.
+    """
+
+    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str) -> None:
+        self._comm = comm
+        self._buffer = buffer
+        self._name = name
+        self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
+        self._sent[: len(buffer)] = buffer
+        self._received = torch.empty_like(self._sent)
+        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent)
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name)
+        self._handle = None
+        parts = self._received.view(self._comm.size, -1)
+        mean = parts.float().mean(dim=0).to(self._buffer.dtype)
+        self._comm.run(dist.all_gather, list(self._sent.chunk(self._comm.size)), mean, what=self._name)
+        self._buffer.copy_(self._sent[: len(self._buffer)])
+
+
+class TorchDistributedEngine:
+    """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
+
+    in_place = True
+
+    def __init__(self, comm: TorchDistributedCommunicator) -> None:
+        self._comm = comm
+        self._narrowing = Narrowing()
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type == "cuda" and self._comm.backend == "gloo":
+            raise HpctrainError("backend 'gloo' reduces in the CPU's memory, not on GPUs", "choose --backend nccl")
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+        if wire:
+            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
+        if buffer.itemsize == 2 and not buffer.is_cuda:
+            return _WideWork(self._comm, buffer, name)
+        handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG)
+        return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        # Bytes travel the same for every type.
+        parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name)
+        joined = torch.cat([part.view(tensor.dtype) for part in parts])
+        return joined.view(-1, *tensor.shape[1:])
+
+    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+        flat = tensor.detach().reshape(-1)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), 0, what=name)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))

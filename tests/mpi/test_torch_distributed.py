@@ -1,0 +1,72 @@
+"""torch.distributed as the carrier: under mpirun without torchrun, and under torchrun without MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).parent / "programs"
+README = Path(__file__).parents[2] / "README.md"
+# The sum of a batch in another order: rounding, and what 20 steps make of it.
+CASES = {"odd": 1e-10, "sparse_embedding": 1e-10, "accumulate3": 1e-10, "scaler_overflow": 1e-5, "wire_bf16": 2e-2}
+
+
+def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=program.parent
+    )
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        # It ends its ranks with it.
+        process.terminate()
+        process.wait(timeout=60)
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, ranks):
+    path = PROGRAMS / "torch_equivalence.py"
+    spec = importlib.util.spec_from_file_location("gloo_equivalence", path)
+    program = importlib.util.module_from_spec(spec)
+    sys.modules["gloo_equivalence"] = program
+    spec.loader.exec_module(program)
+    mpirun(path, ranks, str(tmp_path / "out"), *CASES, HPCTRAIN_BACKEND="gloo")
+    results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
+    for name, tolerance in CASES.items():
+        for result in results:
+            np.testing.assert_array_equal(result[name], results[0][name], err_msg=f"{name}: ranks differ")
+        assert np.abs(results[0][name] - program.reference(name)).max() <= tolerance, name
+
+
+def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
+    result = mpirun(PROGRAMS / "torch_distributed.py", 3, "stall", check=False)
+    assert result.stdout.count("engine agrees") == 3, result.stdout
+    assert "waited 2 s for the other ranks in barrier" in result.stdout
+    assert result.returncode != 0
+
+
+def test_the_planes_under_torchrun_then_a_rank_that_dies():
+    result = torchrun(PROGRAMS / "torch_distributed.py", "die")
+    assert result.stdout.count("engine agrees") == 2, result.stdout
+    assert "HpctrainError: rank 0 on" in result.stdout and "torch.distributed failed in barrier" in result.stdout
+    assert result.returncode != 0
+
+
+def test_the_readmes_script_under_torchrun(tmp_path):
+    script = tmp_path / "digits_torch.py"
+    script.write_text(README.read_text().partition("<!-- digits_torch.py -->\n```python\n")[2].partition("```")[0])
+    result = torchrun(script)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("hpctrain: 2 ranks, backend gloo (torchrun, no GPU on") == 1
+    assert float(result.stdout.partition("accuracy ")[2].split()[0]) > 0.95
