@@ -73,7 +73,7 @@ class MpiControl(Communicator):
         return [pickle.loads(view[start : start + length]) for start, length in parts]  # noqa: S301
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
-        sent = np.ascontiguousarray(array)
+        sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
         received = np.empty_like(sent)
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
         self._wait(self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")

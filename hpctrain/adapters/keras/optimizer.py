@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.adapters.keras.reduction import WIRE, Compression, Reduction
-from hpctrain.adapters.keras.steps import take_shares
+from hpctrain.adapters.keras.steps import take_shares, unwrap_errors
 from hpctrain.adapters.keras.variables import broadcast
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
@@ -29,7 +29,8 @@ class _Reducing:
         return super().apply(self._reduction.weighted(grads), trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        return super()._clip_gradients(self._reduction.mean(grads))  # type: ignore[misc]
+        counters = [self._iterations.value]  # type: ignore[attr-defined]
+        return super()._clip_gradients(self._reduction.mean(grads, counters))  # type: ignore[misc]
 
     def _backend_update_step(self, *args: Any) -> None:
         super()._backend_update_step(*args)  # type: ignore[misc]
@@ -64,7 +65,8 @@ def distribute(
         optimizer: any optimizer of Keras 3, a LossScaleOptimizer included.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504,
-            so a mean above 65504 / ranks can; bf16 rounds, but Horovod 0.28.1 carries it as float32.
+            so a mean above 65504 / ranks can; bf16 rounds. The backend mpi narrows between nodes only, and adds up in
+            float32 within one; Horovod 0.28.1 carries bf16 as float32.
         guard_every: updates between two proofs that all ranks hold equal parameters, in a loop without ``fit``.
 
     Raises:
@@ -82,6 +84,7 @@ def distribute(
         reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
     _put_in_front(inner, _Reducing, reduction)
     take_shares(model, reduction)
+    unwrap_errors(model)
     if comm.backend != "single":
         _compile_without_xla(model, comm)
     if model.built:
@@ -138,9 +141,12 @@ def _put_in_front(optimizer: keras.optimizers.Optimizer, mixin: type, reduction:
 
 
 def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
-    """Horovod's operations have no XLA kernel; ``compile`` asks this attribute."""
+    """No backend's reduction has an XLA kernel; ``compile`` asks this attribute."""
     model.supports_jit = False
     if model.compiled:
         model.jit_compile = False
     if comm.rank == 0 and tf.config.list_physical_devices("GPU"):
-        print("hpctrain: jit_compile is off, Horovod's reduction has no XLA kernel", file=sys.stderr)
+        print(
+            f"hpctrain: jit_compile is off, the reduction of backend {comm.backend!r} has no XLA kernel",
+            file=sys.stderr,
+        )

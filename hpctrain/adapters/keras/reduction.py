@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hpctrain.adapters.keras.variables import BUILD_HINT, checksums, guard_of
 from hpctrain.comm import Communicator
+from hpctrain.comm.graph_errors import noting
 from hpctrain.errors import HpctrainError
 
 Compression = Literal["none", "fp16", "bf16"]
@@ -53,8 +54,8 @@ class Reduction:
             return list(gradients)
         return [g if g is None else tf.math.scalar_mul(tf.cast(self.share, g.dtype), g) for g in gradients]
 
-    def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """The mean of each gradient over the ranks."""
+    def mean(self, gradients: Sequence[Any], counters: Sequence[tf.Variable] = ()) -> list[tf.Tensor]:
+        """The mean of each gradient over the ranks; the optimizer's counters are not to move before it is there."""
         self._check_ready()
         # Gathering the slices of an embedding would spare memory, but adding up repeated rows in parallel has no fixed
         # order on a GPU, and ranks would drift apart by rounding.
@@ -64,7 +65,15 @@ class Reduction:
         reduced = self._engine.allreduce(dense, self._name, self._wire)
         with tf.control_dependencies(reduced):
             self.waited.assign(tf.timestamp() - begin)
+            # Who changes a variable waits for who read it before: a reduction that fails leaves the counters alone.
+            for counter in (self._updates, *counters):
+                tf.convert_to_tensor(counter)
         return reduced
+
+    def restart(self) -> None:
+        """Count updates from 0 again, on all ranks: some may have counted one that others had not finished."""
+        self._updates.assign(0)
+        self._guard = None
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
@@ -82,7 +91,7 @@ class Reduction:
         count = self._updates.assign_add(1)
         tf.cond(
             (count == 1) | (count % self._every == 0),
-            lambda: tf.py_function(self._compare, [count, checksums(self._model.trainable_variables)], tf.bool),
+            lambda: tf.py_function(noting(self._compare), [count, checksums(self._model.trainable_variables)], tf.bool),
             lambda: tf.constant(True),
         )
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.adapters.keras.reduction import Reduction
+from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.errors import HpctrainError
 
 Step = Callable[[Any], Any]
@@ -37,6 +38,18 @@ def take_shares(model: keras.Model, reduction: Reduction) -> None:
         return _run(model, test, data) if _is_part(data) else test(data)
 
     model.train_step, model.test_step = train_step, test_step
+
+
+def unwrap_errors(model: keras.Model) -> None:
+    """Let ``fit`` raise what a reduction or the guard raised inside its graph, and not TensorFlow's error about it."""
+    make = model.make_train_function
+
+    def make_train_function(force: bool = False) -> None:
+        if model.train_function is None or force:
+            make(force)
+            model.train_function = unwrapped()(model.train_function)
+
+    model.make_train_function = make_train_function
 
 
 def _is_part(data: Any) -> bool:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from hpctrain.comm.graph_errors import noting, unwrapped
 from hpctrain.comm.shared.reducer import Reducer, Task, Worker
-from hpctrain.comm.shared.segments import Segment
+from hpctrain.comm.shared.results import Results
+from hpctrain.comm.shared.segments import LINE_BYTES
 
 if TYPE_CHECKING:
     from hpctrain.comm.mpi import MpiControl
+
+Array = NDArray[Any]
+Arrays = Sequence[Array]
+
+
+class _Staging:
+    """Where the tensors of one call lie: those of one type one after the other in a segment, to be reduced at once.
+
+    Attributes:
+        views: the bytes of each tensor in shared memory.
+        tasks: the reductions, one a type.
+    """
+
+    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | None) -> None:
+        self.views: list[Array] = list(arrays)
+        self.tasks: list[Task] = []
+        for dtype in sorted({array.dtype for array in arrays}, key=str):
+            members = [index for index, array in enumerate(arrays) if array.dtype == dtype]
+            nbytes = sum(arrays[index].nbytes for index in members)
+            segment = reducer.allocate(nbytes)
+            self.tasks.append(Task(reducer, segment, 0, nbytes, dtype, f"{name}.{dtype}", wire))
+            start = 0
+            for index in members:
+                self.views[index] = segment.own[start : start + arrays[index].nbytes]
+                start += arrays[index].nbytes
 
 
 class MpiTensorFlowEngine:
@@ -22,28 +51,27 @@ class MpiTensorFlowEngine:
         self._control = control
         self._reducer = reducer
         self._worker = worker
-        self._segments: dict[str, Segment] = {}
+        self._generation = reducer.generation
+        self._staging: dict[Any, _Staging] = {}
+        self._results = Results()
+        self._compiled: dict[Any, Any] = {}
+        with tf.init_scope():
+            self._turn = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
-        dtypes = [tensor.dtype for tensor in tensors]
-
-        def reduce(*arrays: Any) -> list[Any]:
-            return self._mean(arrays, name)
-
-        reduced = tf.numpy_function(reduce, list(tensors), dtypes)
-        for mean, tensor in zip(reduced, tensors, strict=True):
-            mean.set_shape(tensor.shape)
-        return list(reduced)
+        mean = functools.partial(self._mean, name, np.dtype(wire.as_numpy_dtype) if wire else None)
+        means = self._in_turn(mean, list(tensors), (name, wire))
+        for result, tensor in zip(means, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return means
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        joined = tf.numpy_function(
-            lambda own: np.concatenate(self._control.allgather_object(np.asarray(own))), [tensor], tensor.dtype
-        )
+        (joined,) = self._in_turn(self._join, [tensor], name)
         joined.set_shape([None, *tensor.shape[1:]])
         return joined
 
     def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        least = tf.numpy_function(lambda own: self._control.allreduce(np.asarray(own), "min"), [tensor], tensor.dtype)
+        (least,) = self._in_turn(self._least, [tensor], name)
         least.set_shape(tensor.shape)
         return least
 
@@ -53,30 +81,71 @@ class MpiTensorFlowEngine:
             self._control.broadcast_bytes(value.reshape(-1).view(np.uint8))
             variable.assign(value)
 
-    def _mean(self, arrays: Sequence[Any], name: str) -> list[Any]:
-        """The arrays of one type after another through one buffer each."""
-        means: list[Any] = list(arrays)
-        tasks = []
-        for dtype in sorted({np.asarray(array).dtype for array in arrays}, key=str):
-            members = [index for index, array in enumerate(arrays) if np.asarray(array).dtype == dtype]
-            nbytes = sum(arrays[index].nbytes for index in members)
-            segment = self._segment(f"{name}.{dtype}", nbytes)
-            buffer = segment.own[:nbytes].view(dtype)
-            start = 0
-            for index in members:
-                array = arrays[index]
-                means[index] = buffer[start : start + array.size].reshape(array.shape)
-                np.copyto(means[index], array)
-                start += array.size
-            task = Task(self._reducer, segment, 0, nbytes, dtype, name)
-            self._worker.submit(task)
-            tasks.append(task)
-        for task in tasks:
-            self._worker.wait(task)
-        # TensorFlow may hold what it gets by reference, and the next step writes into the buffer.
-        return [np.array(mean) for mean in means]
+    def _in_turn(
+        self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor], key: object
+    ) -> list[tf.Tensor]:
+        """``function`` of NumPy arrays for tensors, in a graph or eagerly; ``key`` tells it from other functions."""
+        if not tf.executing_eagerly():
+            return self._operation(function, tensors)
+        if key not in self._compiled:
+            # A graph here too: outside one, numpy_function copies all that it gives and gets.
+            operation = functools.partial(self._operation, function)
+            self._compiled[key] = tf.function(operation, autograph=False)
+        with unwrapped():
+            return list(self._compiled[key](tensors))
 
-    def _segment(self, key: str, nbytes: int) -> Segment:
-        if key not in self._segments or len(self._segments[key].own) < nbytes:
-            self._segments[key] = self._reducer.allocate(nbytes)
-        return self._segments[key]
+    def _operation(self, function: Callable[[Arrays], list[Array]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        @noting
+        def call(*arrays: Any) -> list[Array]:
+            # TensorFlow makes a NumPy scalar of a tensor without dimensions.
+            return function([np.asarray(array) for array in arrays])
+
+        # All operations of a graph take the same variable in turn: by themselves, two that do not depend on each other
+        # run in any order, another one on each rank.
+        with tf.control_dependencies([self._turn.read_value()]):
+            results = tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors])
+        with tf.control_dependencies(results):
+            self._turn.assign_add(1)
+        return list(results)
+
+    def _least(self, arrays: Arrays) -> list[Array]:
+        return [self._control.allreduce(array, "min") for array in arrays]
+
+    def _join(self, arrays: Arrays) -> list[Array]:
+        return [np.concatenate(self._control.allgather_object(array)) for array in arrays]
+
+    def _mean(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> list[Array]:
+        staging = self._staged(name, wire, arrays)
+        for view, array in zip(staging.views, arrays, strict=True):
+            view[:] = array.reshape(-1).view(np.uint8)
+        for task in staging.tasks:
+            self._worker.submit(task)
+        for task in staging.tasks:
+            self._worker.wait(task)
+        return self._copies(staging, arrays)
+
+    def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
+        if self._generation != self._reducer.generation:
+            # The segments of before Reducer.rebuild are of no use any more.
+            self._staging.clear()
+            self._generation = self._reducer.generation
+        key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
+        if key not in self._staging:
+            self._staging[key] = _Staging(self._reducer, arrays, name, wire)
+        return self._staging[key]
+
+    def _copies(self, staging: _Staging, like: Arrays) -> list[Array]:
+        """The means in memory that TensorFlow may keep.
+
+        It takes an array that begins at a cache line as it is, and whoever holds the tensor, a user's list of
+        gradients too, holds that memory. Shared memory cannot be given away like that: the next step writes into it.
+        """
+        sizes = [-(-array.nbytes // LINE_BYTES) * LINE_BYTES for array in like]
+        ends = np.cumsum(sizes, dtype=np.int64)
+        memory = self._results.take(int(sum(sizes)))
+        copies = []
+        for view, array, begin in zip(staging.views, like, (ends - sizes).tolist(), strict=True):
+            copy = memory[begin : begin + array.nbytes]
+            copy[:] = view
+            copies.append(copy.view(array.dtype).reshape(array.shape))
+        return copies

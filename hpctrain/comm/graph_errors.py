@@ -1,0 +1,51 @@
+"""Errors of Python functions that TensorFlow calls from inside a graph.
+
+TensorFlow raises an error of its own in their place, an UnknownError that has the text but neither type nor exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from hpctrain.errors import HpctrainError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The last one. A graph runs in threads of TensorFlow, so there is no stack that it could travel up.
+_noted: HpctrainError | None = None
+
+
+def noting(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, for a graph to call, whose errors :func:`original` finds."""
+
+    def noted(*arguments: P.args, **settings: P.kwargs) -> R:
+        global _noted
+        try:
+            return function(*arguments, **settings)
+        except HpctrainError as error:
+            # Without the frames, which refer to memory that is to be given back.
+            _noted = error.with_traceback(None)
+            raise
+
+    return noted
+
+
+def original(error: BaseException) -> BaseException:
+    """What was raised inside the graph that ended with ``error``; any other error is its own original."""
+    of_tensorflow = type(error).__module__.startswith("tensorflow.")
+    return _noted if of_tensorflow and _noted and _noted.message in str(error) else error
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Within it, what was raised inside a graph comes out as it was raised."""
+    try:
+        yield
+    except Exception as error:
+        found = original(error)
+        if found is error:
+            raise
+        raise found from None
