@@ -174,6 +174,23 @@ class Communicator(ABC):
         """Whether the other ranks can go on when one dies: collectives then raise RanksLostError."""
         return False
 
+    @property
+    def lost(self) -> bool:
+        """Whether ranks are known to have died since the run was formed, or formed anew."""
+        return False
+
+    def agree(self) -> None:
+        """A barrier that every rank passes; where ranks die and :attr:`heals`, all that are left pass it, or none.
+
+        Raises:
+            RanksLostError: ranks died before all had come; every rank that is left gets it.
+        """
+        self.barrier()
+
+    def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
+        """Overwrite ``buffer`` by that of rank ``root``, in place. Of backends that heal."""
+        raise NotImplementedError
+
     def recover(self) -> tuple[LostRank, ...]:
         """After RanksLostError, on every rank that is left: form the run anew without the dead.
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.comm.base import AnyArray, Communicator, Reduction
+from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
 from hpctrain.comm.patience import Patience
 from hpctrain.comm.stalls import RollCall
+from hpctrain.comm.survival import Survival, missing_mitigation
 from hpctrain.errors import HpctrainError
+from hpctrain.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +26,13 @@ T = TypeVar("T")
 
 
 class MpiControl(Communicator):
-    """A communicator whose control plane is MPI. Its data plane is the subclass's."""
+    """A communicator whose control plane is MPI. Its data plane is the subclass's.
+
+    Attributes:
+        renewable: the data plane can be formed anew without ranks that died, by :meth:`_renew`.
+    """
+
+    renewable = False
 
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         from mpi4py import MPI
@@ -33,14 +41,25 @@ class MpiControl(Communicator):
         self._mpi = MPI
         # A copy of our own: messages can then never be taken for those of the user or of Horovod.
         self._comm: MPI.Intracomm | None = world.Dup()
-        self.rank = self._comm.Get_rank()
-        self.size = self._comm.Get_size()
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        who = f"rank {self._comm.rank} on {self.host}"
+        self._survival: Survival | None = None
+        if self.renewable and missing_mitigation() is None:
+            members = [(rank, host) for rank, host in enumerate(self._comm.allgather(self.host))]
+            self._survival = Survival(self._comm, members, who)
+            self.patience = Patience(who, self._survival.check, self._survival.explain)
+        else:
+            self.patience = Patience(who)
+        self._take_place(self._comm)
+        self._roll_call = RollCall(self._comm, self.patience, self.host) if self.size > 1 else None
+
+    def _take_place(self, comm: MPI.Intracomm) -> None:
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        with self.patience.blocking("finding the ranks of this host"):
+            node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
         node.Free()
-        self.patience = Patience(f"rank {self.rank} on {self.host}")
-        self._roll_call = RollCall(self._comm, self.patience, self.host) if self.size > 1 else None
 
     def barrier(self) -> None:
         self._wait(self._world.Ibarrier(), "barrier")
@@ -53,9 +72,8 @@ class MpiControl(Communicator):
         self._wait(self._world.Ibcast(buffer, root=0), "broadcast")
         return value if self.rank == 0 else pickle.loads(buffer)  # noqa: S301 - rank 0 of this very run
 
-    def broadcast_bytes(self, buffer: NDArray[np.uint8]) -> None:
-        """Overwrite ``buffer`` by rank 0's, in place."""
-        self._wait(self._world.Ibcast(buffer, root=0), "broadcast")
+    def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
+        self._wait(self._world.Ibcast(buffer, root=root), "broadcast")
 
     def allgather_object(self, value: T) -> list[T]:
         payload = pickle.dumps(value)
@@ -79,10 +97,80 @@ class MpiControl(Communicator):
         self._wait(self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
 
+    # Ranks that die.
+
+    @property
+    def heals(self) -> bool:
+        return self._survival is not None
+
+    @property
+    def lost(self) -> bool:
+        return self._survival is not None and self._survival.lost
+
+    def agree(self) -> None:
+        if self._survival:
+            self._survival.agree()
+        else:
+            self.barrier()
+
+    def recover(self) -> tuple[LostRank, ...]:
+        if self._survival is None:
+            return super().recover()
+        lost: list[LostRank] = []
+        self._survival.begin()
+        try:
+            # Each turn has cost a rank its life.
+            for _ in range(self.size):
+                try:
+                    self._form_anew(self._survival, lost)
+                    return tuple(lost)
+                except RanksLostError:
+                    continue
+        finally:
+            self._survival.end()
+        raise HpctrainError(
+            f"rank {self.rank} on {self.host}: the ranks that are left could not form the run anew",
+            "hpctrain run --resume goes on from the last checkpoint",
+            exit_code=RESUMABLE,
+        )
+
+    def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
+        self._cut_loose()
+        with self.patience.blocking("forming the run anew without the ranks that died"):
+            lost += survival.shrink()
+        self._comm = survival.comm
+        try:
+            self._take_place(survival.comm)
+            survival.agree()
+            if self._roll_call:
+                self._roll_call.abandon()
+            self._roll_call = RollCall(survival.comm, self.patience, self.host) if self.size > 1 else None
+            self._renew(survival.comm)
+            survival.agree()
+        except self._mpi.Exception as error:
+            survival.explain(error)
+            raise
+
+    def _cut_loose(self) -> None:
+        """End what ranks that live wait for from each other in the data plane, because one of them may have left."""
+
+    def _renew(self, comm: MPI.Intracomm) -> None:
+        """Form the data plane anew. Collective over ``comm``."""
+
     def abort(self, exit_code: int) -> None:
         self._mpi.COMM_WORLD.Abort(exit_code)
 
     def shutdown(self) -> None:
+        try:
+            self._free()
+        except RanksLostError:
+            # The work is done: what cannot be freed without the dead is left to the end of the process.
+            if self._roll_call is not None:
+                self._roll_call.abandon()
+                self._roll_call = None
+            self._comm = None
+
+    def _free(self) -> None:
         if self._roll_call is not None:
             self._roll_call.close()
             self._roll_call = None

@@ -26,6 +26,7 @@ class MpiCommunicator(MpiControl):
     """
 
     backend = "mpi"
+    renewable = True
 
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
@@ -41,7 +42,13 @@ class MpiCommunicator(MpiControl):
 
         return MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
 
-    def shutdown(self) -> None:
+    def _cut_loose(self) -> None:
+        self._reducer.revoke()
+
+    def _renew(self, comm: MPI.Intracomm) -> None:
+        self._reducer.rebuild(comm)
+
+    def _free(self) -> None:
         if self._comm is not None:
             self._leave_memory()
             try:
@@ -52,7 +59,7 @@ class MpiCommunicator(MpiControl):
                 self._comm = None
                 raise
             self._reducer.free()
-        super().shutdown()
+        super()._free()
 
 
 def _threads() -> int:

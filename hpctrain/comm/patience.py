@@ -61,12 +61,17 @@ class Wait:
     blocked: bool = False
 
 
+def _as_it_is(error: BaseException) -> None:
+    """An error that says enough."""
+
+
 class Blocking:
     """Says that a thread is inside a blocking MPI call: ``with`` it for each call, in one thread at a time."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is) -> None:
         self.what = what
         self.since: float | None = None
+        self._explain = explain
 
     def __enter__(self) -> None:
         self.since = time.monotonic()
@@ -75,6 +80,8 @@ class Blocking:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.since = None
+        if error:
+            self._explain(error)
 
 
 class Patience:
@@ -83,6 +90,7 @@ class Patience:
     Args:
         who: this rank and its host, for messages.
         check: raises where a rank is known to have died; called now and then while waiting.
+        explain: gets what ``done``, or a blocking call, raised, and raises what is to be raised instead, if anything.
 
     Attributes:
         timeout: how many seconds a wait lasts at most.
@@ -90,9 +98,15 @@ class Patience:
             :mod:`hpctrain.comm.stalls`.
     """
 
-    def __init__(self, who: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        who: str,
+        check: Callable[[], None] = lambda: None,
+        explain: Callable[[BaseException], None] = _as_it_is,
+    ) -> None:
         self._who = who
         self._check = check
+        self._explain = explain
         self.timeout = timeout_seconds()
         self.stalled: Callable[[], Sequence[str]] = lambda: ()
         self._waits: dict[int, Wait] = {}
@@ -110,6 +124,13 @@ class Patience:
             RanksLostError: a rank died.
             HpctrainError: it is not done in time; exit code 4, because no rank has failed.
         """
+        try:
+            self._wait(done, what, missing)
+        except Exception as error:
+            self._explain(error)
+            raise
+
+    def _wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]]) -> None:
         for _ in range(_SPINS):
             if done():
                 return
@@ -128,7 +149,7 @@ class Patience:
 
     def blocking(self, what: str) -> Blocking:
         """For blocking MPI calls of a few microseconds, which cannot be polled; the same object for the same words."""
-        return self._blocking.setdefault(what, Blocking(what))
+        return self._blocking.setdefault(what, Blocking(what, self._explain))
 
     def oldest(self) -> Wait | None:
         """The wait that lasts longest of those of all threads. For a thread that watches over them."""

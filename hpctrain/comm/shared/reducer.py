@@ -122,6 +122,12 @@ class Reducer:
                 )
         self._agreed.add(description)
 
+    def revoke(self) -> None:
+        """Let what ranks wait for from each other fail, on all of them: a rank died that some of them do not need."""
+        for comm in (self._world, self.node.comm, self.node.peers):
+            if comm is not None:
+                comm.Revoke()
+
     def rebuild(self, world: MPI.Intracomm) -> None:
         """Go on with ``world``, the ranks that are left: forget what is queued, and all buffers.
 

@@ -1,0 +1,168 @@
+"""Ranks that die, and the others that find out and form a communicator without them: Open MPI's ULFM.
+
+User-Level Failure Mitigation (Bland et al. 2013, https://doi.org/10.1177/1094342013488238; its functions are in
+https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html): calls that need a dead rank fail instead of waiting for it, and
+the programs decide what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from hpctrain.comm.base import LostRank, RanksLostError
+from hpctrain.comm.patience import Patience
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Nobody sends a message with it: looking for one lets MPI find out what happened to its processes.
+_TAG = 1
+# mpirun --with-ft tells its processes by this variable; without it, a dead process ends the job.
+_SWITCH = "OMPI_MCA_mpi_ft_enable"
+_NEEDED = "it needs Open MPI 5, and mpirun --with-ft ulfm"
+
+
+def missing_mitigation() -> str | None:
+    """What the MPI of this process lacks for going on without a rank that died; None where it lacks nothing."""
+    from mpi4py import MPI
+
+    vendor, version = MPI.get_vendor()
+    name = f"{vendor} {'.'.join(map(str, version))}"
+    if not hasattr(MPI.Comm, "Shrink"):
+        return f"it needs mpi4py 4 or later; this mpi4py has no MPI_Comm_shrink (MPI: {name})"
+    try:
+        MPI.COMM_SELF.Is_revoked()
+    except (NotImplementedError, MPI.Exception):
+        return f"{_NEEDED}; this MPI is {name}"
+    if os.environ.get(_SWITCH, "").lower() not in ("1", "true", "yes"):
+        return f"{_NEEDED}; this MPI is {name}, started without --with-ft"
+    return None
+
+
+class Survival:
+    """What this rank knows of the death of others.
+
+    Args:
+        comm: the ranks. No message is sent by it with tag 1.
+        members: their numbers at the start of the run, and their hosts, in the order of the ranks.
+        who: this rank and its host, for messages.
+
+    Attributes:
+        comm: those of the last :meth:`shrink`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, members: Sequence[tuple[int, str]], who: str) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.comm = comm
+        self._members = list(members)
+        self._deaths = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        # Of forming the ranks anew: whoever dies meanwhile is found by MPI itself.
+        self._patience = Patience(who)
+        self._recovering: int | None = None
+
+    @property
+    def first_rank(self) -> int:
+        """This rank's number at the start of the run."""
+        return self._members[self.comm.rank][0]
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank is known to have died. Costs about a microsecond."""
+        try:
+            self.comm.Iprobe(self._mpi.ANY_SOURCE, _TAG)
+            return self.comm.Is_revoked() or bool(self._failed())
+        except self._mpi.Exception as error:
+            if error.Get_error_class() in self._deaths:
+                return True
+            raise
+
+    def check(self) -> None:
+        """Raise where a rank is known to have died, and in other threads until the ranks have formed anew.
+
+        Raises:
+            RanksLostError: names it, if MPI does.
+        """
+        others_turn = self._recovering is not None and self._recovering != threading.get_ident()
+        if others_turn or self.lost:
+            raise self._error()
+
+    def explain(self, error: BaseException) -> None:
+        """Raise RanksLostError where ``error`` is MPI's way to say that a rank died; else return.
+
+        Raises:
+            RanksLostError: it is.
+        """
+        if isinstance(error, self._mpi.Exception) and error.Get_error_class() in self._deaths:
+            raise self._error() from error
+
+    def begin(self) -> None:
+        """Let waits of other threads end from here to :meth:`end`: this one forms the ranks anew."""
+        self._recovering = threading.get_ident()
+
+    def end(self) -> None:
+        self._recovering = None
+
+    def shrink(self) -> list[LostRank]:
+        """Replace :attr:`comm` by the ranks of it that are left; returns those that are not.
+
+        Collective over those that are left, all of which have to find out that somebody died: this tells them.
+
+        """
+        before = self.comm
+        before.Revoke()
+        # Open MPI 5.0.11 ends its non-blocking form with an internal error.
+        fresh = before.Shrink()
+        old, new = before.Get_group(), fresh.Get_group()
+        translated = self._mpi.Group.Translate_ranks(old, None, new)
+        old.Free()
+        new.Free()
+        lost = [
+            LostRank(rank=rank, first_rank=first_rank, host=host)
+            for rank, (first_rank, host) in enumerate(self._members)
+            if translated[rank] == self._mpi.UNDEFINED
+        ]
+        gone = {each.rank for each in lost}
+        self._members = [member for rank, member in enumerate(self._members) if rank not in gone]
+        self.comm = cast("MPI.Intracomm", fresh)
+        return lost
+
+    def agree(self) -> None:
+        """A barrier that all ranks pass, or none.
+
+        Raises:
+            RanksLostError: one died; every rank that is left gets it.
+            HpctrainError: a rank that lives does not come in time.
+        """
+        try:
+            request = self.comm.Iagree(np.ones(1, dtype=np.intc))
+            self._patience.wait(request.Test, "agreeing on what is done")
+        except self._mpi.Exception as error:
+            self.explain(error)
+            raise
+
+    def _failed(self) -> list[int]:
+        failed = self.comm.Get_failed()
+        try:
+            if not failed.size:
+                return []
+            own = self.comm.Get_group()
+            ranks = self._mpi.Group.Translate_ranks(failed, None, own)
+            own.Free()
+            return [int(rank) for rank in ranks]
+        finally:
+            failed.Free()
+
+    def _error(self) -> RanksLostError:
+        try:
+            ranks = self._failed()
+        except self._mpi.Exception:
+            ranks = []
+        names = ", ".join(f"rank {self._members[rank][0]} on {self._members[rank][1]}" for rank in ranks)
+        return RanksLostError(f"{names or 'a rank'} died")
