@@ -34,10 +34,10 @@ def preview(job: Job, script: str) -> str:
 
 def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:
     """The variables that are known, and the names of those that follow from the job's nodes."""
-    other = {
-        "threads_per_rank": plan.threads_per_rank + 1,
-        "backend": "horovod" if plan.backend == "auto" else plan.backend,
-    }
+    other: dict[str, object] = {"threads_per_rank": plan.threads_per_rank + 1}
+    if plan.backend == "auto":
+        plan = plan.model_copy(update={"backend_reason": "not chosen yet"})
+        other |= {"backend": "chosen", "backend_reason": "for the job's hosts"}
     here, there = rank_environment(plan), rank_environment(plan.model_copy(update=other))
     known = {name: value for name, value in here.items() if there[name] == value}
     return known, [name for name in here if name not in known]
@@ -55,7 +55,7 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     # Not the allocation of a job that this may be run in.
     hosts, warnings = arrange(chosen, machine.host, request.ranks, {}, whole_fabric=True)
     # The backend may depend on the job's hosts as well.
-    placed = place_plan(plan, hosts, machine).model_copy(update={"backend": plan.backend})
+    placed = place_plan(plan, hosts, machine).model_copy(update={"backend": plan.backend, "backend_reason": ""})
     lines = [] if named else [f"for example on the first {request.nodes} hosts of {options.fabric}:"]
     first = 0
     for host in placed.hosts:

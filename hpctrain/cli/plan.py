@@ -30,7 +30,9 @@ def plan(
     routes: Routes = None,
     node: NodeFile = None,
     interface: Interface = None,
-    backend: Annotated[str, typer.Option(help="What reduces gradients: auto, horovod or single.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="What reduces gradients: auto, mpi, horovod, nccl, gloo or single.")
+    ] = "auto",
     framework: Annotated[str | None, typer.Option(help="torch or keras.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")

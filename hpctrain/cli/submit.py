@@ -46,7 +46,9 @@ def submit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
-    backend: Annotated[str, typer.Option(help="What reduces gradients: auto, horovod or single.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="What reduces gradients: auto, mpi, horovod, nccl, gloo or single.")
+    ] = "auto",
     launcher: LauncherName = None,
     environment: Environment = None,
     container: Image = None,

@@ -12,19 +12,12 @@ _WITHOUT = "--set fault_tolerance=stop ends the run resumably instead"
 
 
 def require_choices(plan: Plan) -> None:
-    """Refuse a backend or a launcher that was chosen and cannot go on without a dead rank.
+    """Refuse a launcher that was chosen and cannot go on without a dead rank, as the planner does with backends.
 
     Raises:
         HpctrainError: says which, and what to choose.
     """
-    if not plan.heals:
-        return
-    if plan.backend not in ("auto", "mpi", "single"):
-        raise HpctrainError(
-            f"fault_tolerance shrink: the backend {plan.backend} ends with its first dead rank",
-            f"choose --backend mpi; {_WITHOUT}",
-        )
-    if plan.start.launcher not in ("auto", "mpirun"):
+    if plan.heals and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
             f"fault_tolerance shrink: {plan.start.launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_WITHOUT}",

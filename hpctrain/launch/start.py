@@ -46,8 +46,9 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     """What starts the plan's ranks, or the first that could; None for the backend ``single``. Starts nothing.
 
     Raises:
-        HpctrainError: there is no launcher, Horovod is not built for it, it cannot go on without a dead rank where the
-            plan wants that, or a container's image, its runtime or the interpreter of the ranks is missing.
+        HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
+            rank where the plan wants that, or a container's image, its runtime or the interpreter of the ranks is
+            missing.
     """
     require_choices(plan)
     require_image(plan)
@@ -57,7 +58,7 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
     # What another interpreter has cannot be seen from here.
-    if plan.start.container is None and plan.start.python is None:
+    if plan.backend == "horovod" and plan.start.container is None and plan.start.python is None:
         require(plan.framework)
     return launcher
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 import psutil
 
+from hpctrain.cluster.gpus import usable_gpus
 from hpctrain.recipes.schema import Framework
 
 # What each framework needs to be importable; Keras runs on TensorFlow here.
@@ -38,12 +39,14 @@ class Machine:
         cores: physical cores that this process may use.
         frameworks: those that can be imported.
         versions: of the packages that decide a run's numbers, Python's included.
+        gpus: how many this process may use.
     """
 
     host: str
     cores: int
     frameworks: frozenset[Framework]
     versions: dict[str, str]
+    gpus: int = 0
 
 
 def same_host(one: str, other: str) -> bool:
@@ -60,6 +63,7 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         frameworks=frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules)),
         versions=_versions(),
+        gpus=usable_gpus(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpctrain.cluster.gpus import fitting_backend
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 from hpctrain.planning.hosts import Hosts, require_ranks
@@ -67,20 +68,21 @@ def unplaced_plan(
         machine: where.
         ranks: how many processes.
         backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
-            ``horovod``, whose launcher reaches other hosts.
+            ``mpi`` where the recipe goes on without ranks that die, else that of
+            :func:`hpctrain.cluster.gpus.fitting_backend`.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
         host_options: what the hosts are to be chosen by.
         start: how the ranks are started.
         stop: how they are stopped.
 
     Raises:
-        HpctrainError: no rank at all, an unknown name, or a framework that is not installed.
+        HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that does not
+            serve it or does not go on without a rank where the recipe wants that.
     """
     require_ranks(ranks)
-    _require_known(backend)
     # What a container has cannot be seen from outside.
     installed = frozenset(FRAMEWORKS) if start.container else machine.frameworks
-    return Plan(
+    plan = Plan(
         recipe=work if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
         framework=_framework(work, installed, framework),
@@ -92,6 +94,8 @@ def unplaced_plan(
         stop=stop,
         threads_per_rank=1,
     )
+    _require_backend(plan)
+    return plan
 
 
 def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
@@ -103,11 +107,15 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
         machine: one of the hosts; the others are like it.
 
     Raises:
-        HpctrainError: an unknown backend, or one that cannot join several ranks or start one on another host.
+        HpctrainError: an unknown backend, one that cannot join several ranks or start one on another host, one of
+            those of :func:`unplaced_plan`, or a script for GPUs where only the user knows which backend serves it.
     """
     assert sum(host.slots for host in hosts.slots) == plan.ranks
+    _require_backend(plan)
+    backend, reason = _backend(plan, hosts.slots, machine)
     placed: dict[str, object] = {
-        "backend": _backend(plan.asked_backend, hosts.slots, machine),
+        "backend": backend,
+        "backend_reason": reason,
         "hosts": hosts.slots,
         "host_order": hosts.order,
         "environment": hosts.environment,
@@ -134,25 +142,79 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     )
 
 
-def _require_known(backend: str) -> None:
+def _require_backend(plan: Plan) -> None:
+    """Refuse a backend that is unknown or cannot do what the plan's recipe needs, on whatever hosts."""
+    backend = plan.asked_backend
     if backend not in BACKENDS:
         raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
-
-
-def _backend(backend: str, hosts: Sequence[Slots], machine: Machine) -> str:
-    _require_known(backend)
-    ranks = sum(host.slots for host in hosts)
-    if backend == "single" and ranks > 1:
-        raise HpctrainError(f"backend 'single' is for one process, not for -np {ranks}", "choose --backend horovod")
-    here = same_host(hosts[0].host, machine.host)
-    if backend == "single" and not here:
+    if backend in ("gloo", "nccl") and plan.framework == "keras":
         raise HpctrainError(
-            f"backend 'single' starts its process on this machine, {machine.host}, not on {hosts[0].host}",
-            "choose --backend horovod",
+            f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
+            "choose --backend mpi or horovod, or --framework torch",
         )
-    if backend == "auto":
-        return "single" if ranks == 1 and here else "horovod"
-    return backend
+    if plan.recipe is None:
+        return
+    tolerance = plan.recipe.fault_tolerance
+    if plan.heals and backend not in ("auto", "mpi", "single"):
+        raise HpctrainError(
+            f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
+            "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
+        )
+    if tolerance.min_ranks > plan.ranks:
+        raise HpctrainError(
+            f"fault_tolerance.min_ranks is {tolerance.min_ranks}, and the run has {plan.ranks} ranks",
+            f"-np {tolerance.min_ranks}, or --set fault_tolerance.min_ranks={plan.ranks}",
+        )
+
+
+def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend, and why it was chosen; no reason for one that was asked for."""
+    if plan.asked_backend == "single":
+        _require_single(plan, hosts[0].host, machine)
+    if plan.asked_backend != "auto":
+        return plan.asked_backend, ""
+    if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
+        return "single", f"one rank on {machine.host}"
+    if plan.heals:
+        return "mpi", "fault_tolerance: shrink"
+    return _fitting(plan, hosts, machine)
+
+
+def _require_single(plan: Plan, host: str, machine: Machine) -> None:
+    if plan.ranks > 1:
+        raise HpctrainError(f"backend 'single' is for one process, not for -np {plan.ranks}", "choose --backend auto")
+    if not same_host(host, machine.host):
+        raise HpctrainError(
+            f"backend 'single' starts its process on this machine, {machine.host}, not on {host}",
+            "choose --backend auto",
+        )
+
+
+def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend that fits the GPUs of the host that has fewest for its ranks, and why."""
+    framework = plan.framework
+    if framework is None and plan.start.container is None and machine.frameworks == {"torch"}:
+        framework = "torch"
+    host, gpus = min(((host, _gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
+    backend, reason = fitting_backend(framework, gpus, host.slots, host.host if host.places else machine.host)
+    if plan.start.container is not None:
+        return backend, reason
+    if backend == "nccl" and machine.versions.get("torch", "").endswith("+cpu"):
+        return "mpi", f"PyTorch {machine.versions['torch']} is built for CPUs"
+    if backend == "horovod" and framework is None and "horovod" not in machine.versions:
+        raise HpctrainError(
+            f"which backend is for {plan.title}? There is {reason.partition(', ')[2]}, and Horovod, which serves "
+            "either framework, is not built",
+            "--backend nccl for PyTorch; for Keras --backend horovod, after: hpctrain horovod build",
+        )
+    return backend, reason
+
+
+def _gpus(host: Slots, machine: Machine) -> int:
+    """A host's GPUs for ranks: those of its places, or as many as this machine has."""
+    if host.places:
+        return sum(place.gpu is not None for place in host.places)
+    return machine.gpus
 
 
 def _framework(work: Recipe | Script, installed: frozenset[Framework], framework: str | None) -> Framework | None:

@@ -3,7 +3,8 @@
   -hosts n1 \
   -ppn 9 \
   -genv I_MPI_PIN off \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 1 \
   -genv OMP_NUM_THREADS 1 \
   -genv OPENBLAS_NUM_THREADS 1 \

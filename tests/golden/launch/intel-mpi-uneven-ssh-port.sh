@@ -4,7 +4,8 @@ n1:2
 /opt/mpi/bin/mpirun \
   -n 6 \
   -genv I_MPI_PIN_DOMAIN auto:compact \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 2 \
   -genv OMP_NUM_THREADS 3 \
   -genv OPENBLAS_NUM_THREADS 2 \

@@ -3,7 +3,8 @@
   -hosts n1 \
   -ppn 2 \
   -genv I_MPI_PIN_DOMAIN auto:compact \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 4 \
   -genv OMP_NUM_THREADS 4 \
   -genv OPENBLAS_NUM_THREADS 4 \

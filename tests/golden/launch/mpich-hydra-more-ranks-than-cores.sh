@@ -2,7 +2,8 @@
   -n 9 \
   -hosts n1:9 \
   -bind-to none \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 1 \
   -genv OMP_NUM_THREADS 1 \
   -genv OPENBLAS_NUM_THREADS 1 \

@@ -4,7 +4,8 @@ env \
   -n 6 \
   -hosts n3:4,n1:2 \
   -bind-to core:2 \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 2 \
   -genv OMP_NUM_THREADS 3 \
   -genv OPENBLAS_NUM_THREADS 2 \

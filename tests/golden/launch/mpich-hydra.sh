@@ -2,7 +2,8 @@
   -n 2 \
   -hosts n1:2 \
   -bind-to core:4 \
-  -genv HPCTRAIN_BACKEND horovod \
+  -genv HPCTRAIN_BACKEND mpi \
+  -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 4 \
   -genv OMP_NUM_THREADS 4 \
   -genv OPENBLAS_NUM_THREADS 4 \

@@ -3,7 +3,8 @@
   --host n1:9 \
   --bind-to none \
   --mca osc '^ucx' \
-  -x HPCTRAIN_BACKEND=horovod \
+  -x HPCTRAIN_BACKEND=mpi \
+  -x 'HPCTRAIN_BACKEND_REASON=no GPU on n1' \
   -x MKL_NUM_THREADS=1 \
   -x OMP_NUM_THREADS=1 \
   -x OPENBLAS_NUM_THREADS=1 \

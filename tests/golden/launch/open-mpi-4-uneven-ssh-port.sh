@@ -4,7 +4,8 @@
   --map-by slot:PE=2 \
   --bind-to core \
   --mca osc '^ucx' \
-  -x HPCTRAIN_BACKEND=horovod \
+  -x HPCTRAIN_BACKEND=mpi \
+  -x 'HPCTRAIN_BACKEND_REASON=no GPU on n1' \
   -x MKL_NUM_THREADS=2 \
   -x OMP_NUM_THREADS=3 \
   -x OPENBLAS_NUM_THREADS=2 \

@@ -4,7 +4,8 @@
   --map-by slot:PE=4 \
   --bind-to core \
   --mca osc '^ucx' \
-  -x HPCTRAIN_BACKEND=horovod \
+  -x HPCTRAIN_BACKEND=mpi \
+  -x 'HPCTRAIN_BACKEND_REASON=no GPU on n1' \
   -x MKL_NUM_THREADS=4 \
   -x OMP_NUM_THREADS=4 \
   -x OPENBLAS_NUM_THREADS=4 \

@@ -88,13 +88,14 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr("hpctrain.launch.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: None)
     for dry_run in ([], ["--dry-run"]):
-        assert main(["run", "digits", "-np", "2", *dry_run]) == 2
+        assert main(["run", "digits", "-np", "2", "--backend", "horovod", *dry_run]) == 2
         assert "Horovod is not built\n  run: hpctrain horovod build" in capsys.readouterr().err
     Path("train.py").touch()
-    assert main(["run", "train.py", "-np", "2"]) == 2
+    assert main(["run", "train.py", "-np", "2", "--backend", "horovod"]) == 2
     assert "Horovod is not built" in capsys.readouterr().err
     assert not Path("runs").exists()
-    assert main(["run", "digits", "-np", "1", "--dry-run"]) == 0
+    for others in (["-np", "1"], ["-np", "2"], ["-np", "2", "--backend", "gloo"]):
+        assert main(["run", "digits", *others, "--dry-run"]) == 0
 
 
 def test_horovod_that_was_built_for_another_mpi(
@@ -108,7 +109,7 @@ def test_horovod_that_was_built_for_another_mpi(
     monkeypatch.setattr("hpctrain.launch.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: other)
     Path("train.py").touch()
-    assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 2
+    assert main(["run", "train.py", "-np", "2", "--backend", "horovod", "--dry-run"]) == 2
     said = capsys.readouterr().err
     assert "Horovod is built for MPICH 3.4 at /opt/mpich; wanted: " in said
     assert "hpctrain horovod build" in said

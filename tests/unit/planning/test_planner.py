@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Recipe
+from hpctrain.topology.node_map import Slot as Place
 
 RECIPE = load_recipe("digits")
 SCRIPT = Script(path=Path("/home/me/train.py"))
@@ -28,7 +31,7 @@ def test_defaults() -> None:
     plan = make_plan(RECIPE, MACHINE)
     assert (plan.ranks, plan.backend, plan.framework, plan.threads_per_rank) == (1, "single", "torch", 8)
     assert plan.versions == {"torch": "2.13.0"}
-    assert make_plan(RECIPE, MACHINE, ranks=2).backend == "horovod"
+    assert plan.backend_reason == "one rank on n1"
     assert make_plan(SCRIPT, MACHINE).framework is None
 
 
@@ -65,6 +68,10 @@ def test_the_plan_survives_its_file() -> None:
         ({"ranks": -2}, "-np -2"),
         ({"backend": "horvod"}, "unknown backend 'horvod'\n  did you mean 'horovod'?"),
         ({"backend": "single", "ranks": 2}, "'single' is for one process, not for -np 2"),
+        (
+            {"backend": "gloo", "framework": "keras"},
+            "'gloo' reduces PyTorch's gradients, and digits is to run in Keras",
+        ),
         ({"framework": "pytorch"}, "unknown framework 'pytorch'\n  did you mean 'torch'?"),
     ],
 )
@@ -72,6 +79,68 @@ def test_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(HpctrainError) as caught:
         make_plan(RECIPE, MACHINE, **options)
     assert said in str(caught.value)
+
+
+def with_gpus(gpus: int, **changes: object) -> Machine:
+    return dataclasses.replace(MACHINE, gpus=gpus, **changes)
+
+
+@pytest.mark.parametrize(
+    ("work", "machine", "options", "expected"),
+    [
+        (RECIPE, MACHINE, {}, ("mpi", "no GPU on n1")),
+        (RECIPE, MACHINE, {"backend": "horovod"}, ("horovod", "")),
+        (RECIPE, with_gpus(1), {}, ("mpi", "1 GPU for 2 ranks on n1")),
+        (RECIPE, with_gpus(2), {}, ("nccl", "PyTorch, a GPU for each rank on n1")),
+        (RECIPE, with_gpus(2), {"framework": "keras"}, ("horovod", "Keras, a GPU for each rank on n1")),
+        (RECIPE, with_gpus(2, versions={"torch": "2.13.0+cpu"}), {}, ("mpi", "PyTorch 2.13.0+cpu is built for CPUs")),
+        (SCRIPT, MACHINE, {}, ("mpi", "no GPU on n1")),
+        (SCRIPT, with_gpus(2, frameworks=frozenset({"torch"})), {}, ("nccl", "PyTorch, a GPU for each rank on n1")),
+        (
+            SCRIPT,
+            with_gpus(2, versions={"horovod": "0.28.1"}),
+            {},
+            ("horovod", "a script of either framework, a GPU for each rank on n1"),
+        ),
+        (load_recipe("digits", ["fault_tolerance=shrink"]), with_gpus(2), {}, ("mpi", "fault_tolerance: shrink")),
+    ],
+)
+def test_the_backend_of_two_ranks_and_why(
+    work: Recipe | Script, machine: Machine, options: dict[str, str], expected: tuple[str, str]
+) -> None:
+    plan = make_plan(work, machine, ranks=2, **options)
+    assert (plan.backend, plan.backend_reason) == expected
+
+
+def test_gpus_are_those_of_the_places() -> None:
+    def backend(*gpus: int | None) -> tuple[str, str]:
+        places = tuple(Place(gpu=gpu, adapter=None, cores=(0,)) for gpu in gpus)
+        full = tuple(Place(gpu=index, adapter=None, cores=(0,)) for index in range(2))
+        slots = (Slots(host="n8", slots=2, places=full), Slots(host="n9", slots=len(places), places=places))
+        plan = make_plan(RECIPE, MACHINE, hosts=Hosts(slots=slots))
+        return plan.backend, plan.backend_reason
+
+    assert backend(0, 1)[0] == "nccl"
+    assert backend(0, None) == ("mpi", "1 GPU for 2 ranks on n9")
+
+
+def test_a_script_on_gpus_that_only_the_user_knows() -> None:
+    with pytest.raises(HpctrainError, match=r"which backend is for train\.py\?(.|\n)*--backend nccl for PyTorch"):
+        make_plan(SCRIPT, with_gpus(2), ranks=2)
+    assert make_plan(SCRIPT, with_gpus(2), ranks=2, backend="nccl").backend == "nccl"
+
+
+@pytest.mark.parametrize("backend", ["horovod", "gloo", "nccl"])
+def test_shrinking_needs_the_mpi_engine(backend: str) -> None:
+    with pytest.raises(HpctrainError, match="fault_tolerance: shrink needs --backend mpi"):
+        make_plan(load_recipe("digits", ["fault_tolerance=shrink"]), MACHINE, ranks=2, backend=backend)
+
+
+def test_more_ranks_left_than_begun_are_refused() -> None:
+    work = load_recipe("digits", ["fault_tolerance.lost_rank=shrink", "fault_tolerance.min_ranks=3"])
+    with pytest.raises(HpctrainError, match=r"min_ranks is 3, and the run has 2 ranks\n.*-np 3"):
+        make_plan(work, MACHINE, ranks=2)
+    assert make_plan(work, MACHINE, ranks=3).backend == "mpi"
 
 
 def test_a_framework_that_is_not_installed() -> None:
@@ -93,9 +162,9 @@ def test_one_rank_on_another_host_needs_a_launcher() -> None:
         hosts = Hosts(slots=(Slots(host=host, slots=1),))
         return make_plan(RECIPE, MACHINE, hosts=hosts, backend=wanted).backend
 
-    assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["horovod"] * 2
+    assert [backend(host) for host in ("n1", "n1.example.org", "n2", "n11")] == ["single", "single"] + ["mpi"] * 2
     assert backend("n1", "single") == "single"
-    with pytest.raises(HpctrainError, match=r"on this machine, n1, not on n2\n.*--backend horovod"):
+    with pytest.raises(HpctrainError, match=r"on this machine, n1, not on n2\n.*--backend auto"):
         backend("n2", "single")
 
 
