@@ -39,17 +39,17 @@ def test_a_wait_below_the_limit_is_nobodys_business(parts):
 
 def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(parts):
     part = parts["stopped"]
-    named = r"^hpctrain: rank 3 on node1 stalled: the others have waited up to [23] s in .*large bucket.* of step 7$"
+    named = r"^hpctrain: rank 3 on node1 stalled: the others have waited up to \d+ s in .*large bucket.* of step 7$"
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
     assert "\n  rank 3: T (stopped)\n" in part
     assert part.count("recorded 3 node1") == 1
-    assert re.search(r"^hpctrain: the wait in .*large bucket.* ended after [45] s$", part, re.M)
+    assert re.search(r"^hpctrain: the wait in .*large bucket.* ended after \d+ s$", part, re.M)
 
 
 def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
     part = parts["in Python and in a read"]
     named = (
-        r"^hpctrain: rank 0 on node0, rank 2 on node1 stalled: the others have waited up to [23] s in allreduce \(sum\)"
+        r"^hpctrain: rank 0 on node0, rank 2 on node1 stalled: the others have waited up to \d+ s in allreduce \(sum\)"
     )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
     of_rank_0, of_rank_2 = part.split("\n  rank 0: ")[1].split("\n  rank 2: ")
@@ -61,7 +61,7 @@ def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
 def test_ranks_that_all_wait_are_told_apart_by_what_they_wait_for(parts):
     part = parts["different paths"]
     assert "stalled" not in part
-    said = r"^hpctrain: every rank has waited for others, for up to [23] s: path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
+    said = r"^hpctrain: every rank has waited for others, for up to \d+ s: path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
     assert len(re.findall(said, part, re.M)) == 1, part
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_at_the_end(parts):
 
 
 def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_resumed(mpirun):
-    result = mpirun(PROGRAM, 3, "block", check=False, timeout=60, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
+    result = mpirun(PROGRAM, 2, "block", check=False, timeout=60, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4
     assert "rank 0 on node0 waited 4 s for rank 1 on node0 in small bucket" in result.stdout
     assert "in sleep_in_python" in result.stdout
@@ -88,8 +88,8 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     stalls = [event for event in events if event["event"] == "stall"]
     assert [(stall["rank"], stall["state"], stall["iteration"]) for stall in stalls] == [(0, "T (stopped)", None)]
-    assert 2 <= stalls[0]["seconds"] < 5 and "small bucket" in stalls[0]["waiting_for"]
+    assert stalls[0]["seconds"] >= 2 and "small bucket" in stalls[0]["waiting_for"]
     assert "rank 0 on" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "resumable"
-    assert re.search(r"rank [12] on \S+ waited 5 s for rank 0 on \S+ in small bucket", summary["failure"]["message"])
+    assert re.search(r"rank [12] on \S+ waited 5 s for rank 0 on \S+ in .*small bucket", summary["failure"]["message"])
