@@ -171,7 +171,7 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
     for event in events:
         after = event.get("iteration", 0)
         match event["event"]:
-            case "start" | "stopped" | "stall":
+            case "start" | "stopped" | "stall" | "fault":
                 after = 0
             case "step":
                 done = after

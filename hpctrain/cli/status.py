@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,9 +48,22 @@ def _table(run: RunStatus) -> str:
         "elapsed": _duration(run.elapsed_s),
         "remaining": _remaining(run),
         "last event": _last_event(run),
+        "survived": run.survived,
+        "stalls": run.stalls,
     }
     width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+    return "\n".join(
+        f"{name if first else '':<{width}}  {line}"
+        for name, value in rows.items()
+        if value
+        for first, line in _lines(value)
+    )
+
+
+def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
+    """Each line, and whether it is the first."""
+    for number, line in enumerate([value] if isinstance(value, str) else value):
+        yield number == 0, line
 
 
 def _array(array: ArrayStatus) -> str:

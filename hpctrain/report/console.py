@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from hpctrain.events import Event
+from hpctrain.report.faults import fault_line, stall_line
 from hpctrain.report.record import communication_share, samples_per_s
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
@@ -67,10 +68,9 @@ class Console:
             case "stopped":
                 self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
             case "stall":
-                waited = f"others have waited {event['seconds']:.0f} s for it in {event['waiting_for']}"
-                self._progress_line(f"rank {event['rank']} ({event['host']}) stalled: {waited}")
+                self._progress_line(stall_line(event))
             case "fault":
-                self._progress_line(f"rank {event['rank']} ({event['host']}): {event['message']}")
+                self._progress_line(fault_line(event))
             case "end":
                 self.close()
                 took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""

@@ -15,6 +15,7 @@ from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Reported
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
+from hpctrain.report.faults import fault_line, stall_line
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.rundir import RunDirectory, read_model
@@ -76,6 +77,10 @@ def render(directory: RunDirectory) -> str:
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
         settings=_settings(plan),
         faults=_faults(record, ranks),
+        survived=[
+            *map(fault_line, record.survived),
+            *(stall_line(stall) for attempt in record.attempts for stall in attempt.stalls),
+        ],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
     )
@@ -162,7 +167,7 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     """An attempt as the page's table shows it."""
     start = attempt.start
-    ending = [event["message"] for event in attempt.faults] or [str(attempt.end.get("status", UNFINISHED))]
+    ending = [event["message"] for event in attempt.fatal] or [str(attempt.end.get("status", UNFINISHED))]
     if attempt.stopped:
         ending = [f"stopped after step {attempt.stopped['iteration']}: {attempt.stopped['reason']}"]
     return (

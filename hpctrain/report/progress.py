@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hpctrain.events import Event, parse_event
+from hpctrain.report.record import past_attempts, survived
 from hpctrain.rundir import RunDirectory
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
@@ -22,7 +23,9 @@ class Progress:
 
     Attributes:
         start, run, epoch: the last events of these kinds; empty where there is none.
-        fault, stopped: those of the last attempt.
+        fault, stopped: those that ended the last attempt.
+        survived: the faults of all attempts that the run got over by itself.
+        stalls: of the last attempt.
         steps: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
         jobs: Slurm's numbers of the jobs of all attempts.
@@ -33,6 +36,8 @@ class Progress:
     epoch: Event
     fault: Event
     stopped: Event
+    survived: Sequence[Event]
+    stalls: Sequence[Event]
     steps: Sequence[Event]
     last_time: float | None
     jobs: tuple[str, ...]
@@ -56,13 +61,15 @@ class Progress:
         newest = islice((line for line in reversed(lines[begin:]) if line.find(_STEP, 0, _STEP_WITHIN) >= 0), _WINDOW)
         steps = [parse_event(line, where) for line in newest][::-1]
         last = {event["event"]: event for event in others}
-        attempt = {event["event"]: event for number, event in zip(numbers, others, strict=True) if number >= begin}
+        attempts = past_attempts(others)
         return cls(
             start=last.get("start", {}),
             run=last.get("run", {}),
             epoch=_last_epoch(others),
-            fault=attempt.get("fault", {}),
-            stopped=attempt.get("stopped", {}),
+            fault=attempts[-1].fatal[-1] if attempts and attempts[-1].fatal else {},
+            stopped=attempts[-1].stopped if attempts else {},
+            survived=survived(attempts),
+            stalls=attempts[-1].stalls if attempts else (),
             steps=steps,
             last_time=parse_event(lines[-1], where)["time"] if lines else None,
             jobs=tuple(dict.fromkeys(str(event["job"]) for event in others if event.get("job"))),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, attempts, kept, read_events
+from hpctrain.report.faults import was_healed
 from hpctrain.rundir import RunDirectory
 
 
@@ -20,8 +22,14 @@ class PastAttempt:
 
     start: Event
     faults: tuple[Event, ...]
+    stalls: tuple[Event, ...]
     stopped: Event
     end: Event
+
+    @property
+    def fatal(self) -> tuple[Event, ...]:
+        """The faults that the ranks could not go on from."""
+        return tuple(fault for fault in self.faults if not was_healed(fault))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +80,19 @@ class Record:
             epochs=kinds["epoch"],
             checkpoints=kinds["checkpoint"],
             overlaps=kinds["overlap"],
-            attempts=_attempts(whole),
+            attempts=past_attempts(whole),
             last_time=whole[-1]["time"] if whole else None,
         )
 
     @property
     def faults(self) -> tuple[Event, ...]:
-        """What went wrong in the last attempt."""
-        return self.attempts[-1].faults if self.attempts else ()
+        """What ended the last attempt."""
+        return self.attempts[-1].fatal if self.attempts else ()
+
+    @property
+    def survived(self) -> list[Event]:
+        """The faults of all attempts that the run got over by itself."""
+        return survived(self.attempts)
 
     @property
     def end(self) -> Event:
@@ -93,15 +106,31 @@ class Record:
         return [step for step in self.steps if step["iteration"] not in first] or self.steps
 
 
-def _attempts(events: Sequence[Event]) -> list[PastAttempt]:
+def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
+    """The events of a run cut into its attempts."""
     return [
         PastAttempt(
             start=_last(part, "start"),
             faults=tuple(event for event in part if event["event"] == "fault"),
+            stalls=tuple(event for event in part if event["event"] == "stall"),
             stopped=_last(part, "stopped"),
             end=_last(part, "end"),
         )
         for part in attempts(events)
+    ]
+
+
+def survived(attempts: Sequence[PastAttempt]) -> list[Event]:
+    """The faults that a run got over by itself.
+
+    Those are ranks without which the others went on, and what ended an attempt that was no end of the run: its launcher
+    began the next one.
+    """
+    return [
+        fault
+        for attempt, further in itertools.zip_longest(attempts, attempts[1:])
+        for fault in attempt.faults
+        if was_healed(fault) or (further and not attempt.end)
     ]
 
 

@@ -13,7 +13,8 @@ from hpctrain.report.record import Record, communication_share, samples_per_s
 from hpctrain.rundir import RunDirectory
 
 # What an epoch event holds beside the values that were measured on the model.
-_NOT_METRICS = {"time", "event", "epoch", "seconds", "samples_per_s"}
+_OF_EVENTS = {"time", "event"}
+_NOT_METRICS = {*_OF_EVENTS, "epoch", "seconds", "samples_per_s"}
 
 
 class Summary(BaseModel):
@@ -39,7 +40,8 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
-        communication are over all steps but the first of each attempt, which also compiles and allocates.
+        communication are over all steps but the first of each attempt, which also compiles and allocates. ``survived``
+        are the faults that the run got over by itself.
     """
     return summarise_record(Record.read(directory), plan, status)
 
@@ -59,6 +61,9 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "samples_per_s": samples_per_s(record.timed_steps),
         "communication_share": communication_share(record.timed_steps),
         "seconds": record.end.get("seconds"),
+        "survived": [
+            {key: value for key, value in fault.items() if key not in _OF_EVENTS} for fault in record.survived
+        ],
         "metrics": metrics(record.epochs[-1]) if record.epochs else {},
     }
 

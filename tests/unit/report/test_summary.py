@@ -25,6 +25,7 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "samples_per_s": pytest.approx(128),
         "communication_share": pytest.approx(0.2),
         "seconds": 10.5,
+        "survived": [],
         "metrics": {
             "train_loss": pytest.approx(2 / 3),
             "test_loss": pytest.approx(0.7),

@@ -1,0 +1,81 @@
+"""Faults that a run got over, and stalls: what is said of them, and what they are told apart from."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.batch.find_run import find_run
+from hpctrain.cli.main import main
+from hpctrain.events import Event
+from hpctrain.report.console import Console
+from hpctrain.report.page import render
+from hpctrain.report.record import Record
+from hpctrain.report.status import RunStatus, read_status
+from hpctrain.report.summary import summarise
+
+HEALED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
+LINES = {
+    "healed": "rank 2 (n3) was lost at step 7; the other 3 went on after 0.032 s, 1 sample affected",
+    "host": "host n3 was lost, and its ranks with it",
+    "stall": "rank 1 (n2) stalled: others have waited 31 s for it in the reduction of bucket 2 of step 9",
+}
+
+
+def event(kind: str, **values: Any) -> Event:
+    return {"time": time.time(), "event": kind, **values}
+
+
+def start(attempt: int, iteration: int) -> Event:
+    return event("start", attempt=attempt, iteration=iteration, job=None, hosts=["n1"], pid=1, host="elsewhere")
+
+
+RANK = event("fault", rank=2, host="n3", message="rank 2 died", **HEALED)
+HOST = event("fault", rank=None, host="n3", message=LINES["host"])
+KILLED = event("fault", rank=0, host="n1", message="rank 0 on n1 was killed")
+WAITED = "the reduction of bucket 2"
+STALL = event("stall", rank=1, host="n2", iteration=9, waiting_for=WAITED, seconds=31.2, state="stopped", stack="")
+
+
+def test_the_console_says_each_in_a_line() -> None:
+    err = io.StringIO()
+    console = Console(io.StringIO(), err)
+    for each in (RANK, HOST, STALL, {**STALL, "iteration": None}):
+        console.show(each)
+    assert err.getvalue().splitlines() == [*LINES.values(), LINES["stall"].removesuffix(" of step 9")]
+
+
+def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
+    """The checkpoint of step 4 was before the loss of step 7: it happened all the same."""
+    whole = [start(1, 0), *run_events(2), RANK, HOST, start(2, 4), KILLED]
+    record = Record.of(whole)
+    assert (record.survived, record.faults) == ([RANK, HOST], (KILLED,))
+    # Its launcher did not go on: somebody else did.
+    resumed = [start(1, 0), HOST, event("end", status="resumable"), start(2, 0)]
+    assert (Record.of(resumed).survived, Record.of(resumed[:-1]).faults) == ([], (HOST,))
+
+
+def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = [start(1, 0), *run_events(2), HOST, start(2, 8), RANK, STALL, event("end", status="done", seconds=3.0)]
+    run = write_run(tmp_path / "run", recipe_plan(), written)
+    summary = summarise(run, recipe_plan(), "done")
+    rank = {"rank": 2, "host": "n3", "message": "rank 2 died", **HEALED}
+    assert summary["survived"] == [{"rank": None, "host": "n3", "message": LINES["host"]}, rank]
+    run.summary.write_text(json.dumps(summary))
+    status, _ = read_status(find_run(str(run.path)))
+    assert isinstance(status, RunStatus)
+    assert (status.survived, status.stalls) == ((LINES["host"], LINES["healed"]), (LINES["stall"],))
+    assert status.message == ""
+    assert main(["status", str(run.path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split("  ", 1)[1].strip() for line in table[-3:]] == [*status.survived, *status.stalls]
+    page = render(run)
+    for line in LINES.values():
+        assert f'<p class="note">{line}</p>' in page
+    assert 'class="note failed"' not in page
