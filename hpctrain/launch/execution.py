@@ -1,4 +1,4 @@
-"""One attempt of a run, from the proof of its launcher to the record of its end."""
+"""A run from the proof of its launcher to the record of its end; again on the hosts that are left where one is lost."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, run_events
+from hpctrain.launch.attempts import Attempt, next_attempt, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.launch.start import launch_attempt, prove_launcher
+from hpctrain.launch.resume import plan_without
+from hpctrain.launch.start import available_launcher, launch_attempt, prove_launcher
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
 from hpctrain.rundir import RunDirectory, write_json
@@ -54,6 +56,8 @@ def execute(
 ) -> tuple[Failure | None, Summary]:
     """Run the plan of a directory that holds it already, and leave ``summary.json``.
 
+    Where a host is lost, a run that heals goes on without it: in a further attempt, from its newest checkpoint.
+
     Args:
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
         machine: this one.
@@ -69,6 +73,28 @@ def execute(
         HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the attempt;
             with the exit code of a resumable run where no launcher works, because a host may just have died.
     """
+    while True:
+        failure = _attempt(plan, directory, attempt, machine, found, interrupts, audience, summarise)
+        further = _without_host(plan, directory, failure, machine, interrupts, audience) if failure else None
+        if further is None:
+            break
+        plan, attempt, found = further
+    if failure:
+        audience.failed(failure)
+    return failure, _record_end(plan, directory, failure, summarise)
+
+
+def _attempt(
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    found: Launcher | None,
+    interrupts: Interrupts,
+    audience: Audience,
+    summarise: Summarise,
+) -> Failure | None:
+    """Run it once. What is raised is as of :func:`execute`."""
     try:
         with interrupts.raised():
             launcher = prove_launcher(plan, machine, directory.path) if found and needs_proof(plan) else found
@@ -76,7 +102,7 @@ def execute(
         _record_error(plan, directory, attempt, error, RESUMABLE, summarise)
         raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
     try:
-        failure = launch_attempt(
+        return launch_attempt(
             plan,
             directory,
             attempt,
@@ -90,9 +116,39 @@ def execute(
     except HpctrainError as error:
         _record_error(plan, directory, attempt, error, error.exit_code, summarise)
         raise
-    if failure:
-        audience.failed(failure)
-    return failure, _record_end(plan, directory, failure, summarise)
+
+
+def _without_host(
+    plan: Plan,
+    directory: RunDirectory,
+    failure: Failure,
+    machine: Machine,
+    interrupts: Interrupts,
+    audience: Audience,
+) -> tuple[Plan, Attempt, Launcher | None] | None:
+    """Prepare the next attempt, where a host was lost and those that are left are enough; None for any other end."""
+    if failure.lost_host is None or not plan.heals or interrupts.received:
+        return None
+    try:
+        found = plan_without(plan, failure.lost_host, machine)
+        attempt = next_attempt(directory, run_events(directory), plan.stop.idle_restarts)
+        if found is None or attempt is None:
+            return None
+        left, warnings = found
+        launcher = available_launcher(left, machine)
+    except HpctrainError as error:
+        audience.notice(f"the run cannot go on without host {failure.lost_host} by itself: {error.message}")
+        return None
+    with EventWriter(directory.events) as events:
+        events.emit("fault", **failure.cause)
+    hosts = fold_hosts([host.host for host in left.hosts])
+    for text in (
+        f"{failure.message}; going on from step {attempt.iteration} with {left.ranks} of {plan.ranks} ranks on {hosts}",
+        *(f"warning: {warning}" for warning in warnings),
+    ):
+        audience.notice(text)
+    directory.begin_attempt(left)
+    return left, attempt, launcher
 
 
 def _record_error(

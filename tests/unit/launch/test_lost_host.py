@@ -1,0 +1,100 @@
+"""A run that goes on by itself when a host is lost. A script stands in for Open MPI's mpirun and its ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.events import Event, read_events
+
+# The first time, or each time, n2 is lost; else all ranks are done.
+MPIRUN = f"""#!{sys.executable}
+import json, sys
+from pathlib import Path
+
+if sys.argv[1] == "--version":
+    sys.exit(print("mpirun (Open MPI) 5.0.11"))
+with open("commands", "a") as commands:
+    print(*sys.argv, file=commands)
+run = Path(sys.argv[-1])
+lose = Path("lose").read_text().split()
+if lose:
+    Path("lose").write_text(" ".join(lose[1:]))
+    print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-n1-1@0,1] on node", lose[0])
+    sys.exit()
+for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
+    record = dict(rank=rank, host="n1", pid=1, started=1.0, status="done")
+    (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
+"""
+HOSTS = ["--hosts", "n1:2,n2:1,n3:1", "--backend", "mpi", "--run-dir", "run"]
+SHRINK = ["--set", "fault_tolerance.lost_rank=shrink"]
+
+
+@pytest.fixture(autouse=True)
+def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bin").mkdir()
+    for name, script in {"mpirun": MPIRUN, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+
+
+def events(*kinds: str) -> list[Event]:
+    return [event for event in read_events(Path("run/events.jsonl")) if event["event"] in kinds]
+
+
+def commands() -> list[list[str]]:
+    return [line.split() for line in Path("commands").read_text().splitlines()]
+
+
+def test_on_the_hosts_that_are_left(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lose").write_text("n2 n3")
+    assert main(["run", "digits", *HOSTS, *SHRINK]) == 0
+    assert [event["event"] for event in events("start", "fault", "end")] == ["start", "fault"] * 2 + ["start"]
+    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1"]]
+    assert [event["attempt"] for event in events("start")] == [1, 2, 3]
+    assert [event["host"] for event in events("fault")] == ["n2", "n3"]
+    assert [(words[words.index("-np") + 1], words[words.index("--host") + 1]) for words in commands()] == [
+        ("4", "n1:2,n2:1,n3:1"),
+        ("3", "n1:2,n3:1"),
+        ("2", "n1:2"),
+    ]
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert (plan["ranks"], plan["begun_ranks"]) == (2, 4)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], [fault["host"] for fault in summary["survived"]]) == ("done", ["n2", "n3"])
+    said = capsys.readouterr().err
+    assert "host n2 was lost, and its ranks with it; going on from step 0 with 3 of 4 ranks on n[1,3]" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        (["--set", "fault_tolerance=stop"], 1),
+        ([*SHRINK, "--set", "fault_tolerance.min_ranks=4"], 1),
+        ([*SHRINK, "--set", "fault_tolerance.min_ranks=3"], 2),
+        ([*SHRINK, "--idle-restarts", "0"], 1),
+    ],
+)
+def test_otherwise_it_ends_resumably(options: list[str], starts: int) -> None:
+    Path("lose").write_text("n2 n3")
+    assert main(["run", "digits", *HOSTS, *options]) == 4
+    assert len(events("start")) == len(commands()) == starts
+    assert json.loads(Path("run/summary.json").read_text())["failure"]["host"] == ["n2", "n3"][starts - 1]
+
+
+def test_a_later_resume_has_all_ranks_again() -> None:
+    """As in another job, whose nodes are whole."""
+    Path("lose").write_text("n2 n3")
+    assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=3"]) == 4
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert [event["hosts"] for event in events("start")][-1] == ["n1", "n2", "n3"]
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
