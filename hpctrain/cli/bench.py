@@ -30,6 +30,9 @@ class Model(StrEnum):
 # Samples a rank that a core has done in well under a second.
 _BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8}
 
+# Processes that want a core, below which what is measured is taken to have been alone.
+_QUIET = 0.5
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -60,6 +63,7 @@ def allreduce(
     require_places(filter(None, [plot]))
     rows: list[Row] = []
     left_out: dict[str, str] = {}
+    loads = []
     tables = []
     for number in dict.fromkeys(ranks or [2]):
         measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds))
@@ -68,10 +72,11 @@ def allreduce(
         tables.append(allreduce_table(own, usable_cores()))
         rows += own
         left_out |= measured["left_out"]
+        loads.append(measured["load"])
     if as_json:
-        typer.echo(json.dumps({"cores": usable_cores(), "rows": rows, "left_out": left_out}))
+        typer.echo(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
     else:
-        _print(*tables, left_out=left_out)
+        _print(*tables, left_out=left_out, load=max(loads))
     if plot:
         from hpctrain.report.allreduce_plot import plot as draw
 
@@ -101,16 +106,20 @@ def step(
     more = oversubscribed(ranks)
     if as_json:
         settings = {"model": model, "ranks": ranks, "oversubscribed": more, "batch": samples, "rounds": rounds}
-        typer.echo(json.dumps({**settings, "rows": rows, "left_out": measured["left_out"]}))
+        about = {name: measured[name] for name in ("load", "left_out")}
+        typer.echo(json.dumps({**settings, "rows": rows, **about}))
         return
     title = f"one step of {model} on {ranks} ranks, {samples} samples each, {rounds} rounds"
-    _print(step_table(rows, title + (", oversubscribed" if more else "")), left_out=measured["left_out"])
+    table = step_table(rows, title + (", oversubscribed" if more else ""))
+    _print(table, left_out=measured["left_out"], load=measured["load"])
 
 
-def _print(*tables: object, left_out: Mapping[str, str]) -> None:
+def _print(*tables: object, left_out: Mapping[str, str], load: float) -> None:
     from rich.console import Console
 
     for table in tables:
         Console().print(table)
+    if load > _QUIET:
+        print(f"others were running: the load was {load} before; measure again when it is near 0", file=sys.stderr)
     for name, why in left_out.items():
         print(f"left out: {name}: {why}", file=sys.stderr)

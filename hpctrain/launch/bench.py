@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -50,11 +51,15 @@ def oversubscribed(ranks: int) -> bool:
 
 
 def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
-    """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it; returns what it wrote.
+    """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it.
+
+    Returns:
+        What it wrote, and ``load``: how many processes wanted a core in the minute before.
 
     Raises:
         HpctrainError: no launcher, or a rank failed.
     """
+    load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
     start = Start(environment=_YIELD if oversubscribed(ranks) else {})
@@ -69,7 +74,7 @@ def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
         if failure:
             raise HpctrainError(str(failure), exit_code=1)
         measured: dict[str, Any] = json.loads(out.read_text())
-        return measured
+        return {**measured, "load": round(load, 2)}
 
 
 def _to_stderr(text: str) -> None:
