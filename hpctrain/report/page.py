@@ -154,7 +154,8 @@ def _error(rank: RankRecord) -> str:
 
 def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
     """A rank as the page's table shows it."""
-    ended = rank.status != "running"
+    # One that was lost has not said when, nor with what exit status.
+    ended = rank.status not in ("running", "lost")
     return (
         rank.rank,
         rank.host,

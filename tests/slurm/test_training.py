@@ -247,6 +247,51 @@ def test_one_node_loses_its_ranks(
     assert newest_state(run) == uninterrupted(SHORT)
 
 
+@pytest.fixture
+def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], None]]:
+    """``lose_node("n3")`` as if it lost its power; it is there again behind the test, before ``submit`` looks."""
+    lost: list[str] = []
+
+    def lose(node: str) -> None:
+        slurm.lose_node(node)
+        lost.append(node)
+        # At once, not after some seconds of silence: it is this that ends a job.
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    yield lose
+    for node in lost:
+        slurm.start_slurmd(node)
+
+
+def test_ranks_that_heal_go_on_without_a_lost_node(
+    slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path
+) -> None:
+    """In the same job, by the same launcher, from the newest checkpoint."""
+    run = tmp_path / "run"
+    four = ("--cluster", "auto", "--nodes", "4", *SIZE[2:])
+    settings = ("--backend", "mpi", "--set", "fault_tolerance=shrink", "--set", "epochs=10")
+    said = submit("digits", *four, *settings, "--run-dir", "run")
+    assert said.returncode == 0, said.stdout
+    (job,) = jobs_of(run)
+    wait_for_step(run, 30)
+    nodes = [host["host"] for host in json.loads((run / "plan.json").read_text())["hosts"]]
+    lost = next(node for node in nodes if node != slurm.job(job)["BatchHost"])
+    lose_node(lost)
+    ended = slurm.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", "PENDING")
+    log = "".join(path.read_text() for path in run.glob("logs/job-*.log"))
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log
+    first, second = events(run, "start")
+    assert (first["iteration"], first["pid"], second["iteration"] >= 23) == (0, second["pid"], True)
+    assert set(second["hosts"]) == set(nodes) - {lost}
+    assert f"host {lost} was lost, and its ranks with it; going on from step {second['iteration']}" in log
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["ranks"], plan["begun_ranks"]) == (3, 4)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["ranks"]) == ("done", 3)
+    assert [fault["host"] for fault in summary["survived"] if fault["rank"] is None] == [lost]
+    assert summary["metrics"]["test_accuracy"] >= 0.97
+
+
 def test_cancelled_is_cancelled(slurm: LocalSlurm, submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
     submit("digits", *TWO_NODES, "--set", "epochs=1000", "--run-dir", "run")
     run = tmp_path / "run"
