@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from hpctrain.comm.patience import Patience
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Bytes = NDArray[np.uint8]
 Pause = Callable[[], object]
@@ -40,38 +43,41 @@ class Segment:
     def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
         from mpi4py import MPI
 
-        self._ranks = node.ranks
+        self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._patience = patience
         self.meetings = 0
+        try:
+            with patience.blocking("allocating shared memory"):
+                self._allocate(node.comm, nbytes)
+        except MPI.Exception as error:
+            raise HpctrainError(
+                f"MPI has no {nbytes} bytes of shared memory for each of {node.comm.size} ranks on a node: {error}",
+                "`df -h /dev/shm` says how much there is; a container gets more by --shm-size",
+                exit_code=1,
+            ) from error
+
+    def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
+        from mpi4py import MPI
+
         # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        with patience.blocking("allocating shared memory"):
-            try:
-                self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, node.comm)
-            except MPI.Exception as error:
-                raise HpctrainError(
-                    f"MPI has no {nbytes} bytes of shared memory for each of the {node.comm.size} ranks of this node: "
-                    f"{error}",
-                    "`df -h /dev/shm` says how much there is; containers get more by --shm-size",
-                    exit_code=1,
-                ) from error
-            info.Free()
-            # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
-            self._window.Lock_all(MPI.MODE_NOCHECK)
-            memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(node.comm.size)]
-            self.views: list[Bytes] = [
-                np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
-            ]
-            self.own = self.views[node.comm.rank]
-            self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
-            self._own_counter = self._counters.pop(node.comm.rank)
-            self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
-            self.own[:] = 0
-            self._own_counter[0] = 0
-            # Nobody may read a counter that is not zeroed yet.
-            self._window.Sync()
-            node.comm.Barrier()
-            self._window.Sync()
+        self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, comm)
+        info.Free()
+        # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+        self.views: list[Bytes] = [
+            np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
+        ]
+        self.own = self.views[comm.rank]
+        self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
+        self._own_counter = self._counters.pop(comm.rank)
+        self.own[:] = 0
+        self._own_counter[0] = 0
+        # Nobody may read a counter that is not zeroed yet.
+        self._window.Sync()
+        comm.Barrier()
+        self._window.Sync()
 
     @property
     def address(self) -> int:

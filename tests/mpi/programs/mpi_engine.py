@@ -1,0 +1,326 @@
+"""The MPI engine on several arrangements of ranks into nodes, each result compared with a closed form.
+
+``python mpi_engine.py CHECK …`` runs these checks; each prints one line a rank. Ranks that all share memory stand for
+several nodes, because the engine is told which of them belong together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from hpctrain.adapters.torch.distribute import distribute, statistics
+from hpctrain.comm.mpi_engine import MpiCommunicator
+from hpctrain.comm.shared.segments import Segment
+from hpctrain.errors import HpctrainError
+
+WORLD = MPI.COMM_WORLD
+CPU = torch.device("cpu")
+# Nothing, less than a cache line, a line and one more, the largest of the small ones, odd, and many blocks.
+SIZES = (0, 1, 17, 4096, 4097, 100_003, 300_001)
+TYPES = (
+    (torch.float64, None),
+    (torch.float32, None),
+    (torch.float16, None),
+    (torch.bfloat16, None),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.bfloat16),
+    (torch.float64, torch.bfloat16),
+)
+NodeOf = Callable[[int], int]
+# How many ranks, and the node of each.
+LAYOUTS: dict[str, tuple[int, NodeOf | None]] = {
+    "one node": (4, None),
+    "two nodes": (4, lambda rank: rank // 2),
+    "two nodes, ranks dealt in turn": (4, lambda rank: rank % 2),
+    "three ranks and one": (4, lambda rank: rank // 3),
+    "one rank, two, and one": (4, lambda rank: (rank + 1) // 2),
+    "three nodes": (3, lambda rank: rank),
+}
+
+
+def fill(buffer: torch.Tensor, rank: int, step: int) -> None:
+    """Integers of at most 18, whose sums over four ranks even bfloat16 holds."""
+    buffer.copy_(torch.arange(len(buffer), dtype=torch.int64).add_(3 * step).remainder_(16).add_(rank))
+
+
+def expected(numel: int, ranks: int, step: int) -> np.ndarray:
+    return (np.arange(numel) + 3 * step) % 16 + (ranks - 1) / 2
+
+
+def check_equal_bits(comm: MpiCommunicator, buffer: torch.Tensor) -> str:
+    digest = hashlib.sha256(buffer.view(torch.uint8).numpy().tobytes()).hexdigest()
+    assert len(set(comm.allgather_object(digest))) == 1, "the ranks hold different bits"
+    return digest
+
+
+def check_mean(comm: MpiCommunicator, numel: int, dtype: torch.dtype, wire: torch.dtype | None, shared: bool) -> None:
+    engine = comm.torch()
+    buffer = engine.allocate(numel, dtype, CPU) if shared else torch.empty(numel, dtype=dtype)
+    for step in range(2):
+        fill(buffer, comm.rank, step)
+        before = comm._reducer.sent_bytes
+        engine.allreduce(buffer, f"{numel} of {dtype}", wire).wait()
+        wanted = expected(numel, comm.size, step)
+        if comm.size == 4:
+            np.testing.assert_array_equal(buffer.double().numpy(), wanted)
+        else:
+            # a third is no binary number: rounded as often as there are ranks, and once more
+            np.testing.assert_allclose(
+                buffer.double().numpy(), wanted, rtol=4 * float(torch.finfo(wire or dtype).eps), atol=0
+            )
+        check_equal_bits(comm, buffer)
+        node = comm._reducer.node
+        sent = sum(node.comm.allgather(comm._reducer.sent_bytes - before))
+        assert sent == (numel * (wire or dtype).itemsize if node.count > 1 else 0), f"{sent} bytes left the node"
+
+
+def check_same_bits_every_time(comm: MpiCommunicator, dtype: torch.dtype, wire: torch.dtype | None) -> None:
+    """Numbers whose sum depends on the order of the terms, and ranks that come at other times."""
+    engine = comm.torch()
+    for numel in (1000, 200_003):
+        random = np.random.default_rng((comm.rank, numel))
+        values = torch.from_numpy(random.normal(size=numel) * 10.0 ** random.integers(-3, 4, numel)).to(dtype)
+        mean = np.mean([part.double().numpy() for part in comm.allgather_object(values)], axis=0)
+        buffer = engine.allocate(numel, dtype, CPU)
+        digests = set()
+        for turn in range(3):
+            buffer.copy_(values)
+            time.sleep(0.002 * ((comm.rank + turn) % 3))
+            engine.allreduce(buffer, f"random {numel}", wire).wait()
+            digests.add(check_equal_bits(comm, buffer))
+        assert len(digests) == 1, "the bits depend on the time"
+        eps = float(torch.finfo(wire or dtype).eps)
+        assert np.abs(buffer.double().numpy() - mean).max() < 8 * eps * 5000
+
+
+def check_layouts() -> None:
+    for name, (ranks, node_of) in LAYOUTS.items():
+        world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
+        if WORLD.rank < ranks:
+            os.environ["OMP_NUM_THREADS"] = "3" if name == "two nodes" else "1"
+            comm = MpiCommunicator(world, name, node_of)
+            for dtype, wire in TYPES:
+                for numel in SIZES:
+                    check_mean(comm, numel, dtype, wire, shared=numel != 4097)
+                check_same_bits_every_time(comm, dtype, wire)
+            comm.shutdown()
+        world.Free()
+
+
+def check_large_values() -> None:
+    """The mean of what float16 holds is something that float16 holds, though the sum is not."""
+    for node_of in (None, lambda rank: rank // 2):
+        comm = MpiCommunicator(WORLD, "large values", node_of)
+        buffer = comm.torch().allocate(100, torch.float16, CPU).fill_(60000)
+        comm.torch().allreduce(buffer, "large").wait()
+        assert (buffer == 60000).all()
+        comm.shutdown()
+
+
+def check_stale_reads() -> None:
+    """Data that change each time, read as soon as the ranks met: an old value anywhere is a wrong one."""
+    comm = MpiCommunicator(WORLD, "stale")
+    node, pause = comm._reducer.node, comm._reducer.worker.pause
+    segment = Segment(node, 8 * 512, comm.patience)
+    numbers = [view.view(np.int64) for view in segment.views]
+    for step in range(2000):
+        numbers[comm.rank][:] = step * comm.size + comm.rank
+        segment.meet("test", pause)
+        for rank, theirs in enumerate(numbers):
+            assert (theirs == step * comm.size + rank).all(), f"rank {comm.rank} read rank {rank}'s old data"
+        segment.meet("test", pause)
+    segment.free()
+    engine = comm.torch()
+    # one meeting with slots in turn, two meetings, and both by turns
+    buffers = [engine.allocate(numel, torch.float32, CPU) for numel in (250, 30_000)]
+    for step in range(1500):
+        for buffer in buffers:
+            buffer.fill_(step * comm.size + comm.rank)
+            engine.allreduce(buffer, f"stale {len(buffer)}").wait()
+            assert (buffer == step * comm.size + (comm.size - 1) / 2).all(), f"old data in step {step}"
+    comm.shutdown()
+
+
+def check_order() -> None:
+    """Small, middling and large ones are reduced in the order of their submission, whoever runs them."""
+    comm = MpiCommunicator(WORLD, "order", lambda rank: rank // 2)
+    engine = comm.torch()
+    buffers = [engine.allocate(numel, torch.float32, CPU) for numel in (700_000, 10, 50_000, 300_000, 1000)]
+    for step in range(20):
+        works = []
+        for index, buffer in enumerate(buffers):
+            fill(buffer, comm.rank, step)
+            works.append(engine.allreduce(buffer, f"order {index}"))
+            time.sleep(0.0005 * ((comm.rank * 7 + index + step) % 3))
+        for index in (2, 0, 4, 1, 3):
+            works[index].wait()
+        for buffer in buffers:
+            np.testing.assert_array_equal(buffer.numpy(), expected(len(buffer), comm.size, step))
+    comm.shutdown()
+
+
+def check_overlap() -> None:
+    """A large buffer is reduced although nobody waits for it."""
+    comm = MpiCommunicator(WORLD, "overlap")
+    engine = comm.torch()
+    buffer = engine.allocate(1_000_000, torch.float32, CPU)
+    fill(buffer, comm.rank, 0)
+    work = engine.allreduce(buffer, "overlap")
+    end = time.monotonic() + 30
+    while not work.done:
+        assert time.monotonic() < end, "nobody reduced it"
+        time.sleep(0.001)
+    np.testing.assert_array_equal(buffer.numpy(), expected(len(buffer), comm.size, 0))
+    comm.shutdown()
+
+
+def check_different_buffers() -> None:
+    """Ranks that submit different buffers are told so, all of them, and nothing hangs behind that."""
+    comm = MpiCommunicator(WORLD, "different")
+    engine = comm.torch()
+    buffer = engine.allocate(100, torch.float32, CPU)
+    own = buffer[: 50 if comm.rank == 2 else 100]
+    for work in (engine.allreduce(own, "gradients.0"), engine.allreduce(buffer, "gradients.1")):
+        try:
+            work.wait()
+        except HpctrainError as error:
+            assert "rank 2 reduces 'gradients.0' (200 bytes of float32) where rank 0 reduces" in error.message, error
+        else:
+            raise AssertionError("different buffers were reduced into each other")
+    comm.shutdown()
+
+
+def network(comm: MpiCommunicator) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    return distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
+
+
+def backward(model: torch.nn.Module, rank: int) -> torch.Tensor:
+    """The last bias's gradient is the mean of rank + 1."""
+    (model(torch.ones(1, 3)) * (rank + 1)).sum().backward()
+    return model[1].bias.grad
+
+
+def check_gradients_after_shutdown() -> None:
+    comm = MpiCommunicator(WORLD, "after shutdown")
+    model, _ = network(comm)
+    assert float(backward(model, comm.rank)) == (comm.size + 1) / 2
+    values = [parameter.grad.clone() for parameter in model.parameters()]
+    comm.shutdown()
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        assert torch.equal(parameter.grad, value)
+        parameter.grad.fill_(1.0)
+    try:
+        backward(model, 0)
+    except HpctrainError as error:
+        assert "after ht.shutdown()" in error.message
+    else:
+        raise AssertionError("a backward pass after shutdown() wrote where no memory is")
+
+
+def check_rebuild() -> None:
+    """Three of four ranks go on; the fourth does not take part, as if it had died."""
+    comm = MpiCommunicator(WORLD, "rebuild", lambda rank: rank // 2)
+    engine = comm.torch()
+    model, optimizer = network(comm)
+    assert float(backward(model, comm.rank)) == 2.5
+    old = engine.allocate(30_000, torch.float32, CPU)
+    engine.allreduce(old, "before").wait()
+    left = WORLD.Split(0 if comm.rank < 3 else MPI.UNDEFINED, key=comm.rank)
+    if comm.rank < 3:
+        # as an error in a backward pass leaves it; and a reduction that waits for its turn
+        statistics(model)._running = True
+        abandoned = engine.allreduce(old, "before")
+        comm._reducer.rebuild(left)
+        comm._comm, comm.rank, comm.size = left, left.rank, left.size
+        try:
+            abandoned.wait()
+        except HpctrainError as error:
+            assert "some died" in error.message
+        else:
+            raise AssertionError("a reduction of the dead group ended well")
+        statistics(model).rebuild()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert float(backward(model, comm.rank)) == 2.0
+        optimizer.step()
+        for buffer in (engine.allocate(1000, torch.float32, CPU), torch.empty(30_000)):
+            fill(buffer, comm.rank, 0)
+            engine.allreduce(buffer, "after").wait()
+            np.testing.assert_allclose(buffer.numpy(), expected(len(buffer), 3, 0), rtol=1e-6)
+    WORLD.Barrier()
+    comm._reducer.close()
+
+
+def check_cycles() -> None:
+    """A hundred times init and shutdown: threads, files, mappings and shared memory as before."""
+
+    shared = Path(os.environ["SHARED_FILES"])
+
+    def used() -> dict[str, int]:
+        own = Path("/proc/self")
+        return {
+            "threads": len(list((own / "task").iterdir())),
+            "files": len(list((own / "fd").iterdir())),
+            "mappings": len((own / "maps").read_text().splitlines()),
+            "shared memory files": len(list(shared.iterdir())),
+            "resident pages": int((own / "statm").read_text().split()[1]),
+        }
+
+    def cycle() -> None:
+        comm = MpiCommunicator(WORLD, "cycle", lambda rank: rank // 2)
+        model, _ = network(comm)
+        backward(model, comm.rank)
+        buffer = comm.torch().allocate(500_000, torch.float32, CPU).fill_(1)
+        comm.torch().allreduce(buffer, "cycle").wait()
+        comm.shutdown()
+        comm.shutdown()
+
+    for _ in range(20):
+        cycle()
+    WORLD.Barrier()
+    before = used()
+    for _ in range(100):
+        cycle()
+    WORLD.Barrier()
+    after = used()
+    # 100 buffers of 2 MB would be 50000 pages; the allocator's own growth is not a leak
+    slack = {"mappings": 40, "resident pages": 2500}
+    grown = {what: (before[what], after[what]) for what in before if after[what] > before[what] + slack.get(what, 0)}
+    assert not grown, grown
+
+
+def check_crash() -> None:
+    """An exception in the middle of everything; the test looks at what is left."""
+    import hpctrain as ht
+
+    comm = ht.init("mpi")
+    buffer = comm.torch().allocate(1_000_000, torch.float32, CPU)
+    comm.torch().allreduce(buffer, "crash")
+    if comm.rank == 1:
+        raise ValueError("this rank only")
+    comm.torch().allreduce(buffer, "crash").wait()
+
+
+def check_exit() -> None:
+    """A script that ends without a word: shutdown runs by itself."""
+    import hpctrain as ht
+
+    comm = ht.init("mpi")
+    buffer = comm.torch().allocate(1_000_000, torch.float32, CPU)
+    comm.torch().allreduce(buffer, "exit")
+
+
+if __name__ == "__main__":
+    for check in sys.argv[1:]:
+        globals()[f"check_{check}"]()
+        print(f"{check} agrees", flush=True)

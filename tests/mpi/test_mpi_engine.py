@@ -1,0 +1,57 @@
+"""The MPI engine on real ranks: closed forms for each type, size and arrangement of nodes; what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "mpi_engine.py"
+# The last one leaves a rank out, as if it had died.
+CHECKS = (
+    "layouts",
+    "large_values",
+    "stale_reads",
+    "order",
+    "overlap",
+    "different_buffers",
+    "gradients_after_shutdown",
+    "rebuild",
+)
+
+
+def test_reductions_agree_with_closed_forms_on_every_arrangement_of_nodes(mpirun):
+    result = mpirun(PROGRAM, 4, *CHECKS, timeout=400)
+    for check in CHECKS:
+        assert result.stdout.count(f"{check} agrees") == 4
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Folders of the test's own for all that Open MPI puts into files, and the variables that name them."""
+    names = ("shared", "session")
+    for name in names:
+        (tmp_path / name).mkdir()
+    shared = str(tmp_path / "shared")
+    yield {
+        "SHARED_FILES": shared,
+        "OMPI_MCA_osc_sm_backing_directory": shared,
+        "OMPI_MCA_btl_sm_backing_directory": shared,
+        "TMPDIR": str(tmp_path / "session"),
+    }
+    left = [path.name for name in names for path in (tmp_path / name).iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor")] == []  # PyTorch's own cache
+
+
+def test_a_hundred_cycles_of_init_and_shutdown_leak_nothing(mpirun, places):
+    assert mpirun(PROGRAM, 2, "cycles", **places).stdout.count("cycles agrees") == 2
+
+
+def test_a_script_that_just_ends_leaves_nothing_behind(mpirun, places):
+    assert mpirun(PROGRAM, 2, "exit", **places).stdout.count("exit agrees") == 2
+
+
+def test_an_exception_ends_all_ranks_and_leaves_nothing_behind(mpirun, places):
+    result = mpirun(PROGRAM, 2, "crash", check=False, timeout=60, **places)
+    assert result.returncode != 0
+    assert "ValueError: this rank only" in result.stdout
