@@ -82,7 +82,12 @@ class RollCall:
         self._comm = world.Dup()
         self._patience = patience
         self._stack_file = StackFile()
-        members: list[tuple[str, Process]] = self._comm.allgather((host, self._stack_file.process))
+        try:
+            members: list[tuple[str, Process]] = self._comm.allgather((host, self._stack_file.process))
+        except self._mpi.Exception:
+            # A rank died at this moment. The next roll call registers a file of its own for the signal.
+            self._stack_file.close()
+            raise
         self._hosts = [member[0] for member in members]
         self._processes = [member[1] for member in members]
         self._stall = stall_seconds()
