@@ -19,7 +19,7 @@ def require_choices(plan: Plan) -> None:
     """
     if plan.heals and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
-            f"fault_tolerance shrink: {plan.start.launcher} ends the step of a rank that died",
+            f"fault_tolerance: shrink: {plan.start.launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_WITHOUT}",
         )
 
@@ -37,11 +37,11 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_WITHOUT}"
     if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
         raise HpctrainError(
-            f"fault_tolerance shrink needs the mpirun of Open MPI 5 or later, and {launcher.name} starts the ranks",
+            f"fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher.name} starts the ranks",
             hint,
         )
     if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
         raise HpctrainError(
-            f"fault_tolerance shrink needs failure mitigation, and {launcher.name} was built without (--with-ft=no)",
+            f"fault_tolerance: shrink needs failure mitigation, and {launcher.name} was built without (--with-ft=no)",
             hint,
         )
