@@ -15,7 +15,7 @@ train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # The ranks of tests elsewhere need all cores; unit tests need one each.
-test: horovod
+test: horovod .mpich/installed.stamp
 	$(BIN)/python -m pytest --numprocesses auto tests/unit
 	$(BIN)/python -m pytest --ignore tests/unit
 
@@ -44,5 +44,10 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
 	touch $@
 
+# Another MPI, for the test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
+.mpich/installed.stamp: .venv/packages.stamp
+	$(BIN)/python -m pip install --ignore-installed --no-deps --prefix .mpich mpich==5.0.2
+	touch $@
+
 clean:
-	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

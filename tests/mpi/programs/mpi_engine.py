@@ -321,6 +321,7 @@ def check_exit() -> None:
 
 
 if __name__ == "__main__":
+    print(f"on {MPI.get_vendor()[0]}", flush=True)
     for check in sys.argv[1:]:
         globals()[f"check_{check}"]()
         print(f"{check} agrees", flush=True)
