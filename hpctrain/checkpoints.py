@@ -35,7 +35,8 @@ class Progress(BaseModel):
     Attributes:
         iteration: steps that were done.
         epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
-        losses: of the steps of that epoch.
+        losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
+            where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         ranks: how many there were.
     """
@@ -45,6 +46,7 @@ class Progress(BaseModel):
     iteration: int
     epoch: int
     losses: tuple[float, ...]
+    sizes: tuple[int, ...]
     epoch_seconds: float
     seconds: float
     ranks: int

@@ -17,7 +17,10 @@ stopped    iteration, reason; after the checkpoint of a stop
 stall      rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have waited),
            state (of its process), stack (of its Python threads; both "" where nobody could see them); written by
            the lowest rank that waits, once a wait
-fault      rank, host (both null where nobody knows), message; written by the launcher
+fault      rank, host (both null where nobody knows), message; written by the launcher. Where the other ranks go on, by
+           them: rank (as the run began), host, message, iteration (of the step in progress), recovery_seconds,
+           samples_affected (whose loss is missing in that step's; told with the first of those that died at once),
+           ranks (that are left)
 end        status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
 ========== ==========================================================================================
 
@@ -31,7 +34,9 @@ import errno
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +58,9 @@ _KEYS = {
     "fault": ("rank", "host", "message"),
     "end": ("status",),
 }
+# How far ranks can be ahead of the one that writes, and more: it takes part in each step.
+_RECENT = 16
+_NEWEST_BYTES = 65536
 # What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
 _WRONG_PLACE = frozenset(
     (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
@@ -63,21 +71,42 @@ class EventWriter:
     """Appends events to a file; each line is whole on disk before ``emit`` returns.
 
     Args:
-        path: the file, or None to drop every event (ranks other than 0 write none).
+        path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
+            other than 0 until :meth:`take_over`.
 
     Raises:
         HpctrainError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._file: FileIO | None = None
+        self._recent: deque[Event] = deque(maxlen=_RECENT)
+        self._there: set[tuple[Any, ...]] = set()
+        if path:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
         self._path = path
         try:
-            if path and path.exists():
+            if path.exists():
                 _drop_partial_line(path)
             # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
-            self._file = path.open("ab", buffering=0) if path else None
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise disk_error(error, path) from error
+
+    def take_over(self, path: Path) -> None:
+        """Write in the place of a process that died: what it had not written of the newest events, and all later ones.
+
+        Raises:
+            HpctrainError: the file cannot be read or opened.
+        """
+        if self._file:
+            return
+        self._open(path)
+        self._there = {_identity(event) for event in _newest(path)}
+        while self._recent:
+            self._write(self._recent.popleft())
 
     def __enter__(self) -> Self:
         return self
@@ -94,13 +123,39 @@ class EventWriter:
         Raises:
             HpctrainError: the disk is full; says how to go on.
         """
+        record = {"time": time.time(), "event": event, **values}
         if self._file is None:
+            self._recent.append(record)
+        else:
+            self._write(record)
+
+    def _write(self, event: Event) -> None:
+        if _identity(event) in self._there:
             return
-        line = json.dumps({"time": time.time(), "event": event, **values}, allow_nan=True)
+        assert self._file is not None
         try:
-            self._file.write(line.encode() + b"\n")
+            self._file.write(json.dumps(event, allow_nan=True).encode() + b"\n")
         except OSError as error:
             raise disk_error(error, self._path) from error
+
+
+def _identity(event: Event) -> tuple[Any, ...]:
+    """What no two events of an attempt have in common."""
+    return tuple(event.get(key) for key in ("event", "iteration", "epoch", "rank"))
+
+
+def _newest(path: Path) -> list[Event]:
+    """Events at the end of a file, of its last attempt."""
+    with path.open("rb") as file:
+        begin = max(0, path.stat().st_size - _NEWEST_BYTES)
+        file.seek(begin)
+        # The first may be a part of a line.
+        lines = file.read().splitlines()[1 if begin else 0 :]
+    events: list[Event] = []
+    for line in lines:
+        event = parse_event(line, str(path))
+        events = [] if event["event"] == "start" else [*events, event]
+    return events
 
 
 def _drop_partial_line(path: Path) -> None:

@@ -52,6 +52,10 @@ class Guard:
         if self._steps == 1 or self._steps % self._every == 0:
             self.check()
 
+    def restart(self) -> None:
+        """Count from 0 again, on all ranks: a step that failed may have counted on some of them only."""
+        self._steps = 0
+
     def check(self) -> None:
         """Compare now."""
         if self._comm.size > 1:

@@ -32,8 +32,11 @@ class LearningRate:
         """The scaled rate, reached at the end of the warm-up."""
         return self.learning_rate * self.batch_size / (self.schedule.base_batch or self.batch_size)
 
-    def __call__(self, iteration: int) -> float:
-        """The rate of the step after ``iteration`` steps; at the number of all steps, the rate the run ends at."""
+    def __call__(self, iteration: float) -> float:
+        """The rate of the step after ``iteration`` steps; at the number of all steps, the rate the run ends at.
+
+        A part of a step is one of ``batch_size`` samples.
+        """
         epoch = iteration / self.iterations_per_epoch
         warmup = self.schedule.warmup_epochs
         if epoch < warmup:

@@ -52,15 +52,15 @@ class Checkpoints:
         everyone = self._comm.allgather_object({name: state.pop(name) for name in list(state) if name.startswith(OWN)})
         if self._comm.rank == 0:
             own = {f"{name}.{rank}": value for rank, values in enumerate(everyone) for name, value in values.items()}
-            path = write_checkpoint(self._folder, progress, {**state, **own})
-            self._events.emit(
-                "checkpoint",
-                iteration=progress.iteration,
-                epoch=progress.epoch,
-                seconds=time.perf_counter() - begin,
-                path=path.name,
-            )
-        self._comm.barrier()
+            write_checkpoint(self._folder, progress, {**state, **own})
+        self._comm.agree()
+        self._events.emit(
+            "checkpoint",
+            iteration=progress.iteration,
+            epoch=progress.epoch,
+            seconds=time.perf_counter() - begin,
+            path=checkpoint_path(self._folder, progress.iteration).name,
+        )
 
     def restore(self, iteration: int, training: Stateful) -> Progress:
         """Go on from the checkpoint of an iteration; the number of ranks may be another than then.

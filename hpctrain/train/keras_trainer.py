@@ -12,6 +12,7 @@ import tensorflow as tf
 from hpctrain import models
 from hpctrain.adapters.keras import distribute
 from hpctrain.adapters.keras.optimizer import reduction_of
+from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
@@ -21,6 +22,8 @@ from hpctrain.train.loop import Timeline
 
 Part = tuple[Any, Any]
 
+# To be undone: the number of updates before, and what was changed since.
+_NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 # PyTorch's; Keras' own is 1e-7.
 _EPSILON = 1e-8
 
@@ -45,7 +48,16 @@ class KerasTrainer:
             compression=recipe.communication.compression,
             guard_every=recipe.guard.every,
         )
-        self._reduction = reduction_of(self._optimizer)
+        reduction = reduction_of(self._optimizer)
+        assert reduction is not None
+        self._reduction = reduction
+        # Inside the graph it could stop an update half-way.
+        self._reduction.guarded = True
+        self._guard = guard_of(comm, self.model, every=recipe.guard.every)
+        self.updates = 0
+        self.loss = 0.0
+        self._remembers = recipe.fault_tolerance.lost_rank == "shrink"
+        self._before = _NOTHING
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         # Batches differ by a sample or so: one graph for all of them.
         self._step = tf.function(self._traced_step, reduce_retracing=True)
@@ -53,13 +65,24 @@ class KerasTrainer:
 
     @property
     def communication_seconds(self) -> float:
-        assert self._reduction is not None
         return float(self._reduction.waited)
 
     def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+        if self._remembers:
+            self._before = (self.updates, self._of_forward())
         self._optimizer.learning_rate.assign(learning_rate)
         tensors = [(tf.constant(part.images), tf.constant(part.labels)) for part in parts]
-        return float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
+        self.loss = float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
+        self.updates += 1
+        self._guard.step_done()
+        return self.loss
+
+    def rebuild(self) -> None:
+        self._guard.restart()
+        updates, values = self._before
+        if updates == self.updates:
+            for variable, value in values:
+                variable.assign(value)
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._evaluate(tf.constant(samples.images), tf.constant(samples.labels))
@@ -69,11 +92,17 @@ class KerasTrainer:
         return {name: np.asarray(variable.value) for name, variable in self._variables().items()}
 
     def restore(self, state: State) -> None:
+        self._before = _NOTHING
         variables = self._variables()
         if odd := sorted(variables.keys() ^ state.keys()):
             raise ValueError(f"{odd[0]} is on one side only")
         for name, variable in variables.items():
             variable.assign(state[name])
+
+    def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """What a graph that fails in its reduction may have changed: all but parameters and what follows from them."""
+        variables = [*self.model.non_trainable_variables, self._optimizer.iterations]
+        return [(variable, tf.identity(variable.value)) for variable in variables]
 
     def _variables(self) -> dict[str, keras.Variable]:
         """All that the next step depends on, layers' random states included: they are variables of the model."""

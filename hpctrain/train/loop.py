@@ -17,6 +17,7 @@ from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import LearningRate
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints, Stateful
+from hpctrain.train.recovery import Recovery, Step
 
 Timeline = Sequence[tuple[float, str, int]]
 
@@ -32,10 +33,14 @@ class Trainer(Stateful, Protocol):
         parameters: how many numbers are trained.
         communication_seconds: how long the last step waited for reductions after its last gradient.
         timeline: the last step's reductions (see hpctrain.events); empty where they are not measured.
+        updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
+        loss: what :meth:`step` returned, or would have returned, for the last of them.
     """
 
     framework: str
     parameters: int
+    updates: int
+    loss: float
 
     @property
     def communication_seconds(self) -> float: ...
@@ -55,6 +60,9 @@ class Trainer(Stateful, Protocol):
             ``scale`` x the sum of the losses of all samples in ``parts``, before the update.
         """
 
+    def rebuild(self) -> None:
+        """After :meth:`Communicator.recover`: forget a step that failed, and use the new ranks."""
+
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         """The sum of the losses, and how many samples are classified rightly."""
 
@@ -70,6 +78,8 @@ class Loop:
         events: where the run is recorded.
         checkpoints: where its state is kept: after the last step of each epoch, and at a stop.
         asked: why this rank was asked to stop, or None.
+        recovery: goes on without ranks that died; None ends the run with the first of them.
+        begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
 
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
@@ -86,6 +96,8 @@ class Loop:
         *,
         checkpoints: Checkpoints,
         asked: Callable[[], str | None] = lambda: None,
+        recovery: Recovery | None = None,
+        begun_ranks: int | None = None,
     ) -> None:
         self._recipe = recipe
         self._comm = comm
@@ -95,11 +107,18 @@ class Loop:
         self._events = events
         self._checkpoints = checkpoints
         self._asked = asked
+        self._recovery = recovery
+        self._begun_ranks = begun_ranks or comm.size
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
+        self._saved = 0
+        self._epoch = 0
         self._losses: list[float] = []
+        self._sizes: list[int] = []
         self._epoch_seconds = 0.0
         self._seconds = 0.0
+        self._run_begin = self._epoch_begin = time.perf_counter()
+        self._begun: Step | None = None
 
     @property
     def iteration(self) -> int:
@@ -117,6 +136,8 @@ class Loop:
         """
         if resume_from:
             self._restore(resume_from)
+        if self._recovery:
+            self._recovery.begin(self._iteration)
         self._events.emit(
             "run",
             recipe=self._recipe.name,
@@ -128,83 +149,148 @@ class Loop:
             iterations_per_epoch=self._rate.iterations_per_epoch,
             parameters=self._trainer.parameters,
         )
-        begin = time.perf_counter() - self._seconds
-        # A checkpoint of an epoch's last step lacks its evaluation, so it belongs to that epoch.
-        first = (self._iteration - len(self._losses)) // self._rate.iterations_per_epoch
-        for epoch in range(first, self._recipe.epochs):
-            if not self._epoch(epoch, begin):
-                return False
-        self._events.emit("end", status="done", seconds=time.perf_counter() - begin)
-        return True
+        now = time.perf_counter()
+        self._run_begin, self._epoch_begin = now - self._seconds, now - self._epoch_seconds
+        stopped = self._train_through_faults()
+        if stopped:
+            self._events.emit("stopped", iteration=self._iteration, reason=stopped)
+        else:
+            self._events.emit("end", status="done", seconds=time.perf_counter() - self._run_begin)
+        return stopped is None
 
-    def _epoch(self, epoch: int, run_begin: float) -> bool:
-        """What an epoch still lacks: steps, of which some may have been done before, and its evaluation."""
-        begin = time.perf_counter() - self._epoch_seconds
-        order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=epoch)
-        batches = list(global_batches(order, self._recipe.batch.size, drop_last=self._recipe.batch.drop_last))
-        for batch in batches[len(self._losses) :]:
-            stop = self._step(batch, epoch)
-            if stop or len(self._losses) == len(batches):
-                self._epoch_seconds, self._seconds = time.perf_counter() - begin, time.perf_counter() - run_begin
-                self._save(epoch)
-            if stop:
-                self._events.emit("stopped", iteration=self._iteration, reason=self._asked() or "asked on another rank")
-                return False
-        sizes = [len(batch) for batch in batches]
+    def _train_through_faults(self) -> str | None:
+        while True:
+            try:
+                stopped = self._train_epochs()
+                # No rank leaves as long as another may need it.
+                self._comm.agree()
+                return stopped
+            except Exception as error:
+                if not (self._recovery and self._recovery.concerns(error)):
+                    raise
+                loss = self._recovery.go_on(self._iteration, self._losses[-1] if self._losses else 0.0, self._begun)
+                if loss is not None:
+                    self._note(loss)
+
+    def _train_epochs(self) -> str | None:
+        """What the run still lacks, wherever it was left; returns why it was stopped."""
+        while self._epoch < self._recipe.epochs:
+            stopped = self._train_epoch()
+            if self._iteration > self._saved:
+                self._save()
+            if stopped:
+                return stopped
+            self._end_epoch()
+        return None
+
+    def _train_epoch(self) -> str | None:
+        """The steps that the epoch still lacks; returns why it was stopped."""
+        order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=self._epoch)
+        while True:
+            rest = order[sum(self._sizes) :]
+            batch = next(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last), None)
+            if batch is None:
+                return None
+            if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
+                return (
+                    f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
+                    f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
+                )
+            if self._step(batch):
+                return self._asked() or "asked on another rank"
+
+    def _end_epoch(self) -> None:
         test_loss, test_accuracy = self._evaluate()
+        # From here on the epoch is done for every rank, or for none.
+        self._comm.agree()
+        self._epoch += 1
         self._events.emit(
             "epoch",
-            epoch=epoch + 1,
+            epoch=self._epoch,
             seconds=self._epoch_seconds,
-            samples_per_s=sum(sizes) / self._epoch_seconds,
-            train_loss=float(np.average(self._losses, weights=sizes)),
+            samples_per_s=sum(self._sizes) / self._epoch_seconds,
+            train_loss=float(np.average(self._losses, weights=self._sizes)),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
         )
-        self._losses, self._epoch_seconds = [], 0.0
-        return True
+        self._losses, self._sizes = [], []
+        self._epoch_begin = time.perf_counter()
 
-    def _save(self, epoch: int) -> None:
+    def _save(self) -> None:
         progress = Progress(
             iteration=self._iteration,
-            epoch=epoch + 1,
+            epoch=self._epoch + 1,
             losses=tuple(self._losses),
+            sizes=tuple(self._sizes),
             epoch_seconds=self._epoch_seconds,
             seconds=self._seconds,
             ranks=self._comm.size,
         )
         self._checkpoints.save(progress, self._trainer)
+        self._saved = self._iteration
 
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)
-        self._iteration, self._losses = progress.iteration, list(progress.losses)
+        self._iteration = self._saved = progress.iteration
+        self._epoch = progress.epoch - 1
+        self._losses, self._sizes = list(progress.losses), list(progress.sizes)
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
-    def _step(self, batch: Indices, epoch: int) -> bool:
+    def _step(self, batch: Indices) -> bool:
         """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
-        begin = time.perf_counter()
-        rate = self._rate(self._iteration)
         own = share(batch, self._comm.rank, self._comm.size)
+        self._begun = Step(
+            samples=len(batch),
+            own=own.count,
+            ranks=self._comm.size,
+            learning_rate=self._learning_rate,
+            begin=time.perf_counter(),
+        )
         pieces = np.array_split(own.indices, min(self._recipe.batch.micro_batches, len(own.indices)))
         # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
         scale = own.weight / len(own.indices)
-        own_loss = self._trainer.step([self._train[piece] for piece in pieces], scale, rate)
+        parts = [self._train[piece] for piece in pieces]
+        own_loss = self._trainer.step(parts, scale, self._begun.learning_rate)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
+        self._note(float(loss))
+        return bool(stop > 0)
+
+    def _note(self, loss: float) -> None:
+        """Count and record the step that was begun."""
+        step, self._begun = self._begun, None
+        assert step is not None
+        now = time.perf_counter()
+        self._epoch_seconds, self._seconds = now - self._epoch_begin, now - self._run_begin
         self._iteration += 1
-        self._losses.append(float(loss))
+        self._losses.append(loss)
+        self._sizes.append(step.samples)
         self._events.emit(
             "step",
             iteration=self._iteration,
-            epoch=epoch + 1,
-            loss=float(loss),
-            learning_rate=rate,
-            samples=len(batch),
-            seconds=time.perf_counter() - begin,
+            epoch=self._epoch + 1,
+            loss=loss,
+            learning_rate=step.learning_rate,
+            samples=step.samples,
+            seconds=now - step.begin,
             communication_seconds=self._trainer.communication_seconds,
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit("overlap", iteration=self._iteration, timeline=self._trainer.timeline)
-        return bool(stop > 0)
+
+    @property
+    def _batch_size(self) -> int:
+        """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
+        size, tolerance = self._recipe.batch.size, self._recipe.fault_tolerance
+        if tolerance.lost_rank == "shrink" and tolerance.batch == "shrink":
+            return max(1, round(size * self._comm.size / self._begun_ranks))
+        return size
+
+    @property
+    def _learning_rate(self) -> float:
+        """The schedule's where the epoch is, scaled linearly with the batch where that was shrunk."""
+        size = self._recipe.batch.size
+        steps = self._epoch * self._rate.iterations_per_epoch + sum(self._sizes) / size
+        return self._rate(steps) * (self._batch_size / size)
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""

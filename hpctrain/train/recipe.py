@@ -11,6 +11,7 @@ from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop, Trainer
+from hpctrain.train.recovery import Recovery, require_healing
 
 
 def train_recipe(plan: Plan, directory: RunDirectory) -> None:
@@ -23,17 +24,21 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     assert plan.recipe is not None
     recipe = plan.recipe
     comm = init()
+    require_healing(comm, recipe.fault_tolerance)
     train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=recipe.seed)
     with EventWriter(directory.events if comm.rank == 0 else None) as events:
+        trainer = _trainer(plan, comm)
         loop = Loop(
             recipe,
             comm,
-            _trainer(plan, comm),
+            trainer,
             train,
             test,
             events,
             checkpoints=Checkpoints(directory.checkpoints, comm, events),
             asked=lambda: stopping.asked(look=comm.rank == 0),
+            recovery=Recovery(comm, trainer, events, directory) if plan.heals else None,
+            begun_ranks=plan.begun_ranks,
         )
         reports.iteration = lambda: loop.iteration + 1
         done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))

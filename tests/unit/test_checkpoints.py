@@ -18,7 +18,15 @@ STATE = {"model.a": np.arange(6, dtype=np.float32).reshape(2, 3), "optimizer.0.s
 
 
 def write(folder: Path, iteration: int, losses: tuple[float, ...] = (0.1, 1 / 3, float("nan"), float("inf"))) -> Path:
-    progress = Progress(iteration=iteration, epoch=2, losses=losses, epoch_seconds=0.1 + 0.2, seconds=1 / 3, ranks=2)
+    progress = Progress(
+        iteration=iteration,
+        epoch=2,
+        losses=losses,
+        sizes=(2,) * len(losses),
+        epoch_seconds=0.1 + 0.2,
+        seconds=1 / 3,
+        ranks=2,
+    )
     return write_checkpoint(folder, progress, STATE)
 
 
@@ -91,7 +99,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
     write(small_disk, 10)
-    progress = Progress(iteration=20, epoch=1, losses=(), epoch_seconds=1, seconds=1, ranks=1)
+    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1)
     with pytest.raises(HpctrainError, match="no space left") as caught:
         write_checkpoint(small_disk, progress, {"large": np.zeros(100_000)})
     assert caught.value.exit_code == 1

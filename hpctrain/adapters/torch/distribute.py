@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
@@ -19,6 +20,7 @@ Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 Compression = Literal["none", "fp16", "bf16"]
 
+_guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
 _WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -68,6 +70,7 @@ def distribute(
         keep(GradientReducer(comm, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire), model)
         guard = _guard(comm, model, every=guard_every)
         optimizers[0].register_step_post_hook(lambda *_: guard.step_done())
+        _guards[optimizers[0]] = guard
     for each in optimizers:
         each.register_step_pre_hook(_check_step)
     return model, optimizer
@@ -116,6 +119,15 @@ def statistics(model: torch.nn.Module) -> GradientReducer:
         if reducer.managed & own:
             return reducer
     raise HpctrainError("this model was not given to ht.distribute")
+
+
+def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
+    """What proves that the parameters of ``distribute``'s first optimizer stay equal.
+
+    Raises:
+        KeyError: it was not given to ``distribute``, or without parameters of its own.
+    """
+    return _guards[optimizer]
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:

@@ -22,11 +22,13 @@ class Recorder:
     framework = "torch"
     parameters = 3
     communication_seconds = 0.25
+    loss = 0.0
     timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[list[int]], float, float]] = []
         self.trained: list[list[int]] = []
+        self.updates = 0
 
     def step(self, parts, scale, learning_rate):
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())

@@ -1,0 +1,246 @@
+"""Going on without ranks that died: from the memory of those that are left, behind the last step that any has done.
+
+A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
+are left have noted the same steps but for the last, and done the same updates but for the one behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctrain.comm import Communicator
+from hpctrain.comm.base import LostRank, RanksLostError
+from hpctrain.comm.survival import missing_mitigation
+from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
+from hpctrain.recipes.schema import FaultTolerance
+from hpctrain.records import RankRecord, write_record
+from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.stopping import RESUMABLE
+from hpctrain.train.checkpoint import OWN, State
+
+if TYPE_CHECKING:
+    from hpctrain.train.loop import Trainer
+
+# MPI counts in 32 bits.
+_PIECE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step that a rank has begun and not noted.
+
+    Attributes:
+        samples: of the global batch.
+        own: how many of them are this rank's.
+        ranks: how many take part.
+        learning_rate: of this step.
+        begin: ``time.perf_counter`` of its begin.
+    """
+
+    samples: int
+    own: int
+    ranks: int
+    learning_rate: float
+    begin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Account:
+    """How far one rank is.
+
+    Attributes:
+        noted: steps whose mean loss it has; ``loss`` is that of the last of them.
+        updates: steps whose update it has done.
+        step: behind the noted ones, None before it began.
+        loss_sum: of its own samples in that step, if it has done its update.
+    """
+
+    noted: int
+    loss: float
+    updates: int
+    step: Step | None
+    loss_sum: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Agreement:
+    """What follows from the accounts of all ranks.
+
+    Attributes:
+        noted: steps that every rank has noted; some may have noted one more.
+        updates: that every rank is to have done.
+        source: the first rank that has; ``behind``, those that have not.
+        loss: the mean loss of the last of these steps, for ranks that have not noted it.
+        affected: samples that are missing in it.
+    """
+
+    noted: int
+    updates: int
+    source: int
+    behind: tuple[int, ...]
+    loss: float
+    affected: int
+
+
+def settle(accounts: list[_Account]) -> _Agreement:
+    """The furthest state that any rank has, and the mean loss of its last step."""
+    updates = max(account.updates for account in accounts)
+    ahead = [rank for rank, account in enumerate(accounts) if account.updates == updates]
+    known = [account.loss for account in accounts if account.noted == updates]
+    loss, affected = known[0] if known else float("nan"), 0
+    if not known:
+        steps = [(accounts[rank].loss_sum, step) for rank in ahead if (step := accounts[rank].step)]
+        seen = sum(step.own for _, step in steps)
+        affected = steps[0][1].samples - seen
+        loss = sum(loss_sum for loss_sum, _ in steps) / seen if seen else loss
+    behind = tuple(rank for rank in range(len(accounts)) if rank not in ahead)
+    noted = min(account.noted for account in accounts)
+    return _Agreement(noted=noted, updates=updates, source=ahead[0], behind=behind, loss=loss, affected=affected)
+
+
+def require_healing(comm: Communicator, tolerance: FaultTolerance) -> None:
+    """Refuse a run that is to go on without ranks that die where it could not.
+
+    Raises:
+        HpctrainError: says what is missing.
+    """
+    if tolerance.lost_rank != "shrink":
+        return
+    if comm.size < tolerance.min_ranks:
+        raise HpctrainError(
+            f"fault_tolerance.min_ranks is {tolerance.min_ranks}, and the run has {comm.size} ranks",
+            f"start it with -np {tolerance.min_ranks} or more, or --set fault_tolerance.min_ranks={comm.size}",
+        )
+    if comm.size > 1 and not comm.heals:
+        lack = f"backend {comm.backend!r} cannot" if comm.backend != "mpi" else missing_mitigation()
+        raise HpctrainError(
+            f"fault_tolerance shrink cannot go on without a rank that died: {lack}",
+            "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
+        )
+
+
+class Recovery:
+    """Goes on with a training after ranks died.
+
+    Args:
+        comm: the ranks.
+        trainer: of this rank.
+        events: where faults are recorded; a new rank 0 takes them over.
+        directory: of the run.
+    """
+
+    def __init__(self, comm: Communicator, trainer: Trainer, events: EventWriter, directory: RunDirectory) -> None:
+        self._comm = comm
+        self._trainer = trainer
+        self._events = events
+        self._directory = directory
+        self._before = 0
+        self._lost: list[LostRank] = []
+
+    def begin(self, iteration: int) -> None:
+        """Training goes on after this step."""
+        self._before = iteration - self._trainer.updates
+
+    def concerns(self, error: Exception) -> bool:
+        """Whether an error comes from a rank's death, perhaps by ways that left nothing of its type."""
+        return self._comm.heals and (
+            isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError) or self._comm.lost
+        )
+
+    def go_on(self, noted: int, loss: float, step: Step | None) -> float | None:
+        """Form the run anew, with every rank where the one that was furthest is.
+
+        Args:
+            noted: steps that this rank has noted, and ``loss``, that of the last.
+            step: that it has begun behind them.
+
+        Returns:
+            The loss of ``step``, which is done and to be noted; None if there is none to note.
+
+        Raises:
+            HpctrainError: it cannot be done.
+        """
+        begin = time.perf_counter()
+        lost: list[LostRank] = []
+        # Each turn has cost a rank its life.
+        for _ in range(self._comm.size):
+            try:
+                lost += self._comm.recover()
+                self._trainer.rebuild()
+                agreement = self._align(noted, loss, step)
+            except Exception as error:
+                if not self.concerns(error):
+                    raise
+            else:
+                self._record(lost, time.perf_counter() - begin, agreement)
+                return agreement.loss if agreement.updates > noted else None
+        raise HpctrainError(
+            f"rank {self._comm.rank} on {self._comm.host}: the ranks that are left could not agree how to go on",
+            "hpctrain run --resume goes on from the last checkpoint",
+            exit_code=RESUMABLE,
+        )
+
+    def _align(self, noted: int, loss: float, step: Step | None) -> _Agreement:
+        updates = self._before + self._trainer.updates
+        # The trainer's loss is a mean over the ranks' shares.
+        loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
+        own = _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
+        agreement = settle(self._comm.allgather_object(own))
+        if agreement.behind:
+            state = self._received(agreement.source)
+            if self._comm.rank in agreement.behind:
+                self._trainer.restore(state)
+                self.begin(agreement.updates)
+        self._comm.agree()
+        return agreement
+
+    def _received(self, source: int) -> State:
+        """The state of another rank, but for what is a rank's own."""
+        own: State = {}
+        if self._comm.rank == source:
+            own = {name: value for name, value in self._trainer.state().items() if not name.startswith(OWN)}
+        layout: list[tuple[str, Any, tuple[int, ...]]] = [(name, v.dtype, v.shape) for name, v in own.items()]
+        state: State = {}
+        for name, dtype, shape in self._comm.allgather_object(layout)[source]:
+            state[name] = np.empty(shape, dtype)
+            if own:
+                state[name][...] = own[name]
+            words = state[name].reshape(-1).view(np.uint8)
+            for start in range(0, len(words), _PIECE_BYTES):
+                self._comm.broadcast_bytes(words[start : start + _PIECE_BYTES], source)
+        return state
+
+    def _record(self, lost: list[LostRank], seconds: float, agreement: _Agreement) -> None:
+        self._lost += lost
+        if self._comm.rank == 0:
+            self._events.take_over(self._directory.events)
+            for each in self._lost:
+                self._mark(each)
+        for index, each in enumerate(lost):
+            self._events.emit(
+                "fault",
+                rank=each.first_rank,
+                host=each.host,
+                message=f"rank {each.first_rank} on {each.host} died",
+                iteration=agreement.noted + 1,
+                recovery_seconds=seconds,
+                samples_affected=0 if index else agreement.affected,
+                ranks=self._comm.size,
+            )
+        names = ", ".join(f"rank {each.first_rank} on {each.host}" for each in lost)
+        print(f"hpctrain: {names} died; {self._comm.size} ranks go on after {seconds:.3f} s", file=sys.stderr)
+
+    def _mark(self, lost: LostRank) -> None:
+        """Say in its record what became of a rank that cannot do so itself; a rank may die before it has one."""
+        with contextlib.suppress(HpctrainError):
+            record = read_model(self._directory.rank(lost.first_rank), RankRecord)
+            if record.status == "running":
+                update = {"status": "lost", "ended": time.time()}
+                write_record(self._directory, record.model_copy(update=update))
