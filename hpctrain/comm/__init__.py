@@ -16,6 +16,7 @@ from hpctrain import stopping
 from hpctrain.cluster.gpus import fitting_backend, usable_gpus
 from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.comm.base import Communicator
+from hpctrain.comm.graph_errors import original
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS
@@ -101,7 +102,8 @@ def _abort_on_exception(comm: Communicator) -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         sys.stderr.flush()
-        comm.abort(error.exit_code if isinstance(error, HpctrainError) else 1)
+        cause = original(error)
+        comm.abort(cause.exit_code if isinstance(cause, HpctrainError) else 1)
 
     sys.excepthook = report_and_abort
 

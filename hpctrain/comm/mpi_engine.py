@@ -31,6 +31,7 @@ class MpiCommunicator(MpiControl):
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
         self._reducer = Reducer(self._world, self.patience, threads=_threads(), node_of=node_of)
+        self._tensorflow: MpiTensorFlowEngine | None = None
 
     def torch(self) -> MpiTorchEngine:
         from hpctrain.comm.shared.torch_engine import MpiTorchEngine
@@ -40,7 +41,10 @@ class MpiCommunicator(MpiControl):
     def tensorflow(self) -> MpiTensorFlowEngine:
         from hpctrain.comm.shared.tensorflow_engine import MpiTensorFlowEngine
 
-        return MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
+        if self._tensorflow is None:
+            # One for all optimizers: it keeps what they reduce in one graph in order.
+            self._tensorflow = MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
+        return self._tensorflow
 
     def _cut_loose(self) -> None:
         self._reducer.revoke()

@@ -23,6 +23,7 @@ import psutil
 
 from hpctrain import stopping
 from hpctrain.cluster.launcher import detect
+from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter, disk_error
 from hpctrain.plan import Plan, Script
@@ -131,7 +132,8 @@ def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
             train_recipe(plan, directory)
     except SystemExit as stop:
         return _exit_status(stop)
-    except BaseException as error:
+    except BaseException as raised:
+        error = original(raised)
         with contextlib.suppress(OSError):
             _print_error(error, script)
         return _describe(error)

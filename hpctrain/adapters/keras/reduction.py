@@ -70,11 +70,6 @@ class Reduction:
                 tf.convert_to_tensor(counter)
         return reduced
 
-    def restart(self) -> None:
-        """Count updates from 0 again, on all ranks: some may have counted one that others had not finished."""
-        self._updates.assign(0)
-        self._guard = None
-
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
         return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)
