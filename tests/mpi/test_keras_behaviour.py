@@ -16,13 +16,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.mark.slow
 def test_behaviour(mpirun, tmp_path):
-    result = mpirun(PROGRAMS / "keras_behaviour.py", 3, str(tmp_path), timeout=400)
-    assert all(f"rank {rank} done" in result.stdout for rank in range(3)), result.stdout
-
-
-@pytest.mark.slow
-def test_uneven_parts_on_two_ranks(mpirun, tmp_path):
-    mpirun(PROGRAMS / "keras_behaviour.py", 2, str(tmp_path), timeout=400)
+    result = mpirun(PROGRAMS / "keras_behaviour.py", 3, "mpi,horovod", str(tmp_path), timeout=400)
+    for backend in ("mpi", "horovod"):
+        assert all(f"rank {rank} done with {backend}\n" in result.stdout for rank in range(3)), result.stdout
 
 
 @pytest.mark.slow

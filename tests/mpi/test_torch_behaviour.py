@@ -12,12 +12,20 @@ pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "torch_behaviour.py"
 
 
+BACKENDS = ("mpi", "horovod")
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory, mpirun):
+def folder(tmp_path_factory, mpirun):
     # one start of the ranks serves every test of this file
     folder = tmp_path_factory.mktemp("behaviour")
-    mpirun(PROGRAM, 2, str(folder / "out"))
-    return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in range(2)]
+    mpirun(PROGRAM, 2, ",".join(BACKENDS), str(folder / "out"))
+    return folder
+
+
+@pytest.fixture(params=BACKENDS)
+def ranks(request, folder):
+    return [json.loads((folder / f"out-{request.param}-{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_first_bucket_is_in_flight_before_the_last_gradient_exists(ranks):

@@ -9,7 +9,7 @@ import numpy as np
 
 import hpctrain as ht
 
-comm = ht.init("horovod")
+comm = ht.init()
 rank, size = comm.rank, comm.size
 assert (comm.local_rank, comm.local_size) == (rank, size)
 
@@ -25,6 +25,7 @@ np.testing.assert_array_equal(comm.allreduce(values, "sum"), np.arange(6).reshap
 np.testing.assert_allclose(comm.allreduce(values), np.arange(6).reshape(2, 3) + total / size)
 np.testing.assert_array_equal(comm.allreduce(values, "min"), np.arange(6).reshape(2, 3))
 np.testing.assert_array_equal(comm.allreduce(values, "max"), np.arange(6).reshape(2, 3) + size - 1)
+assert comm.allreduce(np.array(float(rank)), "max").shape == ()
 # a slice with gaps must arrive whole
 np.testing.assert_array_equal(comm.allreduce(values[:, ::2], "max"), values[:, ::2] - rank + size - 1)
 comm.barrier()

@@ -1,9 +1,13 @@
-"""What the Keras adapter promises beside the numbers, each as a function that asserts; run on 3 ranks."""
+"""What the Keras adapter promises beside the numbers, each as a function that asserts; on 3 ranks.
+
+``python keras_behaviour.py BACKEND,… FOLDER``
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -11,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 import hpctrain as ht
+from hpctrain.comm.base import RanksLostError
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
-COMM = ht.init()
-RANK, SIZE = COMM.rank, COMM.size
 LOSS = keras.losses.BinaryCrossentropy()
 
 
@@ -133,14 +136,16 @@ def the_guard_watches_every_loop() -> None:
     x, y, _ = samples(8, RANK)
     for loop in ("eager", "graph", "fit", "fit without callbacks"):
         model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
-        optimizer._reduction.mean = list
+        optimizer._reduction.mean = lambda gradients, counters: gradients
         model.compile(optimizer, LOSS)
         callbacks = ht.keras.callbacks() if loop == "fit" else []
         if "fit" in loop:
             run = functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks)
         else:
             run = functools.partial(tf.function(_step) if loop == "graph" else _step, model, optimizer, x, y)
-        message = _refused(run, "after step 1 the ranks hold different parameters: '")
+        # A tf.function of the user's own turns errors into others.
+        kind = Exception if loop == "graph" else ht.HpctrainError
+        message = _refused(run, "after step 1 the ranks hold different parameters: '", kind)
         assert "only/" in message and COMM.host in message, message
 
 
@@ -192,6 +197,63 @@ def the_learning_rate_follows_the_schedule() -> None:
     assert seen == [0.5 + n / 4 for n in range(8)], seen
 
 
+def means_stay_as_they_are() -> None:
+    """Tensors that somebody keeps do not change when later ones are reduced, whatever their type and shape."""
+    engine = COMM.tensorflow()
+    in_graph = tf.function(lambda tensors: engine.allreduce(tensors, "kept"))
+    for reduce in (in_graph, lambda tensors: engine.allreduce(tensors, "eager")):
+        kept = []
+        for step in range(5):
+            values = [np.full(shape, 2.0 * RANK + step) for shape in ((300, 70), (), (0, 4), (5,), (3, 2))]
+            types = ("float32", "float64", "float32", "float16", "bfloat16")
+            kept.append(reduce([tf.cast(value, name) for value, name in zip(values, types, strict=True)]))
+        for step, means in enumerate(kept):
+            assert [tuple(mean.shape) for mean in means] == [(300, 70), (), (0, 4), (5,), (3, 2)]
+            for mean in means:
+                np.testing.assert_array_equal(tf.cast(mean, tf.float64), np.full(mean.shape, SIZE - 1.0 + step))
+
+
+def reductions_of_one_graph_keep_their_order() -> None:
+    """Two that do not depend on each other, of which each rank has another one ready first."""
+    one, other = COMM.tensorflow(), COMM.tensorflow()
+
+    def late(value: float) -> tf.Tensor:
+        return tf.py_function(lambda x: time.sleep(0.2) or x, [tf.constant(value)], tf.float32)
+
+    @tf.function
+    def both() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        first, second = (late(1.0 + RANK) if turn == RANK % 2 else tf.constant(1.0 + RANK) for turn in (0, 1))
+        return one.allreduce([first], "first"), other.allreduce([tf.stack([second, 10 * second])], "second")
+
+    (first,), (second,) = both()
+    middle = (SIZE + 1) / 2
+    assert first.numpy() == middle and second.numpy().tolist() == [middle, 10 * middle]
+
+
+def a_failed_reduction_changes_nothing_and_raises_its_own_error() -> None:
+    x, y, _ = samples(8, 0)
+    model, optimizer = ht.distribute(network(), keras.optimizers.Adam(0.1))
+    model.compile(optimizer, LOSS)
+    model.fit(x, y, verbose=0, callbacks=ht.keras.callbacks())
+    step = tf.function(_step)
+    step(model, optimizer, x, y)
+    before = [variable.numpy() for variable in [*model.weights, *optimizer.variables]]
+    engine = optimizer._reduction._engine
+    works, engine._copies = engine._copies, _fails
+    _refused(lambda: step(model, optimizer, x, y), "rank 7 died")
+    _refused(lambda: model.fit(x, y, verbose=0, callbacks=ht.keras.callbacks()), "rank 7 died", RanksLostError)
+    _refused(lambda: _step(model, optimizer, x, y), "rank 7 died", RanksLostError)
+    engine._copies = works
+    for value, variable in zip(before, [*model.weights, *optimizer.variables], strict=True):
+        np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)
+    step(model, optimizer, x, y)
+
+
+def _fails(*_: object) -> None:
+    time.sleep(0.1)  # long enough for whatever does not wait
+    raise RanksLostError("rank 7 died")
+
+
 def _compile(model, optimizer):
     model.compile(
         optimizer,
@@ -208,20 +270,18 @@ def _step(model, optimizer, x, y):
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-def _refused(action, text: str) -> str:
+def _refused(action, text: str, kind: type[Exception] = Exception) -> str:
     try:
         action()
-    except Exception as error:  # a tf.function turns errors into its own
+    except kind as error:
         assert text in str(error), f"{error!r} lacks {text!r}"
         return str(error)
     raise AssertionError(f"nothing was raised, wanted: {text}")
 
 
-if __name__ == "__main__":
+def main(folder: Path) -> None:
     for eagerly in (False, True):
         uneven_parts_give_the_numbers_of_one_process(eagerly)
-    if SIZE < 3:  # what follows is about three ranks
-        sys.exit()
     metrics_are_those_of_the_joined_samples()
     different_metrics_are_refused()
     different_models_are_refused()
@@ -229,6 +289,18 @@ if __name__ == "__main__":
     half_precision_needs_an_agreed_loss_scale()
     the_guard_watches_every_loop()
     the_guard_sees_one_flipped_bit_later()
-    a_model_saves_as_the_users_own(Path(sys.argv[1]))
+    a_model_saves_as_the_users_own(folder)
     the_learning_rate_follows_the_schedule()
-    print(f"rank {RANK} done")
+    means_stay_as_they_are()
+    if COMM.backend == "mpi":
+        reductions_of_one_graph_keep_their_order()
+        a_failed_reduction_changes_nothing_and_raises_its_own_error()
+
+
+if __name__ == "__main__":
+    for backend in sys.argv[1].split(","):
+        ht.shutdown()
+        COMM = ht.init(backend)
+        RANK, SIZE = COMM.rank, COMM.size
+        main(Path(sys.argv[2]))
+        print(f"rank {RANK} done with {backend}")

@@ -1,7 +1,7 @@
 """Trains small networks for 20 updates, plainly on the full batch or with hpctrain on this rank's part.
 
-``python keras_equivalence.py plain|distributed OUT`` writes OUT-RANK.npz with each case's weights. The plain run
-imports no hpctrain.
+``python keras_equivalence.py plain|BACKEND,… OUT [CASE …]`` writes OUT-BACKEND-RANK.npz with each case's weights. The
+plain run imports no hpctrain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 SAMPLES, BATCH, UPDATES = 70, 17, 20  # batches of 17, 17, 17, 17 and 2: some ranks of 3 and 4 get none of the last
-DISTRIBUTED = sys.argv[1:2] == ["distributed"]
+BACKENDS = sys.argv[1].split(",") if sys.argv[1:] else []
+DISTRIBUTED = BACKENDS != ["plain"]
 COMM = None
 
 
@@ -150,12 +151,15 @@ def main() -> None:
     global COMM
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    if DISTRIBUTED:
-        import hpctrain as ht
-
-        COMM = ht.init()
     names = sys.argv[3:] or CASES
-    np.savez(f"{sys.argv[2]}-{COMM.rank if COMM else 0}.npz", **{name: train(CASES[name]) for name in names})
+    for backend in BACKENDS:
+        if DISTRIBUTED:
+            import hpctrain as ht
+
+            ht.shutdown()
+            COMM = ht.init(backend)
+        out = f"{sys.argv[2]}-{backend}-{COMM.rank if COMM else 0}.npz"
+        np.savez(out, **{name: train(CASES[name]) for name in names})
 
 
 if __name__ == "__main__":

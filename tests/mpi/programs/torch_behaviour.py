@@ -1,4 +1,8 @@
-"""What the PyTorch adapter promises beside the numbers. Each check runs on every rank; writes OUT-rank.json."""
+"""What the PyTorch adapter promises beside the numbers.
+
+Each check runs on every rank, with each backend: ``python torch_behaviour.py BACKEND,… OUT`` writes
+OUT-BACKEND-RANK.json.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 import hpctrain as ht
 from hpctrain.adapters.torch import statistics
 
-comm = ht.init("horovod")
 CHECKS = {}
 
 
@@ -210,5 +213,9 @@ def settings_are_checked():
     ]
 
 
-results = {name: function() for name, function in CHECKS.items()}
-Path(f"{sys.argv[1]}-{comm.rank}.json").write_text(json.dumps(results))
+backends, out = sys.argv[1:]
+for backend in backends.split(","):
+    ht.shutdown()
+    comm = ht.init(backend)
+    results = {name: function() for name, function in CHECKS.items()}
+    Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))

@@ -1,7 +1,7 @@
 """Trains small networks for 20 steps; run alone it is the reference, under mpirun it uses hpctrain.
 
-``python torch_equivalence.py OUT CASE …`` writes OUT-rank.npz with each case's parameters. The test imports this file
-and calls :func:`reference`, which is plain PyTorch on the full batch: no hpctrain in it.
+``python torch_equivalence.py BACKEND,… OUT CASE …`` writes OUT-BACKEND-RANK.npz with each case's parameters. The
+test imports this file and calls :func:`reference`, which is plain PyTorch on the full batch: no hpctrain in it.
 """
 
 from __future__ import annotations
@@ -207,8 +207,10 @@ def distributed(name: str) -> np.ndarray:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    out, *names = sys.argv[1:]
-    results = {name: distributed(name) for name in names}
+    backends, out, *names = sys.argv[1:]
     import hpctrain as ht
 
-    np.savez(f"{out}-{ht.init().rank}.npz", **results)
+    for backend in backends.split(","):
+        ht.shutdown()
+        rank = ht.init(backend).rank
+        np.savez(f"{out}-{backend}-{rank}.npz", **{name: distributed(name) for name in names})
