@@ -57,6 +57,9 @@ class TensorBoardWriter:
 
     def _begin_again(self, start: Event) -> None:
         """Write the file anew with what the run keeps of its earlier attempts."""
+        if self._records:
+            self._records.close()
+            self._records = None
         earlier = itertools.takewhile(lambda event: event != start, read_events(self._directory.events))
         for event in kept([*earlier, start]):
             if event["event"] != "start":

@@ -56,6 +56,14 @@ def test_writing_again_replaces(finished: RunDirectory) -> None:
     assert len(_read(finished).Scalars("step/loss")) == 12
 
 
+def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
+    """Also where one launcher, with its one writer, makes both."""
+    again = {"time": 1_800_000_000.0, "event": "start", "attempt": 2, "iteration": 4}
+    run = write_run(tmp_path / "run", recipe_plan(), [*run_events(2), again, *run_events()[6:]])
+    _write(run)
+    assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 13)]
+
+
 def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
     events = [{**event, "communication_seconds": None, "test_loss": float("nan")} for event in run_events()]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
