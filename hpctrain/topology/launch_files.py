@@ -85,16 +85,18 @@ def network_variables(*, interface: str | None = None, rails: bool = False) -> d
     """What every rank is told of the network.
 
     Args:
-        interface: the network interface for connections that are not InfiniBand, None to leave the choice to NCCL and
-            Open MPI.
+        interface: the network interface for connections that are not InfiniBand, None to leave the choice to NCCL,
+            Gloo and Open MPI.
         rails: each adapter of a host is on a leaf switch of its own, so that a ring must stay on its rail.
 
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+    Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html,
+    https://docs.pytorch.org/docs/stable/distributed.html (``GLOO_SOCKET_IFNAME``).
     """
     variables = {"NCCL_CROSS_NIC": "0"} if rails else {}
     if interface:
         # The sign makes NCCL take the name as it is: eth1 alone would take eth10 too.
         variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        variables["GLOO_SOCKET_IFNAME"] = interface
         variables["OMPI_MCA_btl_tcp_if_include"] = interface
     return variables
 

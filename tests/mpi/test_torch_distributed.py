@@ -41,8 +41,8 @@ def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, ranks):
     program = importlib.util.module_from_spec(spec)
     sys.modules["gloo_equivalence"] = program
     spec.loader.exec_module(program)
-    mpirun(path, ranks, str(tmp_path / "out"), *CASES, HPCTRAIN_BACKEND="gloo")
-    results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
+    mpirun(path, ranks, "gloo", str(tmp_path / "out"), *CASES)
+    results = [np.load(tmp_path / f"out-gloo-{rank}.npz") for rank in range(ranks)]
     for name, tolerance in CASES.items():
         for result in results:
             np.testing.assert_array_equal(result[name], results[0][name], err_msg=f"{name}: ranks differ")
