@@ -60,6 +60,16 @@ def test_the_directory_holds_plan_script_and_submission(
     assert (directory / "logs").is_dir()
 
 
+def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, lines in (("shrink", 1), ("stop", 0)):
+        assert submit("digits", "--cluster", "generic", "--nodes", "2", "--set", f"fault_tolerance={word}") == 0
+        script = Path(capsys.readouterr().out.split()[0], "job.sh").read_text()
+        assert script.splitlines().count("#SBATCH --no-kill") == lines
+    assert submit("digits", "--cluster", "generic", "--set", "fault_tolerance=shrink", "--launcher", "srun-pmix") == 2
+    assert "choose --launcher mpirun, of Open MPI 5" in capsys.readouterr().err
+    assert len(programs.calls("sbatch")) == 2
+
+
 def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--chain", "3", "--dependency", "afterok:5") == 0
     path, jobs = capsys.readouterr().out.splitlines()
