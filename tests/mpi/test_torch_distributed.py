@@ -1,22 +1,21 @@
-"""torch.distributed as the carrier: under mpirun without torchrun, and under torchrun without MPI."""
+"""torch.distributed as the carrier: under mpirun without torchrun, and under torchrun without MPI.
+
+That training equals one process's is in test_torch_equivalence.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).parent / "programs"
 README = Path(__file__).parents[2] / "README.md"
-# The sum of a batch in another order: rounding, and what 20 steps make of it.
-CASES = {"odd": 1e-10, "sparse_embedding": 1e-10, "accumulate3": 1e-10, "scaler_overflow": 1e-5, "wire_bf16": 2e-2}
 
 
 def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -32,21 +31,6 @@ def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.Com
         process.terminate()
         process.wait(timeout=60)
     return subprocess.CompletedProcess(command, process.returncode, output)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, ranks):
-    path = PROGRAMS / "torch_equivalence.py"
-    spec = importlib.util.spec_from_file_location("gloo_equivalence", path)
-    program = importlib.util.module_from_spec(spec)
-    sys.modules["gloo_equivalence"] = program
-    spec.loader.exec_module(program)
-    mpirun(path, ranks, "gloo", str(tmp_path / "out"), *CASES)
-    results = [np.load(tmp_path / f"out-gloo-{rank}.npz") for rank in range(ranks)]
-    for name, tolerance in CASES.items():
-        for result in results:
-            np.testing.assert_array_equal(result[name], results[0][name], err_msg=f"{name}: ranks differ")
-        assert np.abs(results[0][name] - program.reference(name)).max() <= tolerance, name
 
 
 def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):

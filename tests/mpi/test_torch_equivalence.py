@@ -34,7 +34,8 @@ def references() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "backends"), [(1, ["mpi"]), (2, ["mpi", "horovod"]), (3, ["mpi", "horovod"]), (4, ["mpi"])]
+    ("ranks", "backends"),
+    [(1, ["mpi"]), (2, ["mpi", "horovod", "gloo"]), (3, ["mpi", "horovod", "gloo"]), (4, ["mpi"])],
 )
 def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, references, ranks, backends):
     mpirun(PROGRAM, ranks, ",".join(backends), str(tmp_path / "out"), *EAGER)
