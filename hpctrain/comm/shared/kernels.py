@@ -24,7 +24,7 @@ def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> N
         factor: one number of the type in which is added up, see :func:`sum_type`; NumPy takes an array of no dimension
             faster than a scalar.
     """
-    if out.dtype.itemsize == 2:
+    if out.itemsize == 2:
         total = np.empty(len(out), dtype=np.float32)
         np.copyto(total, terms[0])
         for term in terms[1:]:

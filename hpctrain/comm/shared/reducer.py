@@ -161,6 +161,7 @@ class Task:
 
     Attributes:
         nbytes: the size of the buffer.
+        small: it is run when it is submitted, if nothing waits its turn.
         done: it is not queued.
         error: what went wrong in it.
     """
@@ -180,6 +181,7 @@ class Task:
         self._reducer = reducer
         self._mean: Mean | None = None
         self.nbytes = nbytes
+        self.small = nbytes <= _AT_ONCE_BYTES
         self.done = True
         self.error: BaseException | None = None
 
@@ -217,18 +219,14 @@ class Worker:
 
     def submit(self, task: Task) -> None:
         """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first."""
-        if not task.done:
-            self.wait(task)
-        if self._closed:
-            raise HpctrainError("gradients were reduced after shutdown()")
-        task.error = None
-        if task.nbytes <= _AT_ONCE_BYTES and self._running.acquire(blocking=False):
+        if task.small and not self._tasks and self._running.acquire(blocking=False):
             try:
-                if not self._tasks:
-                    self._run(task, self.pause)
-                    return
+                self._run(task, self.pause)
             finally:
                 self._running.release()
+            return
+        if not task.done:
+            self.wait(task)
         task.done = False
         self._tasks.append(task)
         if task.nbytes > _UNHURRIED_BYTES:
@@ -262,11 +260,13 @@ class Worker:
         with self._running:
             while self._tasks:
                 self._run(self._tasks.popleft(), self.pause)
+            self._failure = HpctrainError("gradients were reduced after shutdown()")
         self._closed = True
         self._woken.release()
         self._thread.join()
 
     def _run(self, task: Task, pause: Pause) -> None:
+        task.error = None
         try:
             if self._failure:
                 raise self._failure
