@@ -98,11 +98,12 @@ def find_failure(
     left = _statuses_left(records, heals=heals)
     if len(records) == ranks and left == {"done"}:
         return None
-    if len(records) == ranks and left and left <= {"done", "resumable"}:
-        return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
+    # Before what follows from it: the launcher sends the other ranks SIGTERM, which asks those that listen to stop.
     if match := _LOST_HOST.search(output):
         host = match["open_mpi"] or match["srun"]
         return Failure(message=f"host {host} was lost, and its ranks with it", host=host, exit_code=RESUMABLE)
+    if len(records) == ranks and left and left <= {"done", "resumable"}:
+        return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
     failed = [record for record in records.values() if record.status == "failed"]
     if heals and failed:
         # What killed a rank is then the less recent cause: the others would have gone on without it.

@@ -168,7 +168,7 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     """An attempt as the page's table shows it."""
     start = attempt.start
     ending = [event["message"] for event in attempt.fatal] or [str(attempt.end.get("status", UNFINISHED))]
-    if attempt.stopped:
+    if attempt.stopped and not attempt.fatal:
         ending = [f"stopped after step {attempt.stopped['iteration']}: {attempt.stopped['reason']}"]
     return (
         start.get("attempt"),
