@@ -154,13 +154,14 @@ def _error(rank: RankRecord) -> str:
 
 def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
     """A rank as the page's table shows it."""
+    ended = rank.status != "running"
     return (
         rank.rank,
         rank.host,
         rank.status,
-        _duration(rank.ended - rank.started) if rank.ended else None,
+        _duration(rank.ended - rank.started) if ended else None,
         # Nobody knows that of one that was lost.
-        rank.exit_code if rank.status not in ("running", "lost") else None,
+        rank.exit_code if ended and rank.status != "lost" else None,
     )
 
 
