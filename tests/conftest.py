@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
     Its result has ``returncode`` and ``stdout`` (both streams). ``check=True`` (the default) fails the test with the
     output if the program fails. The program runs in a temporary directory of its own, unless ``cwd`` names another.
+    ``options`` are further ones of mpirun.
     """
     launcher = shutil.which("mpirun", path=_PATH)
     if launcher is None:
@@ -58,6 +60,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         check: bool = True,
         timeout: float = 180,
         cwd: Path | None = None,
+        options: Sequence[str] = (),
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         env = {
@@ -71,7 +74,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
             **variables,
         }
         command = [launcher, "--oversubscribe", "--bind-to", "none", "--mca", "osc", "^ucx", "-np", str(ranks)]
-        command += [sys.executable, str(program), *arguments]
+        command += [*options, sys.executable, str(program), *arguments]
         result = _run(command, timeout=timeout, env=env, cwd=cwd or tmp_path_factory.mktemp(program.stem))
         if check and result.returncode != 0:
             pytest.fail(f"{program.name} on {ranks} ranks exited {result.returncode}:\n{result.stdout}")

@@ -235,7 +235,8 @@ class Recovery:
                 ranks=self._comm.size,
             )
         names = ", ".join(f"rank {each.first_rank} on {each.host}" for each in lost)
-        print(f"hpctrain: {names} died; {self._comm.size} ranks go on after {seconds:.3f} s", file=sys.stderr)
+        left = f"{self._comm.size} ranks go on" if self._comm.size > 1 else "the last rank goes on"
+        print(f"hpctrain: {names} died; {left} after {seconds:.3f} s", file=sys.stderr)
 
     def _mark(self, lost: LostRank) -> None:
         """Say in its record what became of a rank that cannot do so itself; a rank may die before it has one."""

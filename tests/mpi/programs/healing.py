@@ -1,0 +1,204 @@
+"""Trainings whose ranks die at chosen points, for test_healing.py to look at what the others make of it.
+
+Usage: healing.py FOLDER FRAMEWORK CASE…; each case goes on with the ranks that the one before has left, and has a run
+directory of its own name. A rank writes what it trained on to ``trained-RANK.jsonl`` there, and what it ends with to
+``end-RANK.npz``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+import hpctrain as ht
+from hpctrain.comm.base import RanksLostError
+from hpctrain.data.digits import load_digits
+from hpctrain.data.samples import Samples
+from hpctrain.events import EventWriter
+from hpctrain.recipes.schema import Recipe
+from hpctrain.records import RankRecord, write_record
+from hpctrain.rundir import RunDirectory
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.loop import Loop
+from hpctrain.train.recovery import Recovery, require_healing
+
+SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
+BASE = {
+    "name": "test",
+    "source": "none",
+    "reported": {"metric": "test_accuracy", "value": 1.0},
+    "model": {"name": "digits_cnn"},
+    "data": {"name": "digits"},
+    "batch": {"size": BATCH},
+    "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
+    "schedule": {"name": "cosine", "base_batch": 10, "warmup_epochs": 1},
+    "epochs": EPOCHS,
+    "seed": 3,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens: ``deaths`` are (rank, point, step), of ranks as the program began; a rank that is ``late`` at a
+    step learns of a death before its update, when others have done theirs."""
+
+    tolerance: dict[str, object]
+    deaths: tuple[tuple[int, str, int], ...]
+    late: tuple[int, int] | None = None
+
+
+CASES = {
+    "keep": Case(
+        {"lost_rank": "shrink"}, ((4, "forward", 3), (0, "updated", 6), (2, "rebuild", 6), (5, "evaluate", 8)), (3, 6)
+    ),
+    "shrink": Case({"lost_rank": "shrink", "batch": "shrink"}, ((6, "forward", 3),)),
+    "few": Case({"lost_rank": "shrink", "min_ranks": 2}, ((3, "updated", 6),)),
+    "keras": Case({"lost_rank": "shrink"}, ((0, "forward", 3),)),
+}
+
+
+def recipe(case: str) -> Recipe:
+    return Recipe.model_validate_json(json.dumps({**BASE, "fault_tolerance": CASES[case].tolerance}))
+
+
+def data() -> tuple[Samples, Samples]:
+    train, test = load_digits(test_fraction=0.2, seed=3)
+    return train[:SAMPLES], test[:50]
+
+
+def trainer_of(framework: str, settings: Recipe, comm: ht.Communicator):
+    if framework == "keras":
+        from hpctrain.train.keras_trainer import KerasTrainer as Trainer
+    else:
+        from hpctrain.train.torch_trainer import TorchTrainer as Trainer
+    return Trainer(settings, comm)
+
+
+def parameters(trainer) -> np.ndarray:
+    """Parameters and what the optimizer keeps, in one row."""
+    state = trainer.state()
+    return np.concatenate([np.ravel(state[name]).astype(np.float64) for name in sorted(state) if "random" not in name])
+
+
+class Watched(Samples):
+    """Samples that know which of them were taken for the step in work."""
+
+    taken: ClassVar[list[list[int]]] = []
+
+    def __getitem__(self, rows):
+        Watched.taken.append(np.arange(len(self))[rows].tolist())
+        return Samples(images=self.images[rows], labels=self.labels[rows])
+
+
+class Mortal:
+    """A trainer that dies, or finds out late, where it is told to; and keeps account of its updates on disk."""
+
+    def __init__(self, trainer, comm, first: int, case: Case, account: Path) -> None:
+        self._trainer, self._comm, self._case = trainer, comm, case
+        self._first, self._account = first, account
+        self.iteration = lambda: 0
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+    def step(self, parts, scale, rate):
+        step = self.iteration() + 1
+        self._die("forward", step)
+        mine = [index for rows in Watched.taken[-len(parts) :] for index in rows] if scale else []
+        late = self._case.late == (self._first, step)
+        if late:
+            self._find_out_late()
+        try:
+            loss = self._trainer.step(parts, scale, rate)
+        except RanksLostError:
+            # Its samples are in the mean, by which the others have updated.
+            if late:
+                self._account_for(step, mine)
+            raise
+        self._account_for(step, mine)
+        self._die("updated", step)
+        return loss
+
+    def _account_for(self, step: int, samples: list[int]) -> None:
+        with self._account.open("a") as file:
+            file.write(json.dumps({"step": step, "samples": samples}) + "\n")
+
+    def evaluate(self, samples):
+        self._die("evaluate", self.iteration())
+        return self._trainer.evaluate(samples)
+
+    def rebuild(self):
+        self._die("rebuild", self.iteration() + 1)
+        self._trainer.rebuild()
+
+    def _die(self, point: str, step: int) -> None:
+        if (self._first, point, step) in self._case.deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _find_out_late(self) -> None:
+        """The others get through the end of a reduction that this rank does not."""
+        size = self._comm.size
+
+        def wait_for_death(*_: object) -> None:
+            if self._case.late != (self._first, self.iteration() + 1) or self._comm.size < size:
+                return
+            deadline = time.monotonic() + 20
+            while not self._comm.lost:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            raise RanksLostError("found out late")
+
+        self._trainer._optimizer.register_step_pre_hook(wait_for_death)
+
+
+def train(settings: Recipe, comm: ht.Communicator, trainer, first: int, directory: RunDirectory) -> bool:
+    train, test = data()
+    with EventWriter(directory.events if comm.rank == 0 else None) as events:
+        loop = Loop(
+            settings,
+            comm,
+            trainer,
+            Watched(images=train.images, labels=train.labels),
+            test,
+            events,
+            checkpoints=Checkpoints(directory.checkpoints, comm, events),
+            recovery=Recovery(comm, trainer, events, directory),
+        )
+        trainer.iteration = lambda: loop.iteration
+        return loop.run()
+
+
+def run(folder: Path, framework: str, name: str, comm: ht.Communicator, first: int) -> bool:
+    case, settings = CASES[name], recipe(name)
+    require_healing(comm, settings.fault_tolerance)
+    directory = RunDirectory(folder / name)
+    if comm.rank == 0:
+        directory.ranks.mkdir(parents=True)
+    comm.barrier()
+    record = RankRecord(rank=first, host=comm.host, pid=os.getpid(), started=time.time(), status="running")
+    write_record(directory, record)
+    account = directory.path / f"trained-{first}.jsonl"
+    trainer = Mortal(trainer_of(framework, settings, comm), comm, first, case, account)
+    done = train(settings, comm, trainer, first, directory)
+    np.savez(directory.path / f"end-{first}.npz", parameters=parameters(trainer), place=[comm.rank, comm.size])
+    return done
+
+
+def main(folder: str, framework: str, *cases: str) -> None:
+    comm = ht.init("mpi")
+    first = comm.rank
+    for name in cases:
+        done = run(Path(folder), framework, name, comm, first)
+        print(f"rank {first}: {name} {'done' if done else 'stopped'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

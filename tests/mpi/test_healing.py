@@ -1,0 +1,182 @@
+"""Ranks that are killed in the middle of a training: the others go on, and nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from launching import Launch
+
+from hpctrain.checkpoints import newest_checkpoint
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.data.sampling import epoch_order, global_batches, share
+from hpctrain.events import Event, EventWriter, read_events
+from hpctrain.records import read_records
+from hpctrain.rundir import RunDirectory
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.loop import Loop, learning_rate
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "healing.py"
+ULFM = ("--with-ft", "ulfm")
+STEPS = 4  # of an epoch: 61 samples in batches of 20
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PROGRAM.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three trainings one after the other, of 7 ranks at the begin and 1 at the end."""
+    folder = tmp_path_factory.mktemp("healed")
+    limits = {"HPCTRAIN_TIMEOUT": "60"}
+    result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "shrink", "few", options=ULFM, check=False, **limits)
+    assert "rank 1: few stopped" in result.stdout, result.stdout
+    return folder
+
+
+def whole_run(program: ModuleType, framework: str, tmp_path: Path) -> tuple[np.ndarray, list[Event]]:
+    """The same without any death, in one process: parameters and events."""
+    comm, settings = SingleCommunicator("test"), program.recipe("keep")
+    trainer = program.trainer_of(framework, settings, comm)
+    with EventWriter(tmp_path / "events.jsonl") as events:
+        Loop(settings, comm, trainer, *program.data(), events, checkpoints=Checkpoints(tmp_path, comm, events)).run()
+    return program.parameters(trainer), list(read_events(tmp_path / "events.jsonl"))
+
+
+def ends(run: Path) -> dict[int, np.ndarray]:
+    return {int(path.stem.partition("-")[2]): np.load(path)["parameters"] for path in run.glob("end-*.npz")}
+
+
+def of_kind(run: Path, kind: str) -> list[Event]:
+    return [event for event in read_events(run / "events.jsonl") if event["event"] == kind]
+
+
+def trained(run: Path) -> dict[int, list[int]]:
+    """The samples of each step: what the ranks that made it trained on, those that died later included."""
+    lines: list[dict[str, Any]] = []
+    for path in run.glob("trained-*.jsonl"):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    return {
+        step: sorted(sample for line in lines if line["step"] == step for sample in line["samples"])
+        for step in sorted({line["step"] for line in lines})
+    }
+
+
+def test_a_run_of_which_four_ranks_died_is_the_uninterrupted_one(
+    program: ModuleType, folder: Path, tmp_path: Path
+) -> None:
+    """A death before the reduction, one of rank 0 behind it that another rank learns of late, one in the recovery
+    from that, and one in an evaluation."""
+    run = folder / "keep"
+    found = ends(run)
+    assert sorted(found) == [1, 3, 6]
+    for parameters in found.values():
+        np.testing.assert_array_equal(parameters, found[1])
+    expected, events = whole_run(program, "torch", tmp_path)
+    np.testing.assert_allclose(found[1], expected, rtol=0, atol=2e-5)
+    steps = of_kind(run, "step")
+    assert [step["iteration"] for step in steps] == list(range(1, 3 * STEPS + 1))
+    wanted = [event for event in events if event["event"] == "step"]
+    for step, other in zip(steps, wanted, strict=True):
+        assert [step[key] for key in ("epoch", "learning_rate", "samples")] == [
+            other[key] for key in ("epoch", "learning_rate", "samples")
+        ]
+        # The loss of step 6 is of a part of its samples.
+        assert step["loss"] == pytest.approx(other["loss"], abs=1e-4) or step["iteration"] == 6
+    last, other = of_kind(run, "epoch")[-1], events[-2]
+    assert [last[key] for key in ("epoch", "test_accuracy")] == [other[key] for key in ("epoch", "test_accuracy")]
+    kinds = [event["event"] for event in read_events(run / "events.jsonl")]
+    assert [kinds.count(kind) for kind in ("run", "checkpoint", "epoch", "end")] == [1, 3, 3, 1]
+
+
+def test_deaths_are_recorded(folder: Path) -> None:
+    run = folder / "keep"
+    faults = of_kind(run, "fault")
+    assert [[fault[key] for key in ("rank", "iteration", "ranks")] for fault in faults] == [
+        [4, 3, 6],
+        [0, 6, 4],
+        [2, 6, 4],
+        [5, 9, 3],
+    ]
+    # Of the step that rank 0 died behind, on 6 ranks, the 2 that died and the late one could not tell their losses.
+    counts = [share(np.arange(20), rank, 6).count for rank in range(6)]
+    first_ranks = [0, 1, 2, 3, 5, 6]
+    lost = sum(counts[first_ranks.index(rank)] for rank in (0, 2, 3))
+    assert [fault["samples_affected"] for fault in faults] == [0, lost, 0, 0]
+    assert all(0 < fault["recovery_seconds"] < 30 for fault in faults)
+    statuses = {rank: record.status for rank, record in read_records(RunDirectory(run)).items()}
+    assert {rank for rank, status in statuses.items() if status == "lost"} == {0, 2, 4, 5}
+
+
+@pytest.mark.parametrize("name", ["keep", "shrink"])
+def test_every_sample_is_seen_once_an_epoch(folder: Path, name: str) -> None:
+    sizes = [step["samples"] for step in of_kind(folder / name, "step")]
+    epochs = [step["epoch"] for step in of_kind(folder / name, "step")]
+    batches = trained(folder / name)
+    assert sorted(batches) == list(range(1, len(sizes) + 1))
+    for epoch in (1, 2, 3):
+        order = epoch_order(61, seed=3, epoch=epoch - 1)
+        begin = 0
+        for step in (number for number in batches if epochs[number - 1] == epoch):
+            assert batches[step] == sorted(order[begin : begin + sizes[step - 1]].tolist())
+            begin += sizes[step - 1]
+        assert begin == 61
+
+
+def test_batch_and_rate_shrink_with_the_ranks(program: ModuleType, folder: Path) -> None:
+    """Three ranks, of which one dies in the third step: 20 x 2 / 3 samples, and the rate of where the epoch is."""
+    steps = of_kind(folder / "shrink", "step")
+    rests = [len(batch) for batch in global_batches(np.arange(61 - 40), 13, drop_last=False)]
+    later = [len(batch) for batch in global_batches(np.arange(61), 13, drop_last=False)]
+    assert [step["samples"] for step in steps] == [20, 20, *rests, *later, *later]
+    schedule, seen = learning_rate(program.recipe("shrink"), 61), 0
+    for number, step in enumerate(steps):
+        done = (step["epoch"] - 1) * STEPS + seen / 20
+        assert step["learning_rate"] == pytest.approx(schedule(done) * (1 if number < 2 else 13 / 20))
+        seen = (seen + step["samples"]) % 61
+    found = ends(folder / "shrink")
+    assert sorted(found) == [1, 3]
+    np.testing.assert_array_equal(found[1], found[3])
+
+
+def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
+    run = folder / "few"
+    *_, last = read_events(run / "events.jsonl")
+    assert (last["event"], last["iteration"]) == ("stopped", 6)
+    assert "1 of 2 ranks are left, fewer than fault_tolerance.min_ranks=2" in last["reason"]
+    assert newest_checkpoint(run / "checkpoints") == (6, ())
+
+
+def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:
+    result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=60)
+    assert result.returncode != 0
+    assert "needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is Open MPI 5" in result.stdout
+
+
+@pytest.mark.slow
+def test_keras(program: ModuleType, mpirun: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    result = mpirun(PROGRAM, 3, str(tmp_path), "keras", "keras", options=ULFM, check=False, HPCTRAIN_TIMEOUT="100")
+    assert result.stdout.count("keras done") == 2, result.stdout
+    run = tmp_path / "keras"
+    found = ends(run)
+    np.testing.assert_array_equal(found[1], found[2])
+    expected, _ = whole_run(program, "keras", tmp_path)
+    np.testing.assert_allclose(found[1], expected, rtol=0, atol=5e-5)
+    assert [step["iteration"] for step in of_kind(run, "step")] == list(range(1, 3 * STEPS + 1))
+    assert trained(run)[3] == sorted(epoch_order(61, seed=3, epoch=0)[40:60].tolist())
