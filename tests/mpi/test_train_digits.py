@@ -10,10 +10,10 @@ from hpctrain.events import read_events
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_digits_on_two_ranks(hpctrain, tmp_path, framework):
+@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("keras", "mpi"), ("torch", "horovod")])
+def test_digits_on_two_ranks(hpctrain, tmp_path, framework, backend):
     pytest.importorskip(framework)
-    options = ["--framework", framework, "-np", "2", "--backend", "horovod", "--run-dir", "run"]
+    options = ["--framework", framework, "-np", "2", "--backend", backend, "--run-dir", "run"]
     result = hpctrain("run", "digits", *options, timeout=400)
     assert result.returncode == 0, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -21,7 +21,7 @@ def test_digits_on_two_ranks(hpctrain, tmp_path, framework):
         "status": "done",
         "recipe": "digits",
         "framework": framework,
-        "backend": "horovod",
+        "backend": backend,
         "ranks": 2,
         "epochs": 20,
         "steps": 460,

@@ -1,7 +1,7 @@
 """Trains small networks for 20 updates, plainly on the full batch or with hpctrain on this rank's part.
 
-``python keras_equivalence.py plain|BACKEND,… OUT [CASE …]`` writes OUT-BACKEND-RANK.npz with each case's weights. The
-plain run imports no hpctrain.
+``python keras_equivalence.py OUT plain|BACKEND=CASE,… …`` writes OUT-BACKEND-RANK.npz with each case's weights. The
+plain run does all cases and imports no hpctrain.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 SAMPLES, BATCH, UPDATES = 70, 17, 20  # batches of 17, 17, 17, 17 and 2: some ranks of 3 and 4 get none of the last
-BACKENDS = sys.argv[1].split(",") if sys.argv[1:] else []
-DISTRIBUTED = BACKENDS != ["plain"]
+DISTRIBUTED = sys.argv[2:] != ["plain"]
 COMM = None
 
 
@@ -151,15 +150,15 @@ def main() -> None:
     global COMM
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    names = sys.argv[3:] or CASES
-    for backend in BACKENDS:
+    out, *parts = sys.argv[1:]
+    for backend, _, names in (part.partition("=") for part in parts):
         if DISTRIBUTED:
             import hpctrain as ht
 
             ht.shutdown()
             COMM = ht.init(backend)
-        out = f"{sys.argv[2]}-{backend}-{COMM.rank if COMM else 0}.npz"
-        np.savez(out, **{name: train(CASES[name]) for name in names})
+        results = {name: train(CASES[name]) for name in (names.split(",") if names else CASES)}
+        np.savez(f"{out}-{backend}-{COMM.rank if COMM else 0}.npz", **results)
 
 
 if __name__ == "__main__":
