@@ -1,0 +1,184 @@
+"""Digits on 4 ranks of which some are killed: ``python benchmarks/faults.py --runs 30 --seed 0 --json faults.json``.
+
+Each run has a seed of its own, from which its kills follow: whom, at which step and where in it, and whether another
+rank is killed too, later or while the others recover. ``kill -9`` comes from outside, at any moment of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.events import Event, read_events
+from hpctrain.records import whole_records
+from hpctrain.rundir import RunDirectory
+
+RANKS, EPOCHS, STEPS_AN_EPOCH = 4, 8, 23
+KINDS = ("one", "one", "two", "in recovery")
+_LIMIT_SECONDS = 300.0
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """``kill -9`` of a rank ``delay`` seconds after the event of a step, or ``delay`` after the kill before."""
+
+    rank: int
+    step: int
+    delay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of one run.
+
+    Attributes:
+        seconds: from each kill to the next finished step; ``recovery_seconds`` is the part behind its discovery.
+    """
+
+    seed: int
+    kind: str
+    kills: tuple[Kill, ...]
+    completed: bool
+    lost_steps: int
+    samples_affected: int
+    seconds: tuple[float, ...]
+    recovery_seconds: tuple[float, ...]
+    accuracy: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; each has the next")
+    parser.add_argument("--json", type=Path, help="where all numbers go")
+    options = parser.parse_args()
+    results = []
+    print(
+        f"{'seed':>4}  {'kind':11} {'rank@step':>13}  {'done':4} {'lost':>4} {'affected':>8}  {'seconds':>11}  accuracy"
+    )
+    for seed in range(options.seed, options.seed + options.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(run(seed, Path(folder) / "run"))
+        print(line(results[-1]), flush=True)
+    print(total(results))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+
+
+def kills_of(seed: int) -> tuple[str, tuple[Kill, ...]]:
+    """The kills of a run, in the order of time."""
+    draw = random.Random(seed)
+    kind = KINDS[seed % len(KINDS)]
+    last = EPOCHS * STEPS_AN_EPOCH - 10
+    first, second = draw.sample(range(RANKS), 2)
+    steps = sorted(draw.sample(range(3, last), 2))
+    kills = [Kill(rank=first, step=steps[0], delay=draw.uniform(0, 0.03))]
+    if kind == "two":
+        kills.append(Kill(rank=second, step=steps[1], delay=draw.uniform(0, 0.03)))
+    if kind == "in recovery":
+        kills.append(Kill(rank=second, step=0, delay=draw.uniform(0.002, 0.04)))
+    return kind, tuple(kills)
+
+
+def run(seed: int, folder: Path) -> Result:
+    """One run; ends every process that it started."""
+    kind, kills = kills_of(seed)
+    hpctrain = str(Path(sys.executable).parent / "hpctrain")
+    settings = [word for each in ("fault_tolerance=shrink", f"epochs={EPOCHS}") for word in ("--set", each)]
+    command = [hpctrain, "run", "digits", "-np", str(RANKS), "--backend", "mpi", *settings, "--run-dir", str(folder)]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    directory = RunDirectory(folder)
+    try:
+        times = carry_out(kills, directory, process)
+        completed = process.wait(timeout=_LIMIT_SECONDS) == 0
+    except subprocess.TimeoutExpired:
+        times, completed = [], False
+    finally:
+        if process.poll() is None:
+            # Its launcher ends the ranks at the second signal.
+            for _ in range(2):
+                os.killpg(process.pid, signal.SIGTERM)
+                time.sleep(1)
+            process.wait(timeout=60)
+    return judge(seed, kind, kills, times, list(read_events(directory.events)), completed=completed)
+
+
+def carry_out(kills: tuple[Kill, ...], directory: RunDirectory, process: subprocess.Popen[bytes]) -> list[float]:
+    """Kill as planned; returns when."""
+    times: list[float] = []
+    for kill in kills:
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while steps(directory) < kill.step and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        pids = {record.rank: record.pid for record in whole_records(directory)}
+        time.sleep(kill.delay)
+        if process.poll() is None:
+            times.append(time.time())
+            os.kill(pids[kill.rank], signal.SIGKILL)
+    return times
+
+
+def steps(directory: RunDirectory) -> int:
+    """How many are recorded so far."""
+    return directory.events.read_bytes().count(b'"event": "step"') if directory.events.exists() else 0
+
+
+def judge(
+    seed: int, kind: str, kills: tuple[Kill, ...], times: list[float], events: list[Event], *, completed: bool
+) -> Result:
+    done = [event for event in events if event["event"] == "step"]
+    faults = [event for event in events if event["event"] == "fault"]
+    epochs = [event for event in events if event["event"] == "epoch"]
+    numbers = [event["iteration"] for event in done]
+    whole = EPOCHS * STEPS_AN_EPOCH
+    after = [[event["time"] - at for event in done if event["time"] > at] for at in times]
+    return Result(
+        seed=seed,
+        kind=kind,
+        kills=kills,
+        completed=completed and len(faults) == len(kills) and numbers == list(range(1, whole + 1)),
+        lost_steps=whole - len(set(numbers)) + len(numbers) - len(set(numbers)),
+        samples_affected=sum(int(event.get("samples_affected", 0)) for event in faults),
+        seconds=tuple(later[0] for later in after if later),
+        recovery_seconds=tuple(event["recovery_seconds"] for event in faults if "recovery_seconds" in event),
+        accuracy=float(epochs[-1]["test_accuracy"]) if epochs else 0.0,
+    )
+
+
+def line(result: Result) -> str:
+    where = ", ".join(f"{kill.rank}@{kill.step or '+'}" for kill in result.kills)
+    seconds = ", ".join(f"{each:.2f}" for each in result.seconds)
+    return (
+        f"{result.seed:4}  {result.kind:11} {where:>13}  {'yes' if result.completed else 'NO':4} "
+        f"{result.lost_steps:4} {result.samples_affected:8}  {seconds:>11}  {result.accuracy:.4f}"
+    )
+
+
+def total(results: list[Result]) -> str:
+    seconds: list[Any] = [each for result in results for each in result.seconds]
+    completed = sum(result.completed for result in results)
+    times = f"median {statistics.median(seconds):.2f} s, max {max(seconds):.2f} s" if seconds else "never"
+    return (
+        f"{completed} of {len(results)} completed; {sum(result.lost_steps for result in results)} steps lost or done "
+        f"twice, {sum(result.samples_affected for result in results)} samples affected; from a kill to the next "
+        f"finished step: {times}; accuracy at least {min(result.accuracy for result in results):.4f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
