@@ -73,3 +73,32 @@ def test_no_file_is_an_error(tmp_path):
 def test_ranks_without_a_file_write_nothing():
     with EventWriter(None) as events:
         events.emit("step")
+
+
+def step(iteration: int) -> dict[str, object]:
+    return {**dict.fromkeys(("loss", "learning_rate", "seconds", "communication_seconds"), 0.5), "iteration": iteration}
+
+
+def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
+    """Both emit the same; the dead one had an attempt before, wrote up to step 4, and half of step 5."""
+    path = tmp_path / "events.jsonl"
+    heir = EventWriter(None)
+    with EventWriter(path) as dead:
+        for iteration in range(1, 8):
+            dead.emit("step", epoch=1, samples=2, **step(iteration))
+        dead.emit("start", attempt=2, iteration=2)
+        for iteration in range(3, 7):
+            heir.emit("step", epoch=1, samples=2, **step(iteration))
+            if iteration < 5:
+                dead.emit("step", epoch=1, samples=2, **step(iteration))
+    with path.open("ab") as file:
+        file.write(b'{"time": 1, "event": "st')
+    heir.take_over(path)
+    with heir:
+        # Of step 4, which is there; and step 7, which is there in the attempt before only.
+        for iteration in (4, 7):
+            heir.emit("step", epoch=1, samples=2, **step(iteration))
+        heir.take_over(path)
+    events = list(read_events(path))
+    begin = [event["event"] for event in events].index("start")
+    assert [event["iteration"] for event in events[begin + 1 :]] == [3, 4, 5, 6, 7]

@@ -1,0 +1,63 @@
+"""What the ranks that are left make of their accounts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.schema import FaultTolerance
+from hpctrain.train.recovery import Step, _Account, require_healing, settle
+
+
+def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
+    step = Step(samples=20, own=own, ranks=4, learning_rate=0.1, begin=0.0)
+    return _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
+
+
+def test_a_step_that_nobody_has_done_is_done_again() -> None:
+    agreement = settle([account(7, 7, loss=0.5), account(7, 7, loss=0.5)])
+    assert (agreement.noted, agreement.updates, agreement.behind, agreement.affected) == (7, 7, (), 0)
+
+
+def test_one_that_some_have_done_is_handed_to_the_others() -> None:
+    agreement = settle([account(7, 7), account(7, 8, loss_sum=10.0), account(7, 8, own=4, loss_sum=17.0)])
+    assert (agreement.noted, agreement.updates, agreement.source, agreement.behind) == (7, 8, 1, (0,))
+    # 9 of 20 samples are known to those that have done it
+    assert (agreement.loss, agreement.affected) == (pytest.approx(3.0), 11)
+
+
+def test_a_loss_that_one_rank_has_is_everybodys() -> None:
+    agreement = settle([account(7, 8, loss_sum=1.0, loss=9.0), account(8, 8, loss=0.25), account(7, 7)])
+    assert (agreement.noted, agreement.updates, agreement.behind) == (7, 8, (2,))
+    assert (agreement.loss, agreement.affected) == (0.25, 0)
+
+
+def test_ranks_without_samples_do_not_make_up_a_loss() -> None:
+    agreement = settle([account(7, 8, own=0), account(7, 8, own=0)])
+    assert math.isnan(agreement.loss) and agreement.affected == 20
+
+
+class Several(SingleCommunicator):
+    backend = "horovod"
+    size = 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lost_rank": "shrink"}, "backend 'horovod' cannot"),
+        ({"lost_rank": "shrink", "min_ranks": 4}, "min_ranks is 4, and the run has 3 ranks"),
+    ],
+)
+def test_what_cannot_heal_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(HpctrainError, match=message):
+        require_healing(Several("test"), FaultTolerance(**values))
+
+
+def test_nothing_is_asked_of_a_run_that_stops_with_its_first_dead_rank_or_has_one_rank() -> None:
+    require_healing(Several("test"), FaultTolerance(min_ranks=9))
+    require_healing(SingleCommunicator("test"), FaultTolerance(lost_rank="shrink"))
