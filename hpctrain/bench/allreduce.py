@@ -50,8 +50,8 @@ def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
     memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
 
     def make(numel: int) -> Reduction:
-        buffer = memory[:numel]
-        return Reduction(buffer=buffer, call=lambda: engine.allreduce(buffer, f"{name}.{numel}").wait())
+        buffer, own_name = memory[:numel], f"{name}.{numel}"
+        return Reduction(buffer=buffer, call=lambda: engine.allreduce(buffer, own_name).wait())
 
     return make
 
@@ -61,11 +61,13 @@ def by_mpi(world: MPI.Intracomm) -> MakeReduction:
 
     def make(numel: int) -> Reduction:
         array = np.zeros(numel, np.float32)
-        scale = np.float32(1 / world.size)
+        # The quickest ways to name a buffer and a factor, which count where the reduction takes microseconds.
+        message = (array, MPI.FLOAT)
+        scale = np.array(1 / world.size, np.float32)
 
         def call() -> None:
-            world.Allreduce(MPI.IN_PLACE, array)
-            np.multiply(array, scale, out=array)
+            world.Allreduce(MPI.IN_PLACE, message)
+            np.multiply(array, scale, array)
 
         return Reduction(buffer=torch.from_numpy(array), call=call)
 

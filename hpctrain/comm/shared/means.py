@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Array, Crew, add_up, blocks, cut, sum_type
@@ -59,15 +60,30 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
     turns = []
     for start in (0, half):
         terms = [view[start : start + buffer.nbytes].view(buffer.dtype) for view in slots.views]
-        turns.append((slots.own[start : start + buffer.nbytes].view(buffer.dtype), terms))
+        turns.append((_bytes(slots.own)[start : start + buffer.nbytes], terms))
+    # Of all ways to copy a few bytes this takes the least time.
+    source = _bytes(own.view(np.uint8))
+    name, meet = buffer.name, slots.meet
 
     def mean(pause: Pause) -> None:
         slot, terms = turns[slots.meetings & 1]
-        slot[...] = own
-        slots.meet(buffer.name, pause)
+        slot[:] = source
+        meet(name, pause)
         add_up(own, terms, factor)
 
-    return mean
+    def mean_of_two(pause: Pause) -> None:
+        # The same without a question asked, which would cost a tenth of the whole.
+        slot, (first, second) = turns[slots.meetings & 1]
+        slot[:] = source
+        meet(name, pause)
+        np.add(first, second, own)
+        np.multiply(own, factor, own)
+
+    return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
+
+
+def _bytes(array: NDArray[np.uint8]) -> memoryview:
+    return memoryview(array.data)
 
 
 def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: Crew, ranks: int) -> Mean:

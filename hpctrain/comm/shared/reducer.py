@@ -43,7 +43,6 @@ class Reducer:
 
     Attributes:
         worker: runs the reductions.
-        generation: how often :meth:`rebuild` made everything new.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Reducer:
         self._node_of = node_of
         self._crew = Crew(threads)
         self.worker = Worker()
-        self.generation = 0
+        self._tables: list[dict[Any, Any]] = []
         self._connect(world)
 
     def _connect(self, world: MPI.Intracomm) -> None:
@@ -85,6 +84,11 @@ class Reducer:
         bisect.insort(self._addresses, segment.address)
         self._segments[segment.address] = segment
         return segment
+
+    def table(self) -> dict[Any, Any]:
+        """An empty dictionary for what belongs to segments; :meth:`rebuild` empties it."""
+        self._tables.append({})
+        return self._tables[-1]
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment in which this rank's buffer lies, and where."""
@@ -137,7 +141,8 @@ class Reducer:
         self.worker.reset()
         for segment in self._segments.values():
             segment.abandon()
-        self.generation += 1
+        for table in self._tables:
+            table.clear()
         self._connect(world)
 
     def close(self) -> None:
@@ -164,6 +169,7 @@ class Task:
         small: it is run when it is submitted, if nothing waits its turn.
         done: it is not queued.
         error: what went wrong in it.
+        run: reduces the buffer; gets what to do between two looks.
     """
 
     def __init__(
@@ -179,21 +185,22 @@ class Task:
         wire = wire if wire is not None and wire.itemsize < dtype.itemsize else dtype
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
-        self._mean: Mean | None = None
+        # Replaced by what does it, at the first run.
+        self.run: Mean = self._prepare
         self.nbytes = nbytes
         self.small = nbytes <= _AT_ONCE_BYTES
         self.done = True
         self.error: BaseException | None = None
 
-    def run(self, pause: Pause) -> None:
-        if self._mean is None:
-            # Not before its turn: this too is collective.
-            self._mean = self._reducer.prepare(self._buffer)
-        self._mean(pause)
+    def _prepare(self, pause: Pause) -> None:
+        # Not before its turn: this too is collective.
+        self.run = self._reducer.prepare(self._buffer)
+        self.run(pause)
 
     def wait(self) -> None:
         """Return when the buffer holds the mean; see :meth:`Worker.wait`."""
-        self._reducer.worker.wait(self)
+        if self.error or not self.done:
+            self._reducer.worker.wait(self)
 
 
 class Worker:
@@ -219,9 +226,14 @@ class Worker:
 
     def submit(self, task: Task) -> None:
         """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first."""
-        if task.small and not self._tasks and self._running.acquire(blocking=False):
+        if task.small and not self._tasks and self._running.acquire(False):
             try:
-                self._run(task, self.pause)
+                if self._failure:
+                    raise self._failure
+                task.run(self.pause)
+                task.error = None
+            except BaseException as error:
+                task.error = self._failure = error
             finally:
                 self._running.release()
             return

@@ -72,6 +72,7 @@ class Segment:
         self.own = self.views[comm.rank]
         self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
+        self._sync = self._window.Sync
         self.own[:] = 0
         self._own_counter[0] = 0
         # Nobody may read a counter that is not zeroed yet.
@@ -105,7 +106,7 @@ class Segment:
             RanksLostError, HpctrainError: as of :meth:`hpctrain.comm.patience.Patience.wait`.
         """
         self.meetings = count = self.meetings + 1
-        self._window.Sync()
+        self._sync()
         self._own_counter[0] = count
         for counter in self._counters:
             # The quickest look there is: ranks that are in step come within a microsecond.
@@ -115,7 +116,7 @@ class Segment:
                 pause()
             else:
                 self._patience.wait(functools.partial(_has_come, counter, count, pause), what, self._missing)
-        self._window.Sync()
+        self._sync()
 
     def _missing(self) -> list[int]:
         counters = zip(self._others, self._counters, strict=True)

@@ -51,12 +51,9 @@ class MpiTensorFlowEngine:
         self._control = control
         self._reducer = reducer
         self._worker = worker
-        self._generation = reducer.generation
-        self._staging: dict[Any, _Staging] = {}
+        self._staging: dict[Any, _Staging] = reducer.table()
         self._results = Results()
         self._compiled: dict[Any, Any] = {}
-        with tf.init_scope():
-            self._turn = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         mean = functools.partial(self._mean, name, np.dtype(wire.as_numpy_dtype) if wire else None)
@@ -100,13 +97,9 @@ class MpiTensorFlowEngine:
             # TensorFlow makes a NumPy scalar of a tensor without dimensions.
             return function([np.asarray(array) for array in arrays])
 
-        # All operations of a graph take the same variable in turn: by themselves, two that do not depend on each other
-        # run in any order, another one on each rank.
-        with tf.control_dependencies([self._turn.read_value()]):
-            results = tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors])
-        with tf.control_dependencies(results):
-            self._turn.assign_add(1)
-        return list(results)
+        # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank, also beside
+        # what it does not depend on.
+        return list(tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True))
 
     def _least(self, arrays: Arrays) -> list[Array]:
         return [self._control.allreduce(array, "min") for array in arrays]
@@ -125,10 +118,6 @@ class MpiTensorFlowEngine:
         return self._copies(staging, arrays)
 
     def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
-        if self._generation != self._reducer.generation:
-            # The segments of before Reducer.rebuild are of no use any more.
-            self._staging.clear()
-            self._generation = self._reducer.generation
         key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
         if key not in self._staging:
             self._staging[key] = _Staging(self._reducer, arrays, name, wire)

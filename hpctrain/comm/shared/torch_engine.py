@@ -45,10 +45,10 @@ class MpiTorchEngine:
     def __init__(self, control: MpiControl, reducer: Reducer, worker: Worker) -> None:
         self._control = control
         self._reducer = reducer
-        self._worker = worker
-        self._generation = reducer.generation
-        self._tasks: dict[Any, Task] = {}
-        self._staging: dict[Any, tuple[torch.Tensor, Task]] = {}
+        self._submit = worker.submit
+        # By name, with the very tensor: to ask one for its address, size and type takes as long as a small reduction.
+        self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, Task]] = reducer.table()
+        self._staging: dict[Any, tuple[torch.Tensor, Task]] = reducer.table()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu":
@@ -56,18 +56,12 @@ class MpiTorchEngine:
         return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        if self._generation != self._reducer.generation:
-            self._forget()
-        key = (buffer.data_ptr(), buffer.numel(), buffer.dtype, name, wire)
-        task = self._tasks.get(key)
-        if task is None:
-            found = self._reducer.find(buffer.data_ptr(), buffer.nbytes)
-            if not found:
-                return self._reduce_copy(buffer, name, wire)
-            numpy_type, numpy_wire = _NUMPY[buffer.dtype], _NUMPY.get(wire)
-            task = self._tasks[key] = Task(self._reducer, *found, buffer.nbytes, numpy_type, name, numpy_wire)
-        self._worker.submit(task)
-        return task
+        known = self._tasks.get(name)
+        if known is not None and known[0] is buffer and known[1] is wire:
+            task = known[2]
+            self._submit(task)
+            return task
+        return self._reduce_other(buffer, name, wire)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         flat = tensor.detach().contiguous().view(-1)
@@ -81,6 +75,16 @@ class MpiTorchEngine:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
 
+    def _reduce_other(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
+        """Another buffer than the one that had this name last."""
+        found = self._reducer.find(buffer.data_ptr(), buffer.nbytes)
+        if not found:
+            return self._reduce_copy(buffer, name, wire)
+        task = Task(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+        self._tasks[name] = (buffer, wire, task)
+        self._submit(task)
+        return task
+
     def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
         """By name and not by address: another tensor may lie there tomorrow."""
         key = (name, buffer.numel(), buffer.dtype, wire)
@@ -92,11 +96,5 @@ class MpiTorchEngine:
         if not task.done:
             task.wait()
         staging.copy_(buffer)
-        self._worker.submit(task)
+        self._submit(task)
         return _Staged(task, buffer, staging)
-
-    def _forget(self) -> None:
-        """The buffers of before :meth:`Reducer.rebuild` are of no use any more."""
-        self._tasks.clear()
-        self._staging.clear()
-        self._generation = self._reducer.generation
