@@ -99,8 +99,9 @@ def run(seed: int, folder: Path) -> Result:
     settings = [word for each in ("fault_tolerance=shrink", f"epochs={EPOCHS}") for word in ("--set", each)]
     command = [hpctrain, "run", "digits", "-np", str(RANKS), "--backend", "mpi", *settings, "--run-dir", str(folder)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    output = folder.with_name("output").open("w+b")
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
     directory = RunDirectory(folder)
     try:
@@ -115,7 +116,13 @@ def run(seed: int, folder: Path) -> Result:
                 os.killpg(process.pid, signal.SIGTERM)
                 time.sleep(1)
             process.wait(timeout=60)
-    return judge(seed, kind, kills, times, list(read_events(directory.events)), completed=completed)
+    result = judge(seed, kind, kills, times, list(read_events(directory.events)), completed=completed)
+    output.seek(0)
+    printed = output.read().decode(errors="replace")
+    output.close()
+    if not result.completed:
+        print(printed, file=sys.stderr)
+    return result
 
 
 def carry_out(kills: tuple[Kill, ...], directory: RunDirectory, process: subprocess.Popen[bytes]) -> list[float]:
