@@ -42,7 +42,7 @@ class MpiCommunicator(MpiControl):
         from hpctrain.comm.shared.tensorflow_engine import MpiTensorFlowEngine
 
         if self._tensorflow is None:
-            # One for all optimizers: it keeps what they reduce in one graph in order.
+            # One for all optimizers, whose results share memory.
             self._tensorflow = MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
         return self._tensorflow
 

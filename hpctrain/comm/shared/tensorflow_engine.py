@@ -51,8 +51,7 @@ class MpiTensorFlowEngine:
         self._control = control
         self._reducer = reducer
         self._worker = worker
-        self._generation = reducer.generation
-        self._staging: dict[Any, _Staging] = {}
+        self._staging: dict[Any, _Staging] = reducer.table()
         self._results = Results()
         self._compiled: dict[Any, Any] = {}
 
@@ -119,10 +118,6 @@ class MpiTensorFlowEngine:
         return self._copies(staging, arrays)
 
     def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
-        if self._generation != self._reducer.generation:
-            # The segments of before Reducer.rebuild are of no use any more.
-            self._staging.clear()
-            self._generation = self._reducer.generation
         key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
         if key not in self._staging:
             self._staging[key] = _Staging(self._reducer, arrays, name, wire)
