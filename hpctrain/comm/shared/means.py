@@ -64,6 +64,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
     # Of all ways to copy a few bytes this takes the least time.
     source = _bytes(own.view(np.uint8))
     name, meet = buffer.name, slots.meet
+    halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
 
     def mean(pause: Pause) -> None:
         slot, terms = turns[slots.meetings & 1]
@@ -72,12 +73,11 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
         add_up(own, terms, factor)
 
     def mean_of_two(pause: Pause) -> None:
-        # The same without a question asked, which would cost a tenth of the whole.
-        slot, (first, second) = turns[slots.meetings & 1]
-        slot[:] = source
+        # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
+        slot, first, second = halves[slots.meetings & 1]
+        np.multiply(own, factor, slot)
         meet(name, pause)
         np.add(first, second, own)
-        np.multiply(own, factor, own)
 
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
 

@@ -217,7 +217,7 @@ class Worker:
         self.pause: Pause = _no_pause
         self._tasks: deque[Task] = deque()
         self._woken = threading.Semaphore(0)
-        # Whoever holds it takes the next task and runs it to its end.
+        # Whoever holds it runs the first task to its end, and takes it away then.
         self._running = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
@@ -225,17 +225,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, task: Task) -> None:
-        """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first."""
-        if task.small and not self._tasks and self._running.acquire(False):
-            try:
-                if self._failure:
-                    raise self._failure
-                task.run(self.pause)
-                task.error = None
-            except BaseException as error:
-                task.error = self._failure = error
-            finally:
-                self._running.release()
+        """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first.
+
+        By one thread at a time: ranks have to submit in one order anyway.
+        """
+        if task.small and not self._tasks:
+            # Nothing is run either: a task leaves the queue only when it is done.
+            self._run(task, self.pause)
             return
         if not task.done:
             self.wait(task)
@@ -254,7 +250,7 @@ class Worker:
         while not task.done:
             with self._running:
                 if not task.done:
-                    self._run(self._tasks.popleft(), self.pause)
+                    self._run_first(self.pause)
         if task.error:
             raise task.error
 
@@ -271,21 +267,26 @@ class Worker:
         """Run what is left, unless something failed, and end the thread. Idempotent."""
         with self._running:
             while self._tasks:
-                self._run(self._tasks.popleft(), self.pause)
+                self._run_first(self.pause)
             self._failure = HpctrainError("gradients were reduced after shutdown()")
         self._closed = True
         self._woken.release()
         self._thread.join()
 
+    def _run_first(self, pause: Pause) -> None:
+        task = self._tasks[0]
+        self._run(task, pause)
+        task.done = True
+        self._tasks.popleft()
+
     def _run(self, task: Task, pause: Pause) -> None:
-        task.error = None
         try:
             if self._failure:
                 raise self._failure
             task.run(pause)
+            task.error = None
         except BaseException as error:
             task.error = self._failure = error
-        task.done = True
 
     def _serve(self) -> None:
         while True:
@@ -294,7 +295,7 @@ class Worker:
                 return
             with self._running:
                 if self._tasks:
-                    self._run(self._tasks.popleft(), _sleep)
+                    self._run_first(_sleep)
 
 
 def _no_pause() -> None: ...

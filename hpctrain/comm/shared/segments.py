@@ -37,6 +37,7 @@ class Segment:
     Attributes:
         views: each local rank's buffer.
         own: this rank's, zeroed.
+        index: this rank's place among the views.
         meetings: how often the ranks met.
     """
 
@@ -69,6 +70,7 @@ class Segment:
         self.views: list[Bytes] = [
             np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
         ]
+        self.index = comm.rank
         self.own = self.views[comm.rank]
         self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
