@@ -7,7 +7,10 @@ rank is killed too, later or while the others recover. ``kill -9`` comes from ou
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -24,7 +27,7 @@ from hpctrain.events import Event, read_events
 from hpctrain.records import whole_records
 from hpctrain.rundir import RunDirectory
 
-RANKS, EPOCHS, STEPS_AN_EPOCH = 4, 8, 23
+RANKS, EPOCHS, STEPS_AN_EPOCH, SAMPLES = 4, 8, 23, 1437
 KINDS = ("one", "one", "two", "in recovery")
 _LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.01
@@ -45,6 +48,7 @@ class Result:
 
     Attributes:
         seconds: from each kill to the next finished step; ``recovery_seconds`` is the part behind its discovery.
+        epochs_not_whole: epochs whose steps together did not have each sample once.
     """
 
     seed: int
@@ -53,6 +57,7 @@ class Result:
     completed: bool
     lost_steps: int
     samples_affected: int
+    epochs_not_whole: int
     seconds: tuple[float, ...]
     recovery_seconds: tuple[float, ...]
     accuracy: float
@@ -134,9 +139,11 @@ def carry_out(kills: tuple[Kill, ...], directory: RunDirectory, process: subproc
             time.sleep(_POLL_SECONDS)
         pids = {record.rank: record.pid for record in whole_records(directory)}
         time.sleep(kill.delay)
-        if process.poll() is None:
+        if process.poll() is None and kill.rank in pids:
             times.append(time.time())
-            os.kill(pids[kill.rank], signal.SIGKILL)
+            # A rank that is done meanwhile cannot be killed any more: the run then lacks a fault and does not count.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[kill.rank], signal.SIGKILL)
     return times
 
 
@@ -153,14 +160,22 @@ def judge(
     epochs = [event for event in events if event["event"] == "epoch"]
     numbers = [event["iteration"] for event in done]
     whole = EPOCHS * STEPS_AN_EPOCH
-    after = [[event["time"] - at for event in done if event["time"] > at] for at in times]
+    # Not the first step behind the kill, which may have needed the dead rank no more: the first behind its fault.
+    healed = {event["rank"]: event["time"] for event in faults}
+    ends = [(at, healed.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
+    after = [[event["time"] - at for event in done if event["time"] >= heal] for at, heal in ends]
+    seen = collections.Counter[int]()
+    for event in done:
+        seen[event["epoch"]] += event["samples"]
+    affected = sum(int(event.get("samples_affected", 0)) for event in faults)
     return Result(
         seed=seed,
         kind=kind,
         kills=kills,
         completed=completed and len(faults) == len(kills) and numbers == list(range(1, whole + 1)),
         lost_steps=whole - len(set(numbers)) + len(numbers) - len(set(numbers)),
-        samples_affected=sum(int(event.get("samples_affected", 0)) for event in faults),
+        samples_affected=affected,
+        epochs_not_whole=sum(seen[epoch] != SAMPLES for epoch in range(1, EPOCHS + 1)),
         seconds=tuple(later[0] for later in after if later),
         recovery_seconds=tuple(event["recovery_seconds"] for event in faults if "recovery_seconds" in event),
         accuracy=float(epochs[-1]["test_accuracy"]) if epochs else 0.0,
@@ -182,7 +197,8 @@ def total(results: list[Result]) -> str:
     times = f"median {statistics.median(seconds):.2f} s, max {max(seconds):.2f} s" if seconds else "never"
     return (
         f"{completed} of {len(results)} completed; {sum(result.lost_steps for result in results)} steps lost or done "
-        f"twice, {sum(result.samples_affected for result in results)} samples affected; from a kill to the next "
+        f"twice, {sum(result.epochs_not_whole for result in results)} epochs without each sample once, "
+        f"{sum(result.samples_affected for result in results)} samples affected; from a kill to the next "
         f"finished step: {times}; accuracy at least {min(result.accuracy for result in results):.4f}"
     )
 

@@ -13,14 +13,10 @@ from typing import Any
 import hpctrain
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.start import launch_plan, prove_launcher
-from hpctrain.plan import Script, Start
+from hpctrain.plan import Script
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.rundir import RunDirectory
-
-# Ranks that wait for one without a core must leave it theirs: an all-reduce of 1 KB takes 48 ms otherwise, and 29 us
-# so (MPI_Allreduce, 4 ranks on 2 cores).
-_YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _FLOAT_BYTES = 4
@@ -62,12 +58,11 @@ def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
-    start = Start(environment=_YIELD if oversubscribed(ranks) else {})
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        plan = make_plan(work, machine, ranks=ranks, backend="mpi", start=start)
+        plan = make_plan(work, machine, ranks=ranks, backend="mpi")
         # Horovod may be missing: then it is left out.
         launcher = prove_launcher(plan, machine, folder)
         failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=_to_stderr)

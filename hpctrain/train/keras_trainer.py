@@ -14,6 +14,7 @@ from hpctrain.adapters.keras import distribute
 from hpctrain.adapters.keras.optimizer import reduction_of
 from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
+from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
 from hpctrain.recipes.schema import Optimizer, Recipe
@@ -72,7 +73,8 @@ class KerasTrainer:
             self._before = (self.updates, self._of_forward())
         self._optimizer.learning_rate.assign(learning_rate)
         tensors = [(tf.constant(part.images), tf.constant(part.labels)) for part in parts]
-        self.loss = float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
+        with unwrapped():
+            self.loss = float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
         self.updates += 1
         self._guard.step_done()
         return self.loss

@@ -23,7 +23,4 @@ def slurm() -> Iterator[LocalSlurm]:
 @pytest.fixture
 def slurm_hpctrain(slurm: LocalSlurm, hpctrain: Launch) -> Launch:
     """``slurm_hpctrain("submit", "digits", …)``: the fixture ``hpctrain`` with the cluster's environment."""
-
-    # The nodes share this machine's cores: a rank that waits must leave its core to one that computes.
-    idle = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-    return partial(hpctrain, **local_slurm.AS_ROOT, **idle, **slurm.environment)
+    return partial(hpctrain, **local_slurm.AS_ROOT, **slurm.environment)

@@ -2,6 +2,7 @@
   -np 9 \
   --host n1:9 \
   --bind-to none \
+  --mca mpi_yield_when_idle 1 \
   --mca osc '^ucx' \
   -x HPCTRAIN_BACKEND=mpi \
   -x 'HPCTRAIN_BACKEND_REASON=no GPU on n1' \

@@ -31,6 +31,7 @@ env \
   TF_CPP_MIN_LOG_LEVEL=2 \
   TF_NUM_INTEROP_THREADS=1 \
   TF_NUM_INTRAOP_THREADS=1 \
+  OMPI_MCA_mpi_yield_when_idle=1 \
   'SLURM_HOSTFILE=/home/me/it'"'"'s a run/hostfile' \
   srun \
   --mpi=pmi2 \
