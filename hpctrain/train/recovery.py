@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,12 +169,15 @@ class Recovery:
         """
         begin = time.perf_counter()
         lost: list[LostRank] = []
+        account = self._account(noted, loss, step)
         # Each turn has cost a rank its life.
         for _ in range(self._comm.size):
             try:
                 lost += self._comm.recover()
                 self._trainer.rebuild()
-                agreement = self._align(noted, loss, step)
+                agreement = settle(self._comm.allgather_object(account))
+                account = self._caught_up(account, agreement)
+                self._comm.agree()
             except Exception as error:
                 if not self.concerns(error):
                     raise
@@ -187,19 +190,24 @@ class Recovery:
             exit_code=RESUMABLE,
         )
 
-    def _align(self, noted: int, loss: float, step: Step | None) -> _Agreement:
+    def _account(self, noted: int, loss: float, step: Step | None) -> _Account:
         updates = self._before + self._trainer.updates
         # The trainer's loss is a mean over the ranks' shares.
         loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
-        own = _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
-        agreement = settle(self._comm.allgather_object(own))
-        if agreement.behind:
-            state = self._received(agreement.source)
-            if self._comm.rank in agreement.behind:
-                self._trainer.restore(state)
-                self.begin(agreement.updates)
-        self._comm.agree()
-        return agreement
+        return _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
+
+    def _caught_up(self, account: _Account, agreement: _Agreement) -> _Account:
+        """Bring the ranks that are behind to where the others are; returns what this rank's account then is."""
+        if not agreement.behind:
+            return account
+        state = self._received(agreement.source)
+        if self._comm.rank not in agreement.behind:
+            return account
+        self._trainer.restore(state)
+        self.begin(agreement.updates)
+        # It has the update, but its own samples' part in the loss is not known: not to a further turn either.
+        step = replace(account.step, own=0) if account.step else None
+        return replace(account, updates=agreement.updates, step=step, loss_sum=0.0)
 
     def _received(self, source: int) -> State:
         """The state of another rank, but for what is a rank's own."""

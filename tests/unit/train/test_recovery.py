@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 
+from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import FaultTolerance
-from hpctrain.train.recovery import Step, _Account, require_healing, settle
+from hpctrain.rundir import RunDirectory
+from hpctrain.train.checkpoint import State
+from hpctrain.train.recovery import Recovery, Step, _Account, require_healing, settle
 
 
 def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
@@ -39,6 +45,54 @@ def test_a_loss_that_one_rank_has_is_everybodys() -> None:
 def test_ranks_without_samples_do_not_make_up_a_loss() -> None:
     agreement = settle([account(7, 8, own=0), account(7, 8, own=0)])
     assert math.isnan(agreement.loss) and agreement.affected == 20
+
+
+class FailsOnce(SingleCommunicator):
+    """Rank 1 of 2, behind the other, which hands it its state; then a third dies before all could agree."""
+
+    backend = "mpi"
+    rank, size, heals = 1, 3, True
+    accounts: ClassVar[list[_Account]]
+
+    def recover(self) -> list[LostRank]:
+        return []
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        if not isinstance(value, _Account):
+            return [[("weights", np.dtype("f4"), (2,))], value]
+        self.accounts.append(value)
+        return [account(7, 8, own=5, loss_sum=10.0), value]
+
+    def broadcast_bytes(self, words: Any, source: int) -> None:
+        words[:] = np.frombuffer(np.array([1, 2], "f4").tobytes(), np.uint8)
+
+    def agree(self) -> None:
+        if len(self.accounts) == 1:
+            raise RanksLostError("a rank died")
+
+
+class Toy:
+    updates, loss = 7, 3.0
+    restored: State
+
+    def rebuild(self) -> None: ...
+
+    def restore(self, state: State) -> None:
+        self.restored = state
+
+
+def test_a_rank_that_was_handed_an_update_has_no_part_in_its_loss_in_a_further_turn(tmp_path: Path) -> None:
+    comm, toy = FailsOnce("test"), cast(Any, Toy())
+    comm.accounts = []
+    with EventWriter(None) as events:
+        recovery = Recovery(comm, toy, events, RunDirectory(tmp_path))
+        begun = account(7, 7).step
+        loss = recovery.go_on(7, 0.5, begun)
+    assert toy.restored["weights"].tolist() == [1, 2]
+    first, second = comm.accounts
+    assert (first.updates, second.updates) == (7, 8)
+    assert second.step is not None and (second.step.own, second.loss_sum) == (0, 0.0)
+    assert loss == pytest.approx(2.0)
 
 
 class Several(SingleCommunicator):
