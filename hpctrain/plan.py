@@ -135,7 +135,7 @@ class Plan(BaseModel):
     backend_reason: str = Field("", description="why this backend, in words")
     ranks: int = Field(ge=1)
     begun_ranks: int | None = Field(
-        None, description="of the first attempt, where a later one has fewer; what the recipe's batch is for"
+        None, description="before hosts were lost that this attempt goes on without; what the recipe's batch is for"
     )
     host_options: HostOptions = HostOptions()
     start: Start = Start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.cluster.host_list import fold_hosts
@@ -19,6 +19,7 @@ from hpctrain.launch.resume import plan_without
 from hpctrain.launch.start import available_launcher, launch_attempt, prove_launcher
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
+from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory, write_json
 from hpctrain.stopping import RESUMABLE
 
@@ -102,7 +103,7 @@ def _attempt(
         _record_error(plan, directory, attempt, error, RESUMABLE, summarise)
         raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
     try:
-        return launch_attempt(
+        failure = launch_attempt(
             plan,
             directory,
             attempt,
@@ -116,6 +117,10 @@ def _attempt(
     except HpctrainError as error:
         _record_error(plan, directory, attempt, error, error.exit_code, summarise)
         raise
+    if failure and attempt.number > 1 and not interrupts.received and not read_records(directory):
+        # Ranks could be started before, so this may be a host that is gone.
+        return replace(failure, exit_code=RESUMABLE)
+    return failure
 
 
 def _without_host(
@@ -127,17 +132,17 @@ def _without_host(
     audience: Audience,
 ) -> tuple[Plan, Attempt, Launcher | None] | None:
     """Prepare the next attempt, where a host was lost and those that are left are enough; None for any other end."""
-    if failure.lost_host is None or not plan.heals or interrupts.received:
+    if not failure.lost_hosts or not plan.heals or interrupts.received:
         return None
     try:
-        found = plan_without(plan, failure.lost_host, machine)
+        found = plan_without(plan, failure.lost_hosts, machine)
         attempt = next_attempt(directory, run_events(directory), plan.stop.idle_restarts)
         if found is None or attempt is None:
             return None
         left, warnings = found
         launcher = available_launcher(left, machine)
     except HpctrainError as error:
-        audience.notice(f"the run cannot go on without host {failure.lost_host} by itself: {error.message}")
+        audience.notice(f"the run cannot go on without {failure.host} by itself: {error.message}")
         return None
     with EventWriter(directory.events) as events:
         events.emit("fault", **failure.cause)

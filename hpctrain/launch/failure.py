@@ -42,6 +42,7 @@ class Failure:
         exit_code: 2 where a rank found wrong use, 4 where the run can be resumed because no error of its own ended it,
             else 1.
         stopped: all ranks saved their state and left, because they were asked to.
+        lost_hosts: those that are gone, where that is the cause.
     """
 
     message: str
@@ -51,16 +52,12 @@ class Failure:
     lines: tuple[str, ...] = ()
     exit_code: int = 1
     stopped: bool = False
+    lost_hosts: tuple[str, ...] = ()
 
     @property
     def cause(self) -> dict[str, Any]:
         """What the event ``fault`` and the summary say of it."""
         return {"rank": self.rank, "host": self.host, "message": self.message}
-
-    @property
-    def lost_host(self) -> str | None:
-        """The host that is gone, where that is the cause."""
-        return self.host if self.rank is None else None
 
     @property
     def status(self) -> str:
@@ -99,9 +96,8 @@ def find_failure(
     if len(records) == ranks and left == {"done"}:
         return None
     # Before what follows from it: the launcher sends the other ranks SIGTERM, which asks those that listen to stop.
-    if match := _LOST_HOST.search(output):
-        host = match["open_mpi"] or match["srun"]
-        return Failure(message=f"host {host} was lost, and its ranks with it", host=host, exit_code=RESUMABLE)
+    if hosts := tuple(dict.fromkeys(match["open_mpi"] or match["srun"] for match in _LOST_HOST.finditer(output))):
+        return _lost_failure(hosts)
     if len(records) == ranks and left and left <= {"done", "resumable"}:
         return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
     failed = [record for record in records.values() if record.status == "failed"]
@@ -128,6 +124,12 @@ def _statuses_left(records: Mapping[int, RankRecord], *, heals: bool) -> set[str
         # Nobody was left to say that these died: the first rank is the last to have work, and had ended before.
         return set(left) - {"running"}
     return set(left)
+
+
+def _lost_failure(hosts: tuple[str, ...]) -> Failure:
+    names = ", ".join(hosts)
+    what = "host {} was lost, and its ranks with it" if len(hosts) == 1 else "hosts {} were lost, and their ranks"
+    return Failure(message=what.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
 
 
 def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,8 @@ def resumed_plan(
     Args:
         plan: of the run.
         machine: this one.
-        ranks: another number of them; by default the plan's, or, where that is what hosts that were lost have left of
-            them, those that it had before.
+        ranks: another number of them, which the recipe's batch is then for; by default the plan's, or, where that is
+            what hosts that were lost have left of them, those that it had before.
         backend: another one.
         framework: to be compared with the plan's.
         changes: fields of ``host_options``, ``start`` and ``stop`` that go before the plan's.
@@ -120,41 +120,40 @@ def resumed_plan(
     if ranks is not None:
         require_ranks(ranks)
     changed = {name: getattr(plan, name).model_copy(update=_whole(changes[name])) for name in changes}
-    unplaced = _unplaced(plan, ranks or plan.begun_ranks or plan.ranks).model_copy(
-        update={**changed, "asked_backend": backend or plan.asked_backend}
+    unplaced = plan.model_copy(
+        update={
+            **changed,
+            "asked_backend": backend or plan.asked_backend,
+            "ranks": ranks or plan.begun_ranks or plan.ranks,
+            "begun_ranks": None,
+        }
     )
     arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
     placed = place_plan(unplaced, arranged, machine)
     return placed, (*warnings, *_other_versions(plan, placed))
 
 
-def plan_without(plan: Plan, lost: str, machine: Machine) -> tuple[Plan, tuple[str, ...]] | None:
+def plan_without(plan: Plan, lost: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]] | None:
     """The plan on the hosts that are left, in their best order, and warnings; None where they are too few.
 
     Args:
         plan: of a recipe that heals.
-        lost: the host that is gone.
+        lost: the hosts that are gone.
         machine: this one.
 
     Raises:
         HpctrainError: as of :func:`hpctrain.launch.hosts.arrange`.
     """
     assert plan.recipe is not None
-    left = [host for host in plan.hosts if not same_host(host.host, lost)]
+    left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in lost)]
     ranks = sum(host.slots for host in left)
     if len(left) == len(plan.hosts) or ranks < plan.recipe.fault_tolerance.min_ranks:
         return None
     # For this attempt alone: a later one may have other hosts, and then does not begin with what is left of these.
     named = {"hosts": ",".join(f"{host.host}:{host.slots}" for host in left), "hostfile": None, "nodes": None}
     arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)
-    return place_plan(_unplaced(plan, ranks), arranged, machine), warnings
-
-
-def _unplaced(plan: Plan, ranks: int) -> Plan:
-    """The plan with this many ranks on hosts to be chosen."""
-    begun = plan.begun_ranks or plan.ranks
-    fewer = begun if plan.heals and ranks < begun else None
-    return plan.model_copy(update={"ranks": ranks, "begun_ranks": fewer, "hosts": ()})
+    fewer = plan.model_copy(update={"ranks": ranks, "begun_ranks": plan.begun_ranks or plan.ranks})
+    return place_plan(fewer, arranged, machine), warnings
 
 
 def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:

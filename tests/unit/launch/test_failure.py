@@ -190,9 +190,9 @@ def test_a_lost_host_is_the_cause_of_all_else(directory: RunDirectory, heals: bo
     output = OPEN_MPI.format(signal=9) + LOST_DAEMON
     failure = find_failure(directory, 2, output=output, exit_status=0, heals=heals)
     assert failure is not None
-    assert (failure.lost_host, failure.status) == ("n2", "resumable")
+    assert (failure.lost_hosts, failure.status) == (("n2",), "resumable")
     # The others saved their state at the launcher's SIGTERM.
     record(directory, 0, "resumable")
     failure = find_failure(directory, 2, output=output, exit_status=0, heals=heals)
     assert failure is not None
-    assert (failure.lost_host, failure.stopped) == ("n2", False)
+    assert (failure.lost_hosts, failure.stopped) == (("n2",), False)

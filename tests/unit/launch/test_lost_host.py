@@ -24,7 +24,10 @@ run = Path(sys.argv[-1])
 lose = Path("lose").read_text().split()
 if lose:
     Path("lose").write_text(" ".join(lose[1:]))
-    print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-n1-1@0,1] on node", lose[0])
+    if lose[0] == "nothing":
+        sys.exit("n3: no route to host")
+    for host in lose[0].split("+"):
+        print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-n1-1@0,1] on node", host)
     sys.exit()
 for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
     record = dict(rank=rank, host="n1", pid=1, started=1.0, status="done")
@@ -98,3 +101,29 @@ def test_a_later_resume_has_all_ranks_again() -> None:
     assert [event["hosts"] for event in events("start")][-1] == ["n1", "n2", "n3"]
     plan = json.loads(Path("run/plan.json").read_text())
     assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
+
+
+def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
+    Path("lose").write_text("n2 n3")
+    assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=2", "--idle-restarts", "1"]) == 4
+    assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 4
+    for options in (["-np", "2"], []):
+        assert main(["run", "--resume", "--run-dir", "run", "--idle-restarts", "9", *options]) == 0
+        plan = json.loads(Path("run/plan.json").read_text())
+        assert (plan["ranks"], plan["begun_ranks"]) == (2, None)
+
+
+def test_two_hosts_at_once() -> None:
+    Path("lose").write_text("n2+n3")
+    assert main(["run", "digits", *HOSTS, *SHRINK]) == 0
+    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1"]]
+    assert [event["host"] for event in events("fault")] == ["n2, n3"]
+
+
+def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
+    Path("lose").write_text("n2 nothing")
+    assert main(["run", "digits", *HOSTS, *SHRINK]) == 4
+    assert [event["status"] for event in events("end")] == ["resumable"]
+    assert len(events("start")) == 2
+    Path("lose").write_text("nothing")
+    assert main(["run", "digits", *HOSTS[:-1], "fresh"]) == 1
