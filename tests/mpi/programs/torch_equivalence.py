@@ -17,7 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES, BATCH, EPOCHS = 70, 17, 4  # batches of 17, 17, 17, 17 and 2: none divides over 2, 3 or 4 ranks, bar the last
+UPDATES = 20  # 5 batches in each of 4 epochs
 SEED = 3
+# The sum of a batch in another order: rounding, and what 20 steps make of it.
+TOLERANCE = {"float32": 1e-5, "scaler_overflow": 1e-5, "bfloat16": 0.05, "wire_fp16": 2e-3, "wire_bf16": 2e-2}
 
 
 class Network(nn.Module):
@@ -155,7 +158,7 @@ def steps(case, model, optimizers, epochs, no_sync, rank) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     forward = torch.compile(model) if case.compiled else model
     step = 0
-    for epoch in range(EPOCHS * case.accumulate):  # 20 updates
+    for epoch in range(EPOCHS * case.accumulate):
         for x, y in epochs(epoch):
             step += 1
             last = step % case.accumulate == 0
