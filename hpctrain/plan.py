@@ -163,8 +163,8 @@ class Plan(BaseModel):
 
     @property
     def heals(self) -> bool:
-        """Whether the ranks go on without one that died."""
-        return self.recipe is not None and self.recipe.fault_tolerance.lost_rank == "shrink"
+        """Whether the ranks go on without one that died, from the first step on."""
+        return self.recipe is not None and self.recipe.fault_tolerance.heals
 
     def place(self, rank: int) -> tuple[Slots, Slot]:
         """The host of a rank, and its slot there; for a plan whose hosts have places."""

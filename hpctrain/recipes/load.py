@@ -51,21 +51,27 @@ def _find(name_or_path: str) -> Path:
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with ``key=value`` overrides; arguments and errors are those of :func:`load_recipe`."""
+    """The recipe with ``key=value`` overrides; arguments and errors are those of :func:`load_recipe`.
+
+    ``fault_tolerance=shrink`` leaves the rest of its section as it is, or as other overrides have it.
+    """
     values = recipe.model_dump(mode="json")
     given: dict[str, str] = {}
-    for override in overrides:
+    for override in sorted(overrides, key=lambda override: not override.startswith("fault_tolerance=")):
         key, equals, text = override.partition("=")
         if not (key and equals):
             raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
-        *sections, last = key.split(".")
         _check_key(key)
+        value = parse_value(text, "recipe", f"--set {override}")
+        if (key, value) == ("fault_tolerance", "shrink"):
+            key = "fault_tolerance.lost_rank"
+        *sections, last = key.split(".")
         target = values
         for name in sections:
             target = target[name]
             if not isinstance(target, dict):
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
-        target[last] = parse_value(text, "recipe", f"--set {override}")
+        target[last] = value
         given[key] = override
     return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", _HINT)
 

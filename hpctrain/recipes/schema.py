@@ -105,13 +105,29 @@ class FaultTolerance(Section):
     """What becomes of the run when a rank dies."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
-        "stop", description="end resumably, or go on with the ranks that are left (backend mpi, Open MPI 5)"
+        "stop",
+        description="end resumably, or, from the first step on, go on with the ranks that are left (backend mpi, "
+        "Open MPI 5)",
     )
     batch: Literal["keep", "shrink"] = Field(
         "keep",
         description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
     )
     min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
+
+    @property
+    def heals(self) -> bool:
+        """Whether the ranks go on without one that died, from the first step on."""
+        return self.lost_rank == "shrink"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FaultTolerance:
+        if not self.heals and (self.batch == "shrink" or self.min_ranks > 1):
+            key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
+            raise ValueError(
+                f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
+            )
+        return self
 
 
 class Reported(Section):

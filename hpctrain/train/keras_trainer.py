@@ -57,7 +57,7 @@ class KerasTrainer:
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
         self.updates = 0
         self.loss = 0.0
-        self._remembers = recipe.fault_tolerance.lost_rank == "shrink"
+        self._remembers = recipe.fault_tolerance.heals
         self._before = _NOTHING
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         # Batches differ by a sample or so: one graph for all of them.

@@ -281,7 +281,7 @@ class Loop:
     def _batch_size(self) -> int:
         """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
         size, tolerance = self._recipe.batch.size, self._recipe.fault_tolerance
-        if tolerance.lost_rank == "shrink" and tolerance.batch == "shrink":
+        if tolerance.heals and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
         return size
 

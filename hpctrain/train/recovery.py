@@ -111,14 +111,7 @@ def require_healing(comm: Communicator, tolerance: FaultTolerance) -> None:
     Raises:
         HpctrainError: says what is missing.
     """
-    if tolerance.lost_rank != "shrink":
-        return
-    if comm.size < tolerance.min_ranks:
-        raise HpctrainError(
-            f"fault_tolerance.min_ranks is {tolerance.min_ranks}, and the run has {comm.size} ranks",
-            f"start it with -np {tolerance.min_ranks} or more, or --set fault_tolerance.min_ranks={comm.size}",
-        )
-    if comm.size > 1 and not comm.heals:
+    if tolerance.heals and comm.size > 1 and not comm.heals:
         lack = f"backend {comm.backend!r} cannot" if comm.backend != "mpi" else missing_mitigation()
         raise HpctrainError(
             f"fault_tolerance shrink cannot go on without a rank that died: {lack}",

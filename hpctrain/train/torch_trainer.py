@@ -47,7 +47,7 @@ class TorchTrainer:
             guard_every=recipe.guard.every,
         )
         self._statistics = statistics(self.model)
-        self._remembers = recipe.fault_tolerance.lost_rank == "shrink"
+        self._remembers = recipe.fault_tolerance.heals
         self._before = _NOTHING
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 

@@ -27,7 +27,7 @@ if lose:
     if lose[0] == "nothing":
         sys.exit("n3: no route to host")
     for host in lose[0].split("+"):
-        print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-n1-1@0,1] on node", host)
+        print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", host)
     sys.exit()
 for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
     record = dict(rank=rank, host="n1", pid=1, started=1.0, status="done")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.load import load_recipe, recipe_names
+from hpctrain.recipes.load import load_recipe, override_recipe, recipe_names
 
 DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()
 
@@ -167,3 +167,21 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
         load_recipe(str(tmp_path / "none.yaml"))
     with pytest.raises(HpctrainError, match="Is a directory\n  the published recipes go by their name: digits"):
         load_recipe(f"{tmp_path}/")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -> None:
+    given = ["fault_tolerance.min_ranks=2", "fault_tolerance=shrink"]
+    tolerance = load_recipe("digits", given[::-1] if reverse else given).fault_tolerance
+    assert (tolerance.lost_rank, tolerance.min_ranks) == ("shrink", 2)
+    whole = override_recipe(load_recipe("digits", given), ["fault_tolerance=stop"]).fault_tolerance
+    assert (whole.lost_rank, whole.min_ranks) == ("stop", 1)
+    contrary = ["fault_tolerance.min_ranks=2", "fault_tolerance=stop"]
+    with pytest.raises(HpctrainError, match="fault_tolerance was set to 'stop'"):
+        load_recipe("digits", contrary[::-1] if reverse else contrary)
+
+
+@pytest.mark.parametrize("key", ["batch=shrink", "min_ranks=2"])
+def test_what_only_a_run_that_heals_can_have(key: str) -> None:
+    with pytest.raises(HpctrainError, match=f"{key.replace('=', ': ')} needs lost_rank: shrink"):
+        load_recipe("digits", [f"fault_tolerance.{key}"])
