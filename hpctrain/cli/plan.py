@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
+from hpctrain.cli.start_options import Backend
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import HostOptions, Plan
@@ -30,9 +31,7 @@ def plan(
     routes: Routes = None,
     node: NodeFile = None,
     interface: Interface = None,
-    backend: Annotated[
-        str, typer.Option(help="What reduces gradients: auto, mpi, horovod, nccl, gloo or single.")
-    ] = "auto",
+    backend: Backend = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
@@ -50,7 +49,7 @@ def plan(
     made = make_plan(
         load_recipe(recipe, overrides or []),
         machine,
-        backend=backend,
+        backend=backend or "auto",
         framework=framework,
         hosts=arranged,
     )

@@ -15,6 +15,7 @@ import typer
 from hpctrain.batch.outcome import resume_command
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
+    Backend,
     ContainerRuntime,
     Environment,
     IdleRestarts,
@@ -74,9 +75,7 @@ def run(
         int | None,
         typer.Option("-np", metavar="N", help="How many ranks; by default one a host, or one a GPU of --node."),
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="What reduces gradients: auto (the default), horovod or single.")
-    ] = None,
+    backend: Backend = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")

@@ -1,4 +1,4 @@
-"""The options of ``hpctrain run`` about how ranks are started and stopped."""
+"""The options about how ranks are started and stopped, and what reduces their gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ import typer
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.plan import BACKENDS
 
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
 
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default."),
+]
 LauncherName = Annotated[
     str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
 ]

@@ -15,7 +15,15 @@ from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
-from hpctrain.cli.start_options import ContainerRuntime, Environment, Image, LauncherName, Mounts, start_changes
+from hpctrain.cli.start_options import (
+    Backend,
+    ContainerRuntime,
+    Environment,
+    Image,
+    LauncherName,
+    Mounts,
+    start_changes,
+)
 from hpctrain.cli.work import default_directory, read_tasks
 from hpctrain.plan import Start
 from hpctrain.rundir import RunDirectory
@@ -46,9 +54,7 @@ def submit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
-    backend: Annotated[
-        str, typer.Option(help="What reduces gradients: auto, mpi, horovod, nccl, gloo or single.")
-    ] = "auto",
+    backend: Backend = None,
     launcher: LauncherName = None,
     environment: Environment = None,
     container: Image = None,
@@ -105,7 +111,7 @@ def submit(
         request,
         read_tasks(work, overrides or [], arguments or [], request.tasks),
         framework=framework,
-        backend=backend,
+        backend=backend or "auto",
         hosts=host_options(found.profile, fabric, node, interface),
         start=Start(**changes),
         stage=stage or [],
