@@ -57,6 +57,7 @@ class Reducer:
         self._node_of = node_of
         self._crew = Crew(threads)
         self.worker = Worker()
+        self._closed = False
         self._tables: list[dict[Any, Any]] = []
         self._connect(world)
 
@@ -79,19 +80,29 @@ class Reducer:
         return self._exchange.sent_bytes if self._exchange else 0
 
     def allocate(self, nbytes: int) -> Segment:
-        """Zeroed shared memory, which lives until :meth:`free`. Collective over the node."""
+        """Zeroed shared memory, which lives until :meth:`free`. Collective over the node.
+
+        Raises:
+            HpctrainError: after :meth:`close`, or there is not enough memory.
+        """
+        self._check_open()
         segment = Segment(self.node, nbytes, self._patience)
         bisect.insort(self._addresses, segment.address)
         self._segments[segment.address] = segment
         return segment
 
     def table(self) -> dict[Any, Any]:
-        """An empty dictionary for what belongs to segments; :meth:`rebuild` empties it."""
+        """An empty dictionary for what belongs to segments; :meth:`rebuild` and :meth:`free` empty it."""
         self._tables.append({})
         return self._tables[-1]
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
-        """The segment in which this rank's buffer lies, and where."""
+        """The segment in which this rank's buffer lies, and where.
+
+        Raises:
+            HpctrainError: after :meth:`close`.
+        """
+        self._check_open()
         index = bisect.bisect(self._addresses, address) - 1
         if index < 0:
             return None
@@ -141,21 +152,32 @@ class Reducer:
         self.worker.reset()
         for segment in self._segments.values():
             segment.abandon()
+        self._forget()
+        self._connect(world)
+
+    def _forget(self) -> None:
+        """Whoever looks for a buffer must not find one that is gone."""
+        self._segments.clear()
+        self._addresses.clear()
         for table in self._tables:
             table.clear()
-        self._connect(world)
 
     def close(self) -> None:
         """Run what is queued, unless something failed, and end the threads. Idempotent."""
+        self._closed = True
         self.worker.close()
         self._crew.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _after_shutdown()
 
     def free(self) -> None:
         """After :meth:`close`, give the shared memory back. Collective over the run; no view may be used after it."""
         with self._patience.blocking("giving shared memory back"):
             for segment in self._segments.values():
                 segment.free()
-            self._segments.clear()
+            self._forget()
             self._slots.free()
             self.node.free()
             self._world.Free()
@@ -268,7 +290,7 @@ class Worker:
         with self._running:
             while self._tasks:
                 self._run_first(self.pause)
-            self._failure = HpctrainError("gradients were reduced after shutdown()")
+            self._failure = _after_shutdown()
         self._closed = True
         self._woken.release()
         self._thread.join()
@@ -296,6 +318,12 @@ class Worker:
             with self._running:
                 if self._tasks:
                     self._run_first(_sleep)
+
+
+def _after_shutdown() -> HpctrainError:
+    return HpctrainError(
+        "gradients were reduced after ht.shutdown()", "call ht.shutdown() behind the last update", exit_code=1
+    )
 
 
 def _no_pause() -> None: ...

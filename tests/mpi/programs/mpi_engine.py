@@ -227,6 +227,29 @@ def check_gradients_after_shutdown() -> None:
         assert "after ht.shutdown()" in error.message
     else:
         raise AssertionError("a backward pass after shutdown() wrote where no memory is")
+    check_reductions_after_shutdown()
+
+
+def check_reductions_after_shutdown() -> None:
+    """Also of tensors that are not the engine's own, as TensorFlow's: they were copied to memory that is gone."""
+    comm = MpiCommunicator(WORLD, "after shutdown")
+    engine = comm.torch()
+    foreign, own = torch.ones(100_000), engine.allocate(30_000, torch.float32, CPU)
+    calls: list[Callable[[], object]] = [
+        lambda: engine.allreduce(foreign, "foreign").wait(),
+        lambda: engine.allreduce(own, "own").wait(),
+        lambda: engine.allocate(10, torch.float32, CPU),
+    ]
+    for call in calls:
+        call()
+    comm.shutdown()
+    for call in calls:
+        try:
+            call()
+        except HpctrainError as error:
+            assert "after ht.shutdown()" in error.message
+        else:
+            raise AssertionError("a reduction after shutdown() ended well")
 
 
 def check_rebuild() -> None:
