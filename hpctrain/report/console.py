@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hpctrain.events import Event
 from hpctrain.report.faults import fault_line, stall_line
+from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
@@ -34,7 +35,7 @@ class Console:
         self._stderr = stderr or sys.stderr
         self._bar: _Bar | None = None
         self._task = TaskID(0)
-        self._epochs = 0
+        self._run_event: Event = {}
         self._done = 0
         self._steps: list[Event] = []
 
@@ -102,21 +103,21 @@ class Console:
 
     def _run(self, event: Event) -> None:
         self.close()
-        self._epochs = event["epochs"]
+        self._run_event = event
         self._steps = []
         ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
         self._progress_line(
             f"{event['recipe']}: {event['framework']}, {event['backend']}, {ranks}, "
-            f"{event['parameters']:,} parameters, {self._epochs} epochs of {event['iterations_per_epoch']} steps"
+            f"{event['parameters']:,} parameters, {event['epochs']} epochs of {event['iterations_per_epoch']} steps"
         )
         if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stderr)
             self._task = self._bar.add_task(
                 "",
-                total=self._epochs * event["iterations_per_epoch"],
+                total=iterations(event, self._done, event["epochs"]),
                 completed=self._done,
-                epoch=self._done // event["iterations_per_epoch"],
-                epochs=self._epochs,
+                epoch=min(event["epochs"], self._done // event["iterations_per_epoch"]),
+                epochs=event["epochs"],
                 detail="",
             )
             self._bar.start()
@@ -125,11 +126,12 @@ class Console:
         self._steps.append(event)
         if self._bar:
             detail = f"loss {event['loss']:.4f}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
-            self._bar.update(self._task, advance=1, epoch=event["epoch"], detail=detail)
+            total = iterations(self._run_event, event["iteration"], event["epoch"])
+            self._bar.update(self._task, completed=event["iteration"], total=total, epoch=event["epoch"], detail=detail)
 
     def _epoch(self, event: Event) -> None:
         self._progress_line(
-            f"epoch {event['epoch']}/{self._epochs}  train loss {event['train_loss']:.4f}  "
+            f"epoch {event['epoch']}/{self._run_event.get('epochs', 0)}  train loss {event['train_loss']:.4f}  "
             f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}".rstrip()
         )
         self._steps = []

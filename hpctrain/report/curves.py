@@ -143,11 +143,22 @@ def _by_epoch(axes: Axes, record: Record, name: str, *, color: str, label: str) 
 
 
 def _by_step(record: Record, steps: Sequence[Event], value: Callable[[Event], float]) -> tuple[FloatArray, FloatArray]:
-    """A value of each step over the epoch in which it falls, averaged down to what a picture can show."""
-    x = np.array([step["iteration"] for step in steps]) / record.run["iterations_per_epoch"]
+    """A value of each step over the epochs done with it, averaged down to what a picture can show."""
+    x = epochs_done(record, steps)
     y = np.array([value(step) for step in steps], float)
     parts = min(len(steps), _POINTS)
     return _means(x, parts), _means(y, parts)
+
+
+def epochs_done(record: Record, steps: Sequence[Event]) -> FloatArray:
+    """How many epochs are done with each step; where ranks that died made batches smaller, an epoch has more steps."""
+    per_epoch = record.run["iterations_per_epoch"]
+    ends = {step["epoch"]: step["iteration"] for step in record.steps}
+    begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
+    lengths = {epoch: max(1, ends[epoch] - begins[epoch]) for epoch in ends}
+    # It may still go on.
+    lengths[max(ends)] = max(lengths[max(ends)], per_epoch)
+    return np.array([(e := step["epoch"]) - 1 + (step["iteration"] - begins[e]) / lengths[e] for step in steps])
 
 
 def _means(values: FloatArray, parts: int) -> FloatArray:

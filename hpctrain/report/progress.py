@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -54,18 +54,18 @@ class Progress:
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         where = str(directory.events)
-        numbers = [number for number, line in enumerate(lines) if line.find(_STEP, 0, _STEP_WITHIN) < 0]
+        numbers = [number for number, line in enumerate(lines) if not _is_step(line)]
         others = [parse_event(lines[number], where) for number in numbers]
         starts = (number for number, event in zip(numbers, others, strict=True) if event["event"] == "start")
         begin = max(starts, default=0)
-        newest = islice((line for line in reversed(lines[begin:]) if line.find(_STEP, 0, _STEP_WITHIN) >= 0), _WINDOW)
+        newest = islice((line for line in reversed(lines[begin:]) if _is_step(line)), _WINDOW)
         steps = [parse_event(line, where) for line in newest][::-1]
         last = {event["event"]: event for event in others}
         attempts = past_attempts(others)
         return cls(
             start=last.get("start", {}),
             run=last.get("run", {}),
-            epoch=_last_epoch(others),
+            epoch=_last_epoch(lines, zip(numbers, others, strict=True), where),
             fault=attempts[-1].fatal[-1] if attempts and attempts[-1].fatal else {},
             stopped=attempts[-1].stopped if attempts else {},
             survived=survived(attempts),
@@ -83,8 +83,11 @@ class Progress:
 
     @property
     def iterations(self) -> int | None:
-        """How many there are in all."""
-        return self.run["epochs"] * self.run["iterations_per_epoch"] if self.run else None
+        """How many there are in all, or at least; ranks that died can have made batches smaller, and steps more."""
+        if not self.run:
+            return None
+        epoch = self.steps[-1]["epoch"] if self.steps else self.run["epochs"]
+        return iterations(self.run, self.iteration or 0, epoch)
 
     @property
     def timed_steps(self) -> Sequence[Event]:
@@ -98,16 +101,33 @@ class Progress:
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
-def _last_epoch(events: Sequence[Event]) -> Event:
-    """The last epoch that was not lost at a start from a checkpoint, which is of the moment before its evaluation."""
-    epochs: dict[int, Event] = {}
-    steps = 1
-    for event in events:
+def iterations(run: Event, iteration: int, epoch: int) -> int:
+    """How many steps a run has at least of which one is known, and its epoch; as a rule it is exactly so many."""
+    per_epoch, epochs = int(run["iterations_per_epoch"]), int(run["epochs"])
+    return max(epochs * per_epoch, iteration + (epochs - epoch) * per_epoch)
+
+
+def _last_epoch(lines: Sequence[bytes], others: Iterable[tuple[int, Event]], where: str) -> Event:
+    """The last epoch that was not lost at a start from a checkpoint, which is of the moment before its evaluation.
+
+    Args:
+        lines: of the file.
+        others: events that are no steps, each with the number of its line.
+        where: the file.
+    """
+    epochs: dict[int, tuple[int, Event]] = {}
+    begin, done = -1, 0
+    for number, event in others:
         match event["event"]:
-            case "run":
-                steps = event["iterations_per_epoch"]
             case "start":
-                epochs = {epoch: ended for epoch, ended in epochs.items() if epoch * steps < event["iteration"]}
+                begin, done = number, event["iteration"]
+                epochs = {epoch: ended for epoch, ended in epochs.items() if ended[0] < done}
             case "epoch":
-                epochs[event["epoch"]] = event
-    return epochs[max(epochs)] if epochs else {}
+                steps = (lines[before] for before in range(number - 1, begin, -1) if _is_step(lines[before]))
+                last = next(steps, None)
+                epochs[event["epoch"]] = (parse_event(last, where)["iteration"] if last else done, event)
+    return epochs[max(epochs)][1] if epochs else {}
+
+
+def _is_step(line: bytes) -> bool:
+    return line.find(_STEP, 0, _STEP_WITHIN) >= 0

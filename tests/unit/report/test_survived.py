@@ -15,7 +15,9 @@ from hpctrain.batch.find_run import find_run
 from hpctrain.cli.main import main
 from hpctrain.events import Event
 from hpctrain.report.console import Console
+from hpctrain.report.curves import epochs_done
 from hpctrain.report.page import render
+from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
@@ -59,6 +61,55 @@ def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
     # Its launcher did not go on: somebody else did.
     resumed = [start(1, 0), HOST, event("end", status="resumable"), start(2, 0)]
     assert (Record.of(resumed).survived, Record.of(resumed[:-1]).faults) == ([], (HOST,))
+
+
+def shrunk_events(per_epoch: tuple[int, ...]) -> list[Event]:
+    """A run that was to have 3 epochs of 4 steps, and has these."""
+    run, first = run_events(1)[:2]
+    events: list[Event] = [run]
+    iteration = 0
+    for epoch, steps in enumerate(per_epoch, start=1):
+        for _ in range(steps):
+            iteration += 1
+            events.append({**first, "iteration": iteration, "epoch": epoch})
+        events.append({**run_events(1)[-1], "epoch": epoch})
+    return events
+
+
+def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
+    """Batches that shrank with the ranks make epochs longer."""
+    for per_epoch, iterations in (((4, 6), 14), ((4, 6, 7), 17), ((4, 4), 12)):
+        events = shrunk_events(per_epoch)
+        progress = Progress.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
+        assert (progress.iteration, progress.iterations) == (sum(per_epoch), iterations)
+    record = Record.of(shrunk_events((4, 8, 2)))
+    assert epochs_done(record, record.steps)[[0, 3, 4, 11, 12, 13]].tolist() == [0.25, 1, 1.125, 2, 2.25, 2.5]
+
+
+@pytest.mark.parametrize("iteration", range(1, 13))
+def test_epochs_that_a_start_keeps_where_they_have_more_steps(iteration: int, tmp_path: Path) -> None:
+    twice = [
+        *shrunk_events((4, 6, 2))[:-1],
+        start(2, iteration),
+        {**run_events(1)[-1], "epoch": 3},
+        start(3, iteration),
+    ]
+    epochs = Record.of(twice).epochs
+    assert Progress.read(write_run(tmp_path / "run", recipe_plan(), twice)).epoch == (epochs[-1] if epochs else {})
+
+
+def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    err = Terminal()
+    with Console(io.StringIO(), err) as console:
+        for each in [start(2, 10), *shrunk_events((0, 0, 7))]:
+            console.show({**each, "iteration": each["iteration"] + 10} if each["event"] == "step" else each)
+    assert "10/12" in err.getvalue() and "17/17" in err.getvalue() and "17/12" not in err.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
