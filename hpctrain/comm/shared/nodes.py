@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -20,10 +22,12 @@ class Node:
         world: all ranks.
         node_of: the number of a rank's node; by default that of the ranks that it can share memory with. Ranks that
             it puts on one node must be able to.
+        number: this rank's at the start of the run, which messages call it by; by default that in ``world``.
 
     Attributes:
         comm: the ranks of this node, in the order of their ranks.
-        ranks: their numbers in the run, by local rank.
+        numbers: of all ranks at the start of the run, by rank.
+        ranks: those of this node's, by local rank.
         count: how many nodes there are.
         lanes: into how many slices a node cuts each buffer.
         lane: the one that this rank works on.
@@ -33,7 +37,9 @@ class Node:
         crowded: there are more ranks than cores for them, so that who waits has to leave its core to others.
     """
 
-    def __init__(self, world: MPI.Intracomm, node_of: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, world: MPI.Intracomm, node_of: Callable[[int], int] | None = None, number: int | None = None
+    ) -> None:
         from mpi4py import MPI
 
         if node_of is None:
@@ -41,18 +47,44 @@ class Node:
         else:
             comm = world.Split(node_of(world.rank), key=world.rank)
         self.comm = cast("MPI.Intracomm", comm)
-        self.ranks: list[int] = self.comm.allgather(world.rank)
-        self.lanes: int = world.allreduce(self.comm.size, MPI.MIN)
+        try:
+            self._find_place(world, world.rank if number is None else number)
+        except MPI.Exception:
+            # Ranks of this node that got through wait for this one next, where the run's own communicator cannot
+            # call them off.
+            with contextlib.suppress(AttributeError, NotImplementedError, MPI.Exception):
+                self.comm.Revoke()
+            raise
+
+    def _find_place(self, world: MPI.Intracomm, number: int) -> None:
+        """Collective over ``world`` only: whoever revokes that one ends the wait of all."""
+        from mpi4py import MPI
+
+        members = _ranks_in(self.comm, world)
+        everyone = world.allgather((number, members[0], os.sched_getaffinity(0)))
+        self.numbers: list[int] = [theirs for theirs, _, _ in everyone]
+        self.ranks = [self.numbers[rank] for rank in members]
+        sizes = Counter(first for _, first, _ in everyone)
+        self.count = len(sizes)
+        self.lanes = min(sizes.values())
         self.turn, self.lane = divmod(self.comm.rank, self.lanes)
         self.sharers = len(range(self.lane, self.comm.size, self.lanes))
+        self.crowded = len(set[int]().union(*(everyone[rank][2] for rank in members))) < self.comm.size
         peers = world.Split(self.lane if self.turn == 0 else MPI.UNDEFINED, key=world.rank)
         self.peers = cast("MPI.Intracomm", peers) if self.turn == 0 else None
-        self.count: int = self.comm.bcast(None if self.peers is None else self.peers.size)
-        cores = set[int]().union(*self.comm.allgather(os.sched_getaffinity(0)))
-        self.crowded = len(cores) < self.comm.size
 
     def free(self) -> None:
         """Collective over the run."""
         if self.peers is not None:
             self.peers.Free()
         self.comm.Free()
+
+
+def _ranks_in(comm: MPI.Intracomm, world: MPI.Intracomm) -> list[int]:
+    """The ranks in ``world`` of those of ``comm``; asks nobody."""
+    own, all_ranks = comm.Get_group(), world.Get_group()
+    try:
+        return own.Translate_ranks(None, all_ranks)
+    finally:
+        own.Free()
+        all_ranks.Free()

@@ -55,6 +55,7 @@ class Reducer:
     ) -> None:
         self._patience = patience
         self._node_of = node_of
+        self._number = world.rank
         self._crew = Crew(threads)
         self.worker = Worker()
         self._closed = False
@@ -64,7 +65,7 @@ class Reducer:
     def _connect(self, world: MPI.Intracomm) -> None:
         with self._patience.blocking("setting up the reduction of gradients"):
             self._world = world.Dup()
-            self.node = Node(world, self._node_of)
+            self.node = Node(world, self._node_of, self._number)
         peers = self.node.peers if self.node.count > 1 else None
         self._exchange = Exchange(peers, self._patience) if peers else None
         self._agreed: set[str] = set()
@@ -130,8 +131,9 @@ class Reducer:
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
+                numbers = self.node.numbers
                 raise HpctrainError(
-                    f"rank {rank} reduces {other} where rank 0 reduces {first}",
+                    f"rank {numbers[rank]} reduces {other} where rank {numbers[0]} reduces {first}",
                     "build the same model on every rank, and make the same calls of ht.distribute and backward()",
                     exit_code=1,
                 )
