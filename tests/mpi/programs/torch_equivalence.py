@@ -1,7 +1,7 @@
 """Trains small networks for 20 steps; run alone it is the reference, under mpirun it uses hpctrain.
 
-``python torch_equivalence.py BACKEND,… OUT CASE …`` writes OUT-BACKEND-RANK.npz with each case's parameters. The
-test imports this file and calls :func:`reference`, which is plain PyTorch on the full batch: no hpctrain in it.
+``python torch_equivalence.py OUT BACKEND=CASE,… …`` writes OUT-BACKEND-RANK.npz with each case's parameters. The
+tests import this file and call :func:`reference`, which is plain PyTorch on the full batch: no hpctrain in it.
 """
 
 from __future__ import annotations
@@ -210,10 +210,10 @@ def distributed(name: str) -> np.ndarray:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    backends, out, *names = sys.argv[1:]
+    out, *parts = sys.argv[1:]
     import hpctrain as ht
 
-    for backend in backends.split(","):
+    for backend, _, names in (part.partition("=") for part in parts):
         ht.shutdown()
         rank = ht.init(backend).rank
-        np.savez(f"{out}-{backend}-{rank}.npz", **{name: distributed(name) for name in names})
+        np.savez(f"{out}-{backend}-{rank}.npz", **{name: distributed(name) for name in names.split(",")})
