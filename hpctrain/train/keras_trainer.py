@@ -19,7 +19,7 @@ from hpctrain.data.samples import Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
 from hpctrain.recipes.schema import Optimizer, Recipe
 from hpctrain.train.checkpoint import State
-from hpctrain.train.loop import Timeline
+from hpctrain.train.trainer import Timeline
 
 Part = tuple[Any, Any]
 
@@ -30,7 +30,7 @@ _EPSILON = 1e-8
 
 
 class KerasTrainer:
-    """The Keras side of :class:`hpctrain.train.loop.Trainer`."""
+    """The Keras side of :class:`hpctrain.train.trainer.Trainer`."""
 
     framework = "keras"
     # Keras hands over all gradients at once: there is nothing to overlap.

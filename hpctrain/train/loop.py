@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,55 +15,12 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import LearningRate
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import Checkpoints, Stateful
-from hpctrain.train.recovery import Recovery, Step
-
-Timeline = Sequence[tuple[float, str, int]]
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.recovery import Recovery
+from hpctrain.train.trainer import Step, Trainer
 
 # The first step also allocates and compiles.
 _TRACED_STEP = 2
-
-
-class Trainer(Stateful, Protocol):
-    """A model and its optimizer, made to use the communicator by a framework's adapter.
-
-    Attributes:
-        framework: ``torch`` or ``keras``.
-        parameters: how many numbers are trained.
-        communication_seconds: how long the last step waited for reductions after its last gradient.
-        timeline: the last step's reductions (see hpctrain.events); empty where they are not measured.
-        updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
-        loss: what :meth:`step` returned, or would have returned, for the last of them.
-    """
-
-    framework: str
-    parameters: int
-    updates: int
-    loss: float
-
-    @property
-    def communication_seconds(self) -> float: ...
-
-    @property
-    def timeline(self) -> Timeline: ...
-
-    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
-        """One update by the mean over the ranks of the gradient of the returned loss.
-
-        Args:
-            parts: this rank's micro-batches, none of them empty. Only the sum of their gradients is reduced.
-            scale: what the sum of the samples' losses is multiplied by.
-            learning_rate: of this step.
-
-        Returns:
-            ``scale`` x the sum of the losses of all samples in ``parts``, before the update.
-        """
-
-    def rebuild(self) -> None:
-        """After :meth:`Communicator.recover`: forget a step that failed, and use the new ranks."""
-
-    def evaluate(self, samples: Samples) -> tuple[float, int]:
-        """The sum of the losses, and how many samples are classified rightly."""
 
 
 class Loop:
@@ -136,8 +92,6 @@ class Loop:
         """
         if resume_from:
             self._restore(resume_from)
-        if self._recovery:
-            self._recovery.begin(self._iteration)
         self._events.emit(
             "run",
             recipe=self._recipe.name,
@@ -231,7 +185,7 @@ class Loop:
 
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)
-        self._iteration = self._saved = progress.iteration
+        self._iteration = self._saved = self._trainer.updates = progress.iteration
         self._epoch = progress.epoch - 1
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds

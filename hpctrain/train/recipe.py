@@ -10,8 +10,9 @@ from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.loop import Loop, Trainer
+from hpctrain.train.loop import Loop
 from hpctrain.train.recovery import Recovery, require_healing
+from hpctrain.train.trainer import Trainer
 
 
 def train_recipe(plan: Plan, directory: RunDirectory) -> None:

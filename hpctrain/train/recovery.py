@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import traceback
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,31 +25,10 @@ from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
 from hpctrain.stopping import RESUMABLE
 from hpctrain.train.checkpoint import OWN, State
-
-if TYPE_CHECKING:
-    from hpctrain.train.loop import Trainer
+from hpctrain.train.trainer import Step, Trainer
 
 # MPI counts in 32 bits.
 _PIECE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step that a rank has begun and not noted.
-
-    Attributes:
-        samples: of the global batch.
-        own: how many of them are this rank's.
-        ranks: how many take part.
-        learning_rate: of this step.
-        begin: ``time.perf_counter`` of its begin.
-    """
-
-    samples: int
-    own: int
-    ranks: int
-    learning_rate: float
-    begin: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +114,22 @@ class Recovery:
         self._trainer = trainer
         self._events = events
         self._directory = directory
-        self._before = 0
         self._lost: list[LostRank] = []
 
-    def begin(self, iteration: int) -> None:
-        """Training goes on after this step."""
-        self._before = iteration - self._trainer.updates
-
     def concerns(self, error: Exception) -> bool:
-        """Whether an error comes from a rank's death, perhaps by ways that left nothing of its type."""
-        return self._comm.heals and (
-            isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError) or self._comm.lost
-        )
+        """Whether an error comes from a rank's death, perhaps by ways that left nothing of its type.
+
+        One that may have had a cause of its own is printed, for nobody raises it any more.
+        """
+        if isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError):
+            return self._comm.heals
+        if not (self._comm.heals and self._comm.lost):
+            return False
+        # The log may be on the disk that is full.
+        with contextlib.suppress(OSError):
+            print("hpctrain: taken for what followed from a rank's death:", file=sys.stderr)
+            traceback.print_exception(error)
+        return True
 
     def go_on(self, noted: int, loss: float, step: Step | None) -> float | None:
         """Form the run anew, with every rank where the one that was furthest is.
@@ -184,10 +168,9 @@ class Recovery:
         )
 
     def _account(self, noted: int, loss: float, step: Step | None) -> _Account:
-        updates = self._before + self._trainer.updates
         # The trainer's loss is a mean over the ranks' shares.
         loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
-        return _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
+        return _Account(noted=noted, loss=loss, updates=self._trainer.updates, step=step, loss_sum=loss_sum)
 
     def _caught_up(self, account: _Account, agreement: _Agreement) -> _Account:
         """Bring the ranks that are behind to where the others are; returns what this rank's account then is."""
@@ -197,7 +180,7 @@ class Recovery:
         if self._comm.rank not in agreement.behind:
             return account
         self._trainer.restore(state)
-        self.begin(agreement.updates)
+        self._trainer.updates = agreement.updates
         # It has the update, but its own samples' part in the loss is not known: not to a further turn either.
         step = replace(account.step, own=0) if account.step else None
         return replace(account, updates=agreement.updates, step=step, loss_sum=0.0)

@@ -14,7 +14,7 @@ from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.recipes.schema import Optimizer, Recipe
 from hpctrain.train.checkpoint import State
-from hpctrain.train.loop import Timeline
+from hpctrain.train.trainer import Timeline
 
 _MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random.torch."
 # To be undone: the number of updates before, and what was changed since.
@@ -22,7 +22,7 @@ _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
 
 
 class TorchTrainer:
-    """The PyTorch side of :class:`hpctrain.train.loop.Trainer`."""
+    """The PyTorch side of :class:`hpctrain.train.trainer.Trainer`."""
 
     framework = "torch"
 

@@ -109,6 +109,14 @@ class Mortal:
     def __getattr__(self, name):
         return getattr(self._trainer, name)
 
+    @property
+    def updates(self):
+        return self._trainer.updates
+
+    @updates.setter
+    def updates(self, updates):
+        self._trainer.updates = updates
+
     def step(self, parts, scale, rate):
         step = self.iteration() + 1
         self._die("forward", step)

@@ -16,7 +16,8 @@ from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import FaultTolerance
 from hpctrain.rundir import RunDirectory
 from hpctrain.train.checkpoint import State
-from hpctrain.train.recovery import Recovery, Step, _Account, require_healing, settle
+from hpctrain.train.recovery import Recovery, _Account, require_healing, settle
+from hpctrain.train.trainer import Step
 
 
 def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
@@ -93,6 +94,23 @@ def test_a_rank_that_was_handed_an_update_has_no_part_in_its_loss_in_a_further_t
     assert (first.updates, second.updates) == (7, 8)
     assert second.step is not None and (second.step.own, second.loss_sum) == (0, 0.0)
     assert loss == pytest.approx(2.0)
+
+
+class Broken(FailsOnce):
+    lost = True
+
+
+def test_an_error_that_is_taken_for_a_death_is_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EventWriter(None) as events:
+        of = {
+            kind: Recovery(kind("test"), cast(Any, Toy()), events, RunDirectory(tmp_path))
+            for kind in (Broken, FailsOnce)
+        }
+    assert of[Broken].concerns(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
+    assert of[Broken].concerns(MemoryError("no room"))
+    said = capsys.readouterr().err
+    assert "taken for what followed from a rank's death" in said and "MemoryError: no room" in said
+    assert not whole.concerns(MemoryError("no room"))
 
 
 class Several(SingleCommunicator):
