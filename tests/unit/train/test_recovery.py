@@ -102,12 +102,10 @@ class Broken(FailsOnce):
 
 def test_an_error_that_is_taken_for_a_death_is_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with EventWriter(None) as events:
-        of = {
-            kind: Recovery(kind("test"), cast(Any, Toy()), events, RunDirectory(tmp_path))
-            for kind in (Broken, FailsOnce)
-        }
-    assert of[Broken].concerns(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
-    assert of[Broken].concerns(MemoryError("no room"))
+        toy, directory = cast(Any, Toy()), RunDirectory(tmp_path)
+        broken, whole = (Recovery(kind("test"), toy, events, directory) for kind in (Broken, FailsOnce))
+    assert broken.concerns(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
+    assert broken.concerns(MemoryError("no room"))
     said = capsys.readouterr().err
     assert "taken for what followed from a rank's death" in said and "MemoryError: no room" in said
     assert not whole.concerns(MemoryError("no room"))
