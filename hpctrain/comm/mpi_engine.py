@@ -31,19 +31,22 @@ class MpiCommunicator(MpiControl):
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
         self._reducer = Reducer(self._world, self.patience, threads=_threads(), node_of=node_of)
+        # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
+        self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
 
     def torch(self) -> MpiTorchEngine:
         from hpctrain.comm.shared.torch_engine import MpiTorchEngine
 
-        return MpiTorchEngine(self, self._reducer, self._reducer.worker)
+        if self._torch is None:
+            self._torch = MpiTorchEngine(self, self._reducer)
+        return self._torch
 
     def tensorflow(self) -> MpiTensorFlowEngine:
         from hpctrain.comm.shared.tensorflow_engine import MpiTensorFlowEngine
 
         if self._tensorflow is None:
-            # One for all optimizers, whose results share memory.
-            self._tensorflow = MpiTensorFlowEngine(self, self._reducer, self._reducer.worker)
+            self._tensorflow = MpiTensorFlowEngine(self, self._reducer)
         return self._tensorflow
 
     def _cut_loose(self) -> None:

@@ -14,7 +14,9 @@ CHECKS = (
     "stale_reads",
     "order",
     "overlap",
+    "one_thread",
     "different_buffers",
+    "different_copies",
     "gradients_after_shutdown",
     "rebuild",
 )

@@ -17,6 +17,25 @@ if TYPE_CHECKING:
 Transfer = Callable[[Pause], None]
 _WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
+# Of requests that nobody waits for any more: MPI may write into their buffers, which they hold, as long as it runs.
+_given_up: list[MPI.Request] = []
+
+
+def complete(request: MPI.Request, patience: Patience, what: str, pause: Pause | None = None) -> None:
+    """Wait until a request is done, and whatever ends the wait keep its buffers from being freed too early.
+
+    Args:
+        request: of a collective whose buffers are arrays.
+        patience: how to wait.
+        what: is waited for, for messages.
+        pause: is called between two looks.
+    """
+    try:
+        patience.wait(request.Test if pause is None else lambda: request.Test() or bool(pause()), what)
+    except BaseException:
+        _given_up.append(request)
+        raise
+
 
 class Exchange:
     """Between the ranks that reduce the same slice, one a node.
@@ -31,7 +50,8 @@ class Exchange:
         patience: how they wait for each other.
 
     Attributes:
-        sent_bytes: the size of all slices that this rank gave to MPI for the network so far.
+        sent_bytes: what this rank gave to MPI for other nodes so far, in both halves: of a slice of B bytes on N
+            nodes 2 (N - 1) / N x B, the mean over the nodes.
     """
 
     def __init__(self, peers: MPI.Intracomm, patience: Patience) -> None:
@@ -58,20 +78,19 @@ class Exchange:
         starts = [len(mine) * node for node in range(self._peers.size)]
         here: list[Any] = [received.view(word), ([len(mine)] * self._peers.size, starts)]
         sums = blocks(list(received))
+        # All parts but its own in the first half, its own once for each of the others in the second.
+        leaving = travelling.nbytes - mine.nbytes + (self._peers.size - 1) * mine.nbytes
         what = f"{what} between nodes"
 
         def transfer(pause: Pause) -> None:
             if travelling is not own:
                 np.copyto(travelling, own, casting="unsafe")
-            self.sent_bytes += travelling.nbytes
-            self._wait(self._peers.Ialltoallv(there, here), what, pause)
+            self.sent_bytes += leaving
+            complete(self._peers.Ialltoallv(there, here), self._patience, what, pause)
             for terms in sums:
                 add_up(terms[0], terms)
-            self._wait(self._peers.Iallgatherv(received[0].view(word), there), what, pause)
+            complete(self._peers.Iallgatherv(received[0].view(word), there), self._patience, what, pause)
             if travelling is not own:
                 np.copyto(own, travelling)
 
         return transfer
-
-    def _wait(self, request: MPI.Request, what: str, pause: Pause) -> None:
-        self._patience.wait(lambda: request.Test() or bool(pause()), what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,34 +103,53 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
     share = cut(lane.stop - lane.start, node.sharers, align)[node.turn]
     shares = blocks([array[lane][share] for array in everyone])
     factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
-    transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
 
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    def spread(block: list[Array]) -> None:
-        for other in block[1:]:
-            np.copyto(other, block[0])
-
     def add_and_spread(block: list[Array]) -> None:
         add(block)
-        spread(block)
+        _spread(block)
 
-    def mean_on_one_node(pause: Pause) -> None:
-        buffer.segment.meet(buffer.name, pause)
-        crew.each(add_and_spread, shares)
-        buffer.segment.meet(buffer.name, pause)
+    meet = functools.partial(buffer.segment.meet, buffer.name)
+    if node.count == 1:
+        return _on_one_node(meet, lambda: crew.each(add_and_spread, shares))
+    transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
+    lanes_shared = node.lanes < node.comm.size
+    return _on_nodes(
+        meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(_spread, shares), lanes_shared=lanes_shared
+    )
 
-    def mean_on_nodes(pause: Pause) -> None:
-        buffer.segment.meet(buffer.name, pause)
-        crew.each(add, shares)
-        if node.lanes < node.comm.size:
-            buffer.segment.meet(buffer.name, pause)
+
+def _spread(block: list[Array]) -> None:
+    for other in block[1:]:
+        np.copyto(other, block[0])
+
+
+def _on_one_node(meet: Mean, add_and_spread: Callable[[], None]) -> Mean:
+    def mean(pause: Pause) -> None:
+        meet(pause)
+        add_and_spread()
+        meet(pause)
+
+    return mean
+
+
+def _on_nodes(
+    meet: Mean, add: Callable[[], None], transfer: Mean | None, spread: Callable[[], None], *, lanes_shared: bool
+) -> Mean:
+    """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
+
+    def mean(pause: Pause) -> None:
+        meet(pause)
+        add()
+        if lanes_shared:
+            meet(pause)
         if transfer:
             transfer(pause)
-        if node.lanes < node.comm.size:
-            buffer.segment.meet(buffer.name, pause)
-        crew.each(spread, shares)
-        buffer.segment.meet(buffer.name, pause)
+        if lanes_shared:
+            meet(pause)
+        spread()
+        meet(pause)
 
-    return mean_on_one_node if node.count == 1 else mean_on_nodes
+    return mean

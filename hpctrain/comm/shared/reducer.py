@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.comm.patience import Patience
-from hpctrain.comm.shared.exchange import Exchange
+from hpctrain.comm.shared.exchange import Exchange, complete
 from hpctrain.comm.shared.kernels import Crew
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
-from hpctrain.comm.shared.segments import Pause, Segment
+from hpctrain.comm.shared.segments import Bytes, Pause, Segment
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Reducer:
         self._node_of = node_of
         self._number = world.rank
         self._crew = Crew(threads)
-        self.worker = Worker()
+        self.worker = Worker(beside=_threads_may_call_mpi())
         self._closed = False
         self._tables: list[dict[Any, Any]] = []
         self._connect(world)
@@ -91,6 +91,23 @@ class Reducer:
         bisect.insort(self._addresses, segment.address)
         self._segments[segment.address] = segment
         return segment
+
+    def stage(
+        self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | None = None
+    ) -> tuple[Bytes, Task]:
+        """Shared memory for copies of a buffer that lies elsewhere, and their reduction. Collective over the run.
+
+        The ranks agree on what it is before they make room for it, which cannot be called off. What is queued comes
+        first: it may have to be agreed on too.
+
+        Raises:
+            HpctrainError: as of :meth:`allocate` and :meth:`prepare`, or a reduction failed.
+        """
+        self._check_open()
+        self.worker.drain()
+        self._agree(f"{name!r} ({nbytes} bytes of {dtype})")
+        segment = self.allocate(nbytes)
+        return segment.own, Task(self, segment, 0, nbytes, dtype, name, wire)
 
     def table(self) -> dict[Any, Any]:
         """An empty dictionary for what belongs to segments; :meth:`rebuild` and :meth:`free` empty it."""
@@ -127,7 +144,7 @@ class Reducer:
             return
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
-        self._patience.wait(self._world.Iallgather(own, everyone).Test, f"agreeing on {description}")
+        complete(self._world.Iallgather(own, everyone), self._patience, f"agreeing on {description}")
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
@@ -222,22 +239,32 @@ class Task:
         self.run(pause)
 
     def wait(self) -> None:
-        """Return when the buffer holds the mean; see :meth:`Worker.wait`."""
-        if self.error or not self.done:
-            self._reducer.worker.wait(self)
+        """Return when the buffer holds the mean.
+
+        Raises:
+            RanksLostError: a rank died.
+            HpctrainError: it failed, or one before it.
+        """
+        if not self.done:
+            self._reducer.worker.run_up_to(self)
+        if self.error:
+            raise self.error
 
 
 class Worker:
     """Runs tasks in the order in which they came: by a thread of its own while nobody waits, else by who waits.
 
-    A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it. When a
-    task fails, those behind it fail too: the ranks no longer agree on where they are.
+    A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it, unless
+    one behind them is large. When a task fails, those behind it fail too: the ranks no longer agree on where they are.
+
+    Args:
+        beside: have a thread of its own. Without it everything is left to who waits.
 
     Attributes:
         pause: what who waits does between two looks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, beside: bool) -> None:
         self.pause: Pause = _no_pause
         self._tasks: deque[Task] = deque()
         self._woken = threading.Semaphore(0)
@@ -245,8 +272,9 @@ class Worker:
         self._running = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="hpctrain-reducer", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._serve, name="hpctrain-reducer", daemon=True) if beside else None
+        if self._thread:
+            self._thread.start()
 
     def submit(self, task: Task) -> None:
         """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first.
@@ -258,25 +286,29 @@ class Worker:
             self._run(task, self.pause)
             return
         if not task.done:
-            self.wait(task)
+            task.wait()
         task.done = False
         self._tasks.append(task)
         if task.nbytes > _UNHURRIED_BYTES:
             self._woken.release()
 
-    def wait(self, task: Task) -> None:
-        """Return when the task is done.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: it failed, or one before it.
-        """
+    def run_up_to(self, task: Task) -> None:
+        """Run what is queued, or see it run, up to this task; its errors are in the tasks."""
         while not task.done:
             with self._running:
                 if not task.done:
                     self._run_first(self.pause)
-        if task.error:
-            raise task.error
+
+    def drain(self) -> None:
+        """Run all that is queued.
+
+        Raises:
+            RanksLostError, HpctrainError: a task failed since the last :meth:`reset`.
+        """
+        with self._running:
+            self._run_all()
+        if self._failure:
+            raise self._failure
 
     def reset(self) -> None:
         """Forget what is queued, and that a task failed."""
@@ -290,12 +322,16 @@ class Worker:
     def close(self) -> None:
         """Run what is left, unless something failed, and end the thread. Idempotent."""
         with self._running:
-            while self._tasks:
-                self._run_first(self.pause)
+            self._run_all()
             self._failure = _after_shutdown()
         self._closed = True
         self._woken.release()
-        self._thread.join()
+        if self._thread:
+            self._thread.join()
+
+    def _run_all(self) -> None:
+        while self._tasks:
+            self._run_first(self.pause)
 
     def _run_first(self, pause: Pause) -> None:
         task = self._tasks[0]
@@ -317,9 +353,17 @@ class Worker:
             self._woken.acquire()
             if self._closed:
                 return
-            with self._running:
-                if self._tasks:
-                    self._run_first(_sleep)
+            # All: tasks in front of the one that woke it did not.
+            while self._tasks:
+                with self._running:
+                    if self._tasks:
+                        self._run_first(_sleep)
+
+
+def _threads_may_call_mpi() -> bool:
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def _after_shutdown() -> HpctrainError:

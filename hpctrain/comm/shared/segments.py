@@ -42,28 +42,31 @@ class Segment:
     """
 
     def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
-        from mpi4py import MPI
 
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._patience = patience
         self.meetings = 0
-        try:
-            with patience.blocking("allocating shared memory"):
-                self._allocate(node.comm, nbytes)
-        except MPI.Exception as error:
-            raise HpctrainError(
-                f"MPI has no {nbytes} bytes of shared memory for each of {node.comm.size} ranks on a node: {error}",
-                "`df -h /dev/shm` says how much there is; a container gets more by --shm-size",
-                exit_code=1,
-            ) from error
+        with patience.blocking("allocating shared memory"):
+            self._allocate(node.comm, nbytes)
 
     def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
         from mpi4py import MPI
 
         # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, comm)
-        info.Free()
+        try:
+            self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, comm)
+        except MPI.Exception as error:
+            # Open MPI 5.0 calls a full /dev/shm an internal error.
+            if error.Get_error_class() not in (MPI.ERR_NO_MEM, MPI.ERR_NO_SPACE, MPI.ERR_RMA_SHARED, MPI.ERR_INTERN):
+                raise
+            raise HpctrainError(
+                f"MPI has no {nbytes} bytes of shared memory for each of {comm.size} ranks on a node: {error}",
+                "`df -h /dev/shm` says how much there is; a container gets more by --shm-size",
+                exit_code=1,
+            ) from error
+        finally:
+            info.Free()
         # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]

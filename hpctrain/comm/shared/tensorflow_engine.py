@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.comm.graph_errors import noting, unwrapped
-from hpctrain.comm.shared.reducer import Reducer, Task, Worker
+from hpctrain.comm.shared.reducer import Reducer, Task
 from hpctrain.comm.shared.results import Results
 from hpctrain.comm.shared.segments import LINE_BYTES
 
@@ -36,21 +36,20 @@ class _Staging:
         for dtype in sorted({array.dtype for array in arrays}, key=str):
             members = [index for index, array in enumerate(arrays) if array.dtype == dtype]
             nbytes = sum(arrays[index].nbytes for index in members)
-            segment = reducer.allocate(nbytes)
-            self.tasks.append(Task(reducer, segment, 0, nbytes, dtype, f"{name}.{dtype}", wire))
+            own, task = reducer.stage(nbytes, dtype, f"{name}.{dtype}", wire)
+            self.tasks.append(task)
             start = 0
             for index in members:
-                self.views[index] = segment.own[start : start + arrays[index].nbytes]
+                self.views[index] = own[start : start + arrays[index].nbytes]
                 start += arrays[index].nbytes
 
 
 class MpiTensorFlowEngine:
     """Reduces TensorFlow tensors in the CPU's memory: one call for all gradients of a step."""
 
-    def __init__(self, control: MpiControl, reducer: Reducer, worker: Worker) -> None:
+    def __init__(self, control: MpiControl, reducer: Reducer) -> None:
         self._control = control
         self._reducer = reducer
-        self._worker = worker
         self._staging: dict[Any, _Staging] = reducer.table()
         self._results = Results()
         self._compiled: dict[Any, Any] = {}
@@ -112,9 +111,9 @@ class MpiTensorFlowEngine:
         for view, array in zip(staging.views, arrays, strict=True):
             view[:] = array.reshape(-1).view(np.uint8)
         for task in staging.tasks:
-            self._worker.submit(task)
+            self._reducer.worker.submit(task)
         for task in staging.tasks:
-            self._worker.wait(task)
+            task.wait()
         return self._copies(staging, arrays)
 
     def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpctrain.comm.base import Work
-from hpctrain.comm.shared.reducer import Reducer, Task, Worker
+from hpctrain.comm.shared.reducer import Reducer, Task
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -37,22 +37,25 @@ class _Staged:
 
 
 class MpiTorchEngine:
-    """Reduces flat PyTorch buffers in the CPU's memory."""
+    """Reduces flat PyTorch buffers in the CPU's memory.
+
+    What it allocates, and the copies of tensors that it did not allocate, stay in shared memory until the reducer is
+    freed at shutdown: one buffer a name and a size.
+    """
 
     # Only what the engine allocated lies in shared memory.
     in_place = False
 
-    def __init__(self, control: MpiControl, reducer: Reducer, worker: Worker) -> None:
+    def __init__(self, control: MpiControl, reducer: Reducer) -> None:
         self._control = control
         self._reducer = reducer
-        self._submit = worker.submit
+        self._submit = reducer.worker.submit
         # By name, with the very tensor: to ask one for its address, size and type takes as long as a small reduction.
         self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, Task]] = reducer.table()
         self._staging: dict[Any, tuple[torch.Tensor, Task]] = reducer.table()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if device.type != "cpu":
-            raise HpctrainError(f"the MPI engine reduces in the CPU's memory, not on {device}", "--backend horovod")
+        _check_in_memory(device)
         return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
@@ -64,12 +67,14 @@ class MpiTorchEngine:
         return self._reduce_other(buffer, name, wire)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        _check_in_memory(tensor.device)
         flat = tensor.detach().contiguous().view(-1)
         parts = self._control.allgather_object(flat.view(torch.uint8).numpy())
         joined = torch.from_numpy(np.concatenate(parts)).view(flat.dtype)
         return joined.view(-1, *tensor.shape[1:])
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+        _check_in_memory(tensor.device)
         flat = tensor.detach().contiguous()
         self._control.broadcast_bytes(flat.view(-1).view(torch.uint8).numpy())
         if flat.data_ptr() != tensor.data_ptr():
@@ -89,12 +94,20 @@ class MpiTorchEngine:
         """By name and not by address: another tensor may lie there tomorrow."""
         key = (name, buffer.numel(), buffer.dtype, wire)
         if key not in self._staging:
-            segment = self._reducer.allocate(buffer.nbytes)
-            task = Task(self._reducer, segment, 0, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
-            self._staging[key] = (torch.from_numpy(segment.own).view(buffer.dtype), task)
+            own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+            self._staging[key] = (torch.from_numpy(own).view(buffer.dtype), task)
         staging, task = self._staging[key]
         if not task.done:
             task.wait()
         staging.copy_(buffer)
         self._submit(task)
         return _Staged(task, buffer, staging)
+
+
+def _check_in_memory(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise HpctrainError(
+            f"the backend mpi reduces tensors in the CPU's memory, not on {device}",
+            "--backend nccl or --backend horovod reduces on GPUs",
+            exit_code=1,
+        )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -79,8 +81,9 @@ def check_mean(comm: MpiCommunicator, numel: int, dtype: torch.dtype, wire: torc
             )
         check_equal_bits(comm, buffer)
         node = comm._reducer.node
-        sent = sum(node.comm.allgather(comm._reducer.sent_bytes - before))
-        assert sent == (numel * (wire or dtype).itemsize if node.count > 1 else 0), f"{sent} bytes left the node"
+        sent = sum(comm.allgather_object(comm._reducer.sent_bytes - before))
+        # what a ring sends: each element passes each node but the last twice
+        assert sent == 2 * (node.count - 1) * numel * (wire or dtype).itemsize, f"{sent} bytes left the nodes"
 
 
 def check_same_bits_every_time(comm: MpiCommunicator, dtype: torch.dtype, wire: torch.dtype | None) -> None:
@@ -173,14 +176,25 @@ def check_overlap() -> None:
     """A large buffer is reduced although nobody waits for it."""
     comm = MpiCommunicator(WORLD, "overlap")
     engine = comm.torch()
-    buffer = engine.allocate(1_000_000, torch.float32, CPU)
+    before, buffer = (engine.allocate(numel, torch.float32, CPU) for numel in (50_000, 1_000_000))
     fill(buffer, comm.rank, 0)
+    # it alone wakes nobody up
+    engine.allreduce(before, "before it")
     work = engine.allreduce(buffer, "overlap")
     end = time.monotonic() + 30
     while not work.done:
         assert time.monotonic() < end, "nobody reduced it"
         time.sleep(0.001)
     np.testing.assert_array_equal(buffer.numpy(), expected(len(buffer), comm.size, 0))
+    comm.shutdown()
+
+
+def check_one_thread() -> None:
+    """An MPI that must not be called by two threads: whoever waits does it all."""
+    with mock.patch.object(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED):
+        comm = MpiCommunicator(WORLD, "one thread", lambda rank: rank // 2)
+    assert "hpctrain-reducer" not in [thread.name for thread in threading.enumerate()]
+    check_mean(comm, 1_000_000, torch.float32, None, shared=True)
     comm.shutdown()
 
 
@@ -197,6 +211,37 @@ def check_different_buffers() -> None:
             assert "rank 2 reduces 'gradients.0' (200 bytes of float32) where rank 0 reduces" in error.message, error
         else:
             raise AssertionError("different buffers were reduced into each other")
+    comm.shutdown()
+
+
+def check_different_copies() -> None:
+    """The same of tensors that are not the engine's: said before memory is made for them, behind what is queued."""
+    comm = MpiCommunicator(WORLD, "different copies")
+    engine = comm.torch()
+    queued = engine.allocate(700_000, torch.float32, CPU)
+    fill(queued, comm.rank, 0)
+    engine.allreduce(queued, "queued")
+    foreign = torch.zeros(50 if comm.rank == 2 else 100)
+    try:
+        engine.allreduce(foreign, "foreign")
+    except HpctrainError as error:
+        assert "rank 2 reduces 'foreign' (200 bytes of float32) where rank 0 reduces" in error.message, error
+    else:
+        raise AssertionError("different tensors were reduced into each other")
+    np.testing.assert_array_equal(queued.numpy(), expected(len(queued), comm.size, 0))
+    on_device = torch.empty(10, device="meta")
+    for call in (
+        lambda: engine.allocate(10, torch.float32, on_device.device),
+        lambda: engine.broadcast(on_device, "device"),
+        lambda: engine.allgather(on_device, "device"),
+    ):
+        try:
+            call()
+        except HpctrainError as error:
+            assert "not on meta" in error.message
+            assert "nccl" in error.hint
+        else:
+            raise AssertionError("a tensor in another memory was taken")
     comm.shutdown()
 
 
