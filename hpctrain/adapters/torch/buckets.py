@@ -67,7 +67,10 @@ class Bucket(ABC):
 
 
 class FlatBucket(Bucket):
-    """Small gradients of one dtype and device, copied side by side into one buffer of the engine's.
+    """Gradients of one dtype and device, side by side in one buffer of the engine's.
+
+    Autograd makes a fresh tensor where a parameter has no gradient, so after ``zero_grad()`` each is copied into the
+    buffer once. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
 
     Args:
         flags: how many further elements to put behind the gradients.

@@ -39,14 +39,16 @@ def distribute(
     rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment;
     an optimizer that updates others stops with an error at its first step. As in DistributedDataParallel with
     ``gradient_as_bucket_view``, ``parameter.grad`` can lie in a buffer that the next backward pass writes again: clone
-    a gradient that you keep.
+    a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters get
+    copies of their gradients then, and a tensor that was taken from ``parameter.grad`` before must not be used.
 
     Args:
         model: the same on every rank.
         optimizer: one, or a list of several.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes).
-        compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504.
+        compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
+            backend mpi only their mean, and the share of each node in it: it adds up in float32.
         guard_every: steps between two proofs that all ranks hold equal parameters.
 
     Raises:
