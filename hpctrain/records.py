@@ -40,7 +40,7 @@ class RankRecord(BaseModel):
     error: RankError | None = None
 
     @property
-    def lost(self) -> bool:
+    def vanished(self) -> bool:
         """Whether the rank ended without a word, killed for example; known for this host only."""
         return self.status == "running" and self.host == socket.gethostname() and self.process() is None
 

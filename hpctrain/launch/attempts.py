@@ -194,7 +194,7 @@ def next_attempt(
     """
     if not events:
         return Attempt()
-    if events[-1]["event"] == "end" and events[-1]["status"] == "done":
+    if is_done(events):
         return None
     iteration, damaged = newest_checkpoint(directory.checkpoints)
     written = [event for event in events if event["event"] == "checkpoint"]
@@ -216,6 +216,11 @@ def next_attempt(
     if len(idle) > idle_restarts:
         raise _idle(directory, idle, what)
     return Attempt(number=len(past) + 1, iteration=iteration, damaged=damaged)
+
+
+def is_done(events: Sequence[Event]) -> bool:
+    """Whether the run came to its end; ``events`` are those of :func:`run_events`."""
+    return bool(events) and events[-1]["event"] == "end" and events[-1]["status"] == "done"
 
 
 def _got_nowhere(attempt: Sequence[Event]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, next_attempt, run_events
+from hpctrain.launch.attempts import Attempt, is_done, next_attempt, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
@@ -117,6 +117,9 @@ def _attempt(
     except HpctrainError as error:
         _record_error(plan, directory, attempt, error, error.exit_code, summarise)
         raise
+    if failure and failure.exit_code == RESUMABLE and is_done(run_events(directory)):
+        # A host or a rank went when all was done, before each rank had said so.
+        return None
     if failure and attempt.number > 1 and not interrupts.received and not read_records(directory):
         # Ranks could be started before, so this may be a host that is gone.
         return replace(failure, exit_code=RESUMABLE)

@@ -77,7 +77,7 @@ def find_failure(
     *,
     output: str,
     exit_status: int,
-    lost: int | None = None,
+    first_dead: int | None = None,
     heals: bool = False,
 ) -> Failure | None:
     """What made a run fail that has ended; None if every rank that was not lost on the way recorded that it is done.
@@ -88,7 +88,7 @@ def find_failure(
         output: what the launcher printed.
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
-        lost: the rank that was seen dead, without an error recorded, while others lived.
+        first_dead: the rank that was seen dead, without an error recorded, while others lived.
         heals: the ranks go on without one that died.
     """
     records = read_records(directory)
@@ -106,11 +106,11 @@ def find_failure(
         return _raised(directory, min(failed, key=lambda record: record.ended))
     killed = _killed(ranks, records, output, exit_status)
     # The launcher ends the other ranks with SIGTERM, so that signal is a cause only if there is no other.
-    if killed and (killed[1] != signal.SIGTERM or (lost is None and not failed)):
+    if killed and (killed[1] != signal.SIGTERM or (first_dead is None and not failed)):
         return _killed_failure(directory, records, *killed)
-    if lost is not None:
+    if first_dead is not None:
         return _rank_failure(
-            directory, records[lost], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
+            directory, records[first_dead], "died without recording an error: killed, or crashed", exit_code=RESUMABLE
         )
     if failed:
         return _raised(directory, min(failed, key=lambda record: record.ended))

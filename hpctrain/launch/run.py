@@ -101,7 +101,12 @@ def _run(
         job.stop(interrupts)
     follower.advance(last=True)
     failure = find_failure(
-        job.directory, job.ranks, output=job.output(), exit_status=job.exit_status, lost=job.lost, heals=job.heals
+        job.directory,
+        job.ranks,
+        output=job.output(),
+        exit_status=job.exit_status,
+        first_dead=job.first_dead,
+        heals=job.heals,
     )
     if failure and interrupts.received:
         return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits else 1)
@@ -135,7 +140,8 @@ def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Fai
 class Job:
     """The processes of one run, in a session of their own.
 
-    ``lost`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on without it.
+    ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
+    without it.
     """
 
     def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, heals: bool = False) -> None:
@@ -143,7 +149,7 @@ class Job:
         self.ranks = ranks
         self.heals = heals
         self._output = b""
-        self.lost: int | None = None
+        self.first_dead: int | None = None
         self.process = command.start()
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -221,13 +227,13 @@ class Job:
             return _FAILURE_GRACE_SECONDS
         if len(records) == self.ranks and not any(record.status == "running" for record in records):
             return _FINALIZE_SECONDS
-        dead = [record.rank for record in records if record.lost]
+        dead = [record.rank for record in records if record.vanished]
         if self.heals and any(record.status == "running" and record.rank not in dead for record in records):
             # Those that are left say what becomes of it.
             return None
         # All of them are dead when the launcher has ended the job, which says nothing of the first.
         if dead and len(dead) < len(records):
-            self.lost = dead[0]
+            self.first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
 
     def _members(self) -> list[psutil.Process]:

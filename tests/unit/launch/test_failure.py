@@ -120,7 +120,7 @@ def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDi
     record(directory, 0, "failed", "a consequence", ended=5.0)
     record(directory, 1, "running")
     for output in ("", OPEN_MPI.format(signal=15)):
-        failure = find_failure(directory, 2, output=output, exit_status=1, lost=1)
+        failure = find_failure(directory, 2, output=output, exit_status=1, first_dead=1)
         assert failure is not None
         assert failure.message == "rank 1 on n2 died without recording an error: killed, or crashed"
 

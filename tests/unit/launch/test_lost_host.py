@@ -26,6 +26,9 @@ if lose:
     Path("lose").write_text(" ".join(lose[1:]))
     if lose[0] == "nothing":
         sys.exit("n3: no route to host")
+    if "late" in lose[1:]:
+        with open(run / "events.jsonl", "a") as events:
+            print(json.dumps(dict(time=1.0, event="end", status="done", seconds=1.0)), file=events)
     for host in lose[0].split("+"):
         print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", host)
     sys.exit()
@@ -127,3 +130,10 @@ def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
     assert len(events("start")) == 2
     Path("lose").write_text("nothing")
     assert main(["run", "digits", *HOSTS[:-1], "fresh"]) == 1
+
+
+def test_a_host_that_goes_when_all_is_done_changes_nothing() -> None:
+    Path("lose").write_text("n2 late")
+    assert main(["run", "digits", *HOSTS, "--set", "fault_tolerance=stop"]) == 0
+    assert [event["status"] for event in events("fault", "end")] == ["done"]
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
