@@ -21,7 +21,7 @@ _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def gradients(name: str) -> int:
     """Bytes of a case's gradients in all of its updates; with each parameter goes a flag that says who used it."""
     case = CASES[name]
-    parameters = list(case.network().parameters())
+    parameters = [parameter for parameter in case.network().parameters() if parameter.requires_grad]
     elements = sum(parameter.numel() for parameter in parameters) + len(parameters)
     return UPDATES * elements * _WIRE.get(case.compression, case.dtype).itemsize
 
