@@ -18,7 +18,7 @@ stall      rank, host, iteration (of the step in progress, or null), waiting_for
            state (of its process), stack (of its Python threads; both "" where nobody could see them); written by
            the lowest rank that waits, once a wait
 fault      rank, host (both null where nobody knows), message; written by the launcher. Where the other ranks go on, by
-           them: rank (as the run began), host, message, iteration (of the step in progress), recovery_seconds,
+           them: rank (as the attempt began), host, message, iteration (of the step in progress), recovery_seconds,
            samples_affected (whose loss is missing in that step's; told with the first of those that died at once),
            ranks (that are left)
 end        status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
@@ -58,9 +58,11 @@ _KEYS = {
     "fault": ("rank", "host", "message"),
     "end": ("status",),
 }
+# Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
+_ASIDE = b'"event": "stall"'
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
 _RECENT = 16
-_NEWEST_BYTES = 65536
+_BLOCK_BYTES = 65536
 # What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
 _WRONG_PLACE = frozenset(
     (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
@@ -73,22 +75,23 @@ class EventWriter:
     Args:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
             other than 0 until :meth:`take_over`.
+        alone: nobody else writes just now, so that a partial last line is what a crash left, and is cut off.
 
     Raises:
         HpctrainError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, alone: bool = True) -> None:
         self._file: FileIO | None = None
         self._recent: deque[Event] = deque(maxlen=_RECENT)
         self._there: set[tuple[Any, ...]] = set()
         if path:
-            self._open(path)
+            self._open(path, alone=alone)
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, *, alone: bool) -> None:
         self._path = path
         try:
-            if path.exists():
+            if alone and path.exists():
                 _drop_partial_line(path)
             # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
             self._file = path.open("ab", buffering=0)
@@ -103,7 +106,7 @@ class EventWriter:
         """
         if self._file:
             return
-        self._open(path)
+        self._open(path, alone=True)
         self._there = {_identity(event) for event in _newest(path)}
         while self._recent:
             self._write(self._recent.popleft())
@@ -145,12 +148,15 @@ def _identity(event: Event) -> tuple[Any, ...]:
 
 
 def _newest(path: Path) -> list[Event]:
-    """Events at the end of a file, of its last attempt."""
+    """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
+    text, begin = b"", path.stat().st_size
     with path.open("rb") as file:
-        begin = max(0, path.stat().st_size - _NEWEST_BYTES)
-        file.seek(begin)
-        # The first may be a part of a line.
-        lines = file.read().splitlines()[1 if begin else 0 :]
+        while begin and text.count(b"\n") - text.count(_ASIDE) <= _RECENT:
+            end, begin = begin, max(0, begin - _BLOCK_BYTES)
+            file.seek(begin)
+            text = file.read(end - begin) + text
+    # The first may be a part of a line.
+    lines = text.splitlines()[1 if begin else 0 :]
     events: list[Event] = []
     for line in lines:
         event = parse_event(line, str(path))

@@ -95,6 +95,11 @@ class Record:
         return survived(self.attempts)
 
     @property
+    def survived_in(self) -> list[tuple[int, Event]]:
+        """The same, each with its attempt's number, from 1."""
+        return survived_in(self.attempts)
+
+    @property
     def end(self) -> Event:
         """The end of the last attempt; empty until then."""
         return self.attempts[-1].end if self.attempts else {}
@@ -126,9 +131,14 @@ def survived(attempts: Sequence[PastAttempt]) -> list[Event]:
     Those are ranks without which the others went on, and what ended an attempt that was no end of the run: its launcher
     began the next one.
     """
+    return [fault for _, fault in survived_in(attempts)]
+
+
+def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, Event]]:
+    """The faults of :func:`survived`, each with its attempt's number, from 1."""
     return [
-        fault
-        for attempt, further in itertools.zip_longest(attempts, attempts[1:])
+        (number, fault)
+        for number, (attempt, further) in enumerate(itertools.zip_longest(attempts, attempts[1:]), start=1)
         for fault in attempt.faults
         if was_healed(fault) or (further and not attempt.end)
     ]

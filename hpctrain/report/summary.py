@@ -41,7 +41,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
         communication are over all steps but the first of each attempt, which also compiles and allocates. ``survived``
-        are the faults that the run got over by itself.
+        are the faults that the run got over by itself, each with its attempt, by whose start its rank is numbered.
     """
     return summarise_record(Record.read(directory), plan, status)
 
@@ -62,7 +62,8 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "communication_share": communication_share(record.timed_steps),
         "seconds": record.end.get("seconds"),
         "survived": [
-            {key: value for key, value in fault.items() if key not in _OF_EVENTS} for fault in record.survived
+            {"attempt": attempt} | {key: value for key, value in fault.items() if key not in _OF_EVENTS}
+            for attempt, fault in record.survived_in
         ],
         "metrics": metrics(record.epochs[-1]) if record.epochs else {},
     }

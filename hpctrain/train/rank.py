@@ -104,7 +104,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
 
     def note(stall: Stall) -> None:
         # Rank 0, which keeps the file open, may be the one that stalled.
-        with EventWriter(directory.events) as events:
+        with EventWriter(directory.events, alone=False) as events:
             events.emit("stall", **asdict(stall))
 
     def give_up(error: HpctrainError) -> None:

@@ -102,3 +102,27 @@ def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
     events = list(read_events(path))
     begin = [event["event"] for event in events].index("start")
     assert [event["iteration"] for event in events[begin + 1 :]] == [3, 4, 5, 6, 7]
+
+
+def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
+    path = tmp_path / "events.jsonl"
+    heir = EventWriter(None)
+    with EventWriter(path) as dead:
+        for iteration in range(1, 17):
+            dead.emit("step", epoch=1, samples=2, **step(iteration))
+            heir.emit("step", epoch=1, samples=2, **step(iteration))
+        for rank in range(40):
+            dead.emit("stall", rank=rank, host="n1", iteration=16, waiting_for="x", seconds=1.0, stack="s" * 4000)
+    heir.take_over(path)
+    with heir:
+        heir.emit("step", epoch=1, samples=2, **step(17))
+    steps = [event["iteration"] for event in read_events(path) if event["event"] == "step"]
+    assert steps == list(range(1, 18))
+
+
+def test_one_of_several_writers_leaves_a_partial_line_alone(tmp_path):
+    """It may be the other one's, who is about to end it."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"time": 1.0, "event": "mark"}\n{"time": 1.0, "ev')
+    EventWriter(path, alone=False).__exit__(None, None, None)
+    assert path.read_bytes().endswith(b'"ev')

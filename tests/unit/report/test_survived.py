@@ -116,8 +116,8 @@ def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture
     written = [start(1, 0), *run_events(2), HOST, start(2, 8), RANK, STALL, event("end", status="done", seconds=3.0)]
     run = write_run(tmp_path / "run", recipe_plan(), written)
     summary = summarise(run, recipe_plan(), "done")
-    rank = {"rank": 2, "host": "n3", "message": "rank 2 died", **HEALED}
-    assert summary["survived"] == [{"rank": None, "host": "n3", "message": LINES["host"]}, rank]
+    rank = {"attempt": 2, "rank": 2, "host": "n3", "message": "rank 2 died", **HEALED}
+    assert summary["survived"] == [{"attempt": 1, "rank": None, "host": "n3", "message": LINES["host"]}, rank]
     run.summary.write_text(json.dumps(summary))
     status, _ = read_status(find_run(str(run.path)))
     assert isinstance(status, RunStatus)
