@@ -52,10 +52,14 @@ def init(backend: str | None = None) -> Communicator:
         wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
         if wanted not in BACKENDS:
             raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
-        _current = _connect(wanted, detect())
+        launcher = detect()
+        # Before the others are met, who would wait for this rank: MPI that survives its ranks ends none of them.
+        if launcher and launcher.size > 1:
+            _abort_on_exception()
+        _current = _connect(wanted, launcher)
+        # Once, however often a run is joined; behind those of what was loaded for it.
+        atexit.unregister(shutdown)
         atexit.register(shutdown)
-        if _current.size > 1:
-            _abort_on_exception(_current)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -87,25 +91,39 @@ def should_stop() -> bool:
 def shutdown() -> None:
     """Leave the run. Runs by itself at interpreter exit; idempotent."""
     global _current, _show
-    if _current is not None:
-        _current.shutdown()
-        _current = None
-    if _show is not None:
-        sys.excepthook, _show = _show, None
+    leaving, _current = _current, None
+    try:
+        if leaving is not None:
+            leaving.shutdown()
+    finally:
+        if _show is not None:
+            sys.excepthook, _show = _show, None
 
 
-def _abort_on_exception(comm: Communicator) -> None:
+def _abort_on_exception() -> None:
     """Let an exception that nobody caught end every rank: the others would wait for this one for ever."""
     global _show
+    if _show is not None:
+        return
     show = _show = sys.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         sys.stderr.flush()
         cause = original(error)
-        comm.abort(cause.exit_code if isinstance(cause, HpctrainError) else 1)
+        _abort(cause.exit_code if isinstance(cause, HpctrainError) else 1)
 
     sys.excepthook = report_and_abort
+
+
+def _abort(exit_code: int) -> None:
+    if _current is not None:
+        _current.abort(exit_code)
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(exit_code)
+    # torchrun's ranks, or such that have not reached MPI: their launcher sees the exit status.
 
 
 def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:

@@ -7,6 +7,7 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
 from hpctrain.comm.patience import Patience
-from hpctrain.comm.stalls import RollCall
+from hpctrain.comm.polled import allgather, duplicate
+from hpctrain.comm.stacks import StackFile
+from hpctrain.comm.stalls import Member, RollCall
 from hpctrain.comm.survival import Survival, missing_mitigation
 from hpctrain.errors import HpctrainError
 from hpctrain.stopping import RESUMABLE
@@ -39,22 +42,34 @@ class MpiControl(Communicator):
 
         super().__init__(reason)
         self._mpi = MPI
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        who = f"rank {self.rank} on {self.host}"
+        self.patience = Patience(who)
         # A copy of our own: messages can then never be taken for those of the user or of Horovod.
-        self._comm: MPI.Intracomm | None = world.Dup()
-        who = f"rank {self._comm.rank} on {self.host}"
+        self._comm: MPI.Intracomm | None = duplicate(world, self.patience, "joining the run")
         self._survival: Survival | None = None
         if self.renewable and missing_mitigation() is None:
-            members = [(rank, host) for rank, host in enumerate(self._comm.allgather(self.host))]
-            self._survival = Survival(self._comm, members, who)
+            hosts = self.allgather_object(self.host)
+            self._survival = Survival(self._comm, list(enumerate(hosts)))
             self.patience = Patience(who, self._survival.check, self._survival.explain)
-        else:
-            self.patience = Patience(who)
-        self._take_place(self._comm)
-        self._roll_call = RollCall(self._comm, self.patience, self.host) if self.size > 1 else None
+        self._stack_file = StackFile()
+        self._roll_call: RollCall | None = None
+        try:
+            self._take_place(self._comm)
+        except BaseException:
+            self._leave()
+            raise
 
     def _take_place(self, comm: MPI.Intracomm) -> None:
-        self.rank = comm.Get_rank()
-        self.size = comm.Get_size()
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
+        self.patience.first_ranks = first_ranks
+        before = self._roll_call
+        member = Member(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
+        self._roll_call = RollCall(comm, self.patience, member) if self.size > 1 else None
+        # Only now: until then the one before has watched.
+        if before:
+            before.abandon()
         with self.patience.blocking("finding the ranks of this host"):
             node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
@@ -62,39 +77,27 @@ class MpiControl(Communicator):
         node.Free()
 
     def barrier(self) -> None:
-        self._wait(self._world.Ibarrier(), "barrier")
+        self._wait(self._world.Ibarrier, "barrier")
 
     def broadcast_object(self, value: T) -> T:
         payload = pickle.dumps(value) if self.rank == 0 else b""
         length = np.array([len(payload)], dtype=np.int64)
-        self._wait(self._world.Ibcast(length, root=0), "broadcast")
+        self._wait(lambda: self._world.Ibcast(length, root=0), "broadcast")
         buffer = bytearray(payload) if self.rank == 0 else bytearray(int(length[0]))
-        self._wait(self._world.Ibcast(buffer, root=0), "broadcast")
+        self._wait(lambda: self._world.Ibcast(buffer, root=0), "broadcast")
         return value if self.rank == 0 else pickle.loads(buffer)  # noqa: S301 - rank 0 of this very run
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
-        self._wait(self._world.Ibcast(buffer, root=root), "broadcast")
+        self._wait(lambda: self._world.Ibcast(buffer, root=root), "broadcast")
 
     def allgather_object(self, value: T) -> list[T]:
-        payload = pickle.dumps(value)
-        lengths = np.empty(self.size, dtype=np.int64)
-        own = np.array([len(payload)], dtype=np.int64)
-        self._wait(self._world.Iallgather(own, lengths), "allgather")
-        joined = bytearray(int(lengths.sum()))
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        self._wait(
-            self._world.Iallgatherv(payload, [joined, lengths, starts, self._mpi.BYTE]),
-            "allgather",
-        )
-        view = memoryview(joined)
-        parts = zip(starts, lengths, strict=True)
-        return [pickle.loads(view[start : start + length]) for start, length in parts]  # noqa: S301
+        return allgather(self._world, self.patience, value, "allgather")
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
         received = np.empty_like(sent)
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
-        self._wait(self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
+        self._wait(lambda: self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
 
     # Ranks that die.
@@ -109,7 +112,7 @@ class MpiControl(Communicator):
 
     def agree(self) -> None:
         if self._survival:
-            self._survival.agree()
+            self._survival.agree(self.patience)
         else:
             self.barrier()
 
@@ -129,24 +132,22 @@ class MpiControl(Communicator):
         finally:
             self._survival.end()
         raise HpctrainError(
-            f"rank {self.rank} on {self.host}: the ranks that are left could not form the run anew",
+            f"rank {self._survival.first_rank} on {self.host}: the ranks that are left could not form the run anew",
             "hpctrain run --resume goes on from the last checkpoint",
             exit_code=RESUMABLE,
         )
 
     def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
         self._cut_loose()
+        survival.give_up(self.patience)
         with self.patience.blocking("forming the run anew without the ranks that died"):
             lost += survival.shrink()
         self._comm = survival.comm
         try:
             self._take_place(survival.comm)
-            survival.agree()
-            if self._roll_call:
-                self._roll_call.abandon()
-            self._roll_call = RollCall(survival.comm, self.patience, self.host) if self.size > 1 else None
+            survival.agree(self.patience)
             self._renew(survival.comm)
-            survival.agree()
+            survival.agree(self.patience)
         except self._mpi.Exception as error:
             survival.explain(error)
             raise
@@ -165,18 +166,24 @@ class MpiControl(Communicator):
             self._free()
         except RanksLostError:
             # The work is done: what cannot be freed without the dead is left to the end of the process.
-            if self._roll_call is not None:
-                self._roll_call.abandon()
-                self._roll_call = None
-            self._comm = None
+            return
+        finally:
+            self._leave()
 
     def _free(self) -> None:
+        """Give back what all ranks have to give back together."""
         if self._roll_call is not None:
             self._roll_call.close()
-            self._roll_call = None
         if self._comm is not None:
             self._comm.Free()
-            self._comm = None
+
+    def _leave(self) -> None:
+        """Forget the run, without the others. Idempotent."""
+        if self._roll_call is not None:
+            self._roll_call.abandon()
+            self._roll_call = None
+        self._stack_file.close()
+        self._comm = None
 
     @property
     def _world(self) -> MPI.Intracomm:
@@ -184,5 +191,5 @@ class MpiControl(Communicator):
             raise HpctrainError("the communicator was used after shutdown()")
         return self._comm
 
-    def _wait(self, request: MPI.Request, what: str) -> None:
-        self.patience.wait(request.Test, what)
+    def _wait(self, start: Callable[[], MPI.Request], what: str) -> None:
+        self.patience.finish(start, what)

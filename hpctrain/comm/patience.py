@@ -8,18 +8,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
 from hpctrain.stopping import RESUMABLE
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 DEFAULT_TIMEOUT = 600.0
 DEFAULT_STALL = 60.0
 # The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
-_SPINS = 2000
+_SPIN_SECONDS = 0.001
 _SLEEP_SECONDS = 20e-6
 # From here on a wait is a long one: it need not be noticed at once when it ends.
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
+# Calls of MPI that nobody waits for any more.
+_abandoned: list[MPI.Request] = []
 
 
 def timeout_seconds() -> float:
@@ -96,6 +102,8 @@ class Patience:
         timeout: how many seconds a wait lasts at most.
         stalled: names the ranks, and their hosts, that are known to be those that do not wait; see
             :mod:`hpctrain.comm.stalls`.
+        first_ranks: the ranks' numbers at the start of the run, by which messages name them; empty where they are the
+            numbers they have.
     """
 
     def __init__(
@@ -109,38 +117,64 @@ class Patience:
         self._explain = explain
         self.timeout = timeout_seconds()
         self.stalled: Callable[[], Sequence[str]] = lambda: ()
+        self.first_ranks: Sequence[int] = ()
         self._waits: dict[int, Wait] = {}
         self._blocking: dict[str, Blocking] = {}
 
-    def wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]] = lambda: ()) -> None:
+    def finish(self, start: Callable[[], MPI.Request], what: str, *, heed: bool = True) -> None:
+        """Start a non-blocking call of MPI and wait until it is done; the rest as of :meth:`wait`."""
+        try:
+            request = start()
+        except Exception as error:
+            self._explain(error)
+            raise
+        try:
+            self.wait(request.Test, what, heed=heed)
+        except BaseException:
+            # MPI may write into its buffers until it ends, and a request holds them.
+            _abandoned.append(request)
+            raise
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        missing: Callable[[], Sequence[int]] = lambda: (),
+        *,
+        heed: bool = True,
+    ) -> None:
         """Poll ``done`` until it is true.
 
         Args:
             done: a look that costs little.
             what: is waited for, in words.
             missing: the ranks that are known not to have come yet, where that is known.
+            heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
 
         Raises:
             RanksLostError: a rank died.
             HpctrainError: it is not done in time; exit code 4, because no rank has failed.
         """
         try:
-            self._wait(done, what, missing)
+            self._wait(done, what, missing, heed=heed)
         except Exception as error:
             self._explain(error)
             raise
 
-    def _wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]]) -> None:
-        for _ in range(_SPINS):
+    def _wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]], *, heed: bool) -> None:
+        if done():
+            return
+        begin = time.monotonic()
+        while time.monotonic() - begin < _SPIN_SECONDS:
             if done():
                 return
-        begin = time.monotonic()
         thread = threading.get_ident()
         self._waits[thread] = Wait(what=what, since=begin)
         try:
             while not done():
                 waited = time.monotonic() - begin
-                self._check()
+                if heed:
+                    self._check()
                 if waited > self.timeout:
                     raise self.out_of_time(what, missing())
                 time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
@@ -163,7 +197,8 @@ class Patience:
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """What to raise when the time for a wait is over."""
-        ranks = ", ".join(self.stalled() or [f"rank {rank}" for rank in missing]) or "the other ranks"
+        numbers = [self.first_ranks[rank] for rank in missing] if self.first_ranks else missing
+        ranks = ", ".join(self.stalled() or [f"rank {number}" for number in numbers]) or "the other ranks"
         return HpctrainError(
             f"{self._who} waited {self.timeout:g} s for {ranks} in {what}",
             "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.patience import Patience, Wait, stall_seconds
-from hpctrain.comm.stacks import Process, StackFile, look_at
+from hpctrain.comm.polled import allgather, duplicate
+from hpctrain.comm.stacks import Process, look_at
 from hpctrain.errors import HpctrainError
 from hpctrain.stall_reports import Stall, reports
 
@@ -36,6 +37,15 @@ _LOOK_SECONDS = 3.0
 # Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
 _LOOKS = 4
 _TAG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A rank: its number at the start of the run, by which messages name it, its host and its process."""
+
+    first_rank: int
+    host: str
+    process: Process
 
 
 @dataclass(kw_only=True)
@@ -72,24 +82,16 @@ class RollCall:
     Args:
         world: the ranks, of which a communicator of its own is taken.
         patience: the waits.
-        host: of this rank.
+        member: this rank.
     """
 
-    def __init__(self, world: MPI.Intracomm, patience: Patience, host: str) -> None:
+    def __init__(self, world: MPI.Intracomm, patience: Patience, member: Member) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
-        self._comm = world.Dup()
+        self._comm = duplicate(world, patience, "joining the roll call")
         self._patience = patience
-        self._stack_file = StackFile()
-        try:
-            members: list[tuple[str, Process]] = self._comm.allgather((host, self._stack_file.process))
-        except self._mpi.Exception:
-            # A rank died at this moment. The next roll call registers a file of its own for the signal.
-            self._stack_file.close()
-            raise
-        self._hosts = [member[0] for member in members]
-        self._processes = [member[1] for member in members]
+        self._members = allgather(self._comm, patience, member, "joining the roll call")
         self._stall = stall_seconds()
         self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
         self._sent: list[MPI.Request] = []
@@ -105,7 +107,7 @@ class RollCall:
 
     def close(self) -> None:
         """Leave nothing behind: every message that was sent is received, by ranks that all come here."""
-        self._patience.wait(self._comm.Ibarrier().Test, "shutdown")
+        self._patience.finish(self._comm.Ibarrier, "shutdown")
         self.abandon()
         self._patience.wait(self._all_sent, "shutdown")
         # From here on nobody sends, but others may still have to be received from.
@@ -114,11 +116,12 @@ class RollCall:
         self._comm.Free()
 
     def abandon(self) -> None:
-        """Stop watching, without the others: some of them died. The communicator is left to MPI."""
+        """Stop watching, without the others: the communicator is left to MPI. Idempotent."""
         self._closing.set()
         self._thread.join()
-        self._patience.stalled = lambda: ()
-        self._stack_file.close()
+        # A later roll call may speak by now.
+        if self._patience.stalled == self._names:
+            self._patience.stalled = lambda: ()
 
     def _watch_waits(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -179,11 +182,11 @@ class RollCall:
     def _ask(self, call: _Call, rank: int) -> None:
         """Have a waiting rank of the stalled one's host look at it."""
         here = [self._comm.rank, *call.answers]
-        near = [waiting for waiting in here if self._hosts[waiting] == self._hosts[rank]]
+        near = [waiting for waiting in here if self._members[waiting].host == self._members[rank].host]
         if not near:
             call.looks[rank] = ("", "")
         elif near[0] == self._comm.rank:
-            call.looks[rank] = look_at(self._processes[rank])
+            call.looks[rank] = look_at(self._members[rank].process)
         else:
             self._send(near[0], "look", rank)
 
@@ -194,8 +197,8 @@ class RollCall:
             state, stack = call.looks.get(rank, ("", ""))
             stalls.append(
                 Stall(
-                    rank=rank,
-                    host=self._hosts[rank],
+                    rank=self._members[rank].first_rank,
+                    host=self._members[rank].host,
                     iteration=iteration,
                     waiting_for=waiting_for,
                     seconds=seconds,
@@ -221,13 +224,14 @@ class RollCall:
 
     def _names(self) -> Sequence[str]:
         call = self._call
-        return [f"rank {rank} on {self._hosts[rank]}" for rank in call.stalled] if call else []
+        found = [self._members[rank] for rank in call.stalled] if call else []
+        return [f"rank {member.first_rank} on {member.host}" for member in found]
 
     def _waits(self, call: _Call) -> str:
         """What is waited for; where it is not the same for all, with the ranks."""
-        by_what: dict[str, list[int]] = {call.wait.what: [self._comm.rank]}
+        by_what: dict[str, list[int]] = {call.wait.what: [self._members[self._comm.rank].first_rank]}
         for rank, (what, _) in sorted(call.answers.items()):
-            by_what.setdefault(what, []).append(rank)
+            by_what.setdefault(what, []).append(self._members[rank].first_rank)
         if len(by_what) == 1:
             return call.wait.what
         return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
@@ -268,7 +272,7 @@ class RollCall:
             case "wait" if values[0] == call.number:
                 call.answers[source] = values[1:]
             case "look":
-                self._send(source, "seen", values[0], look_at(self._processes[values[0]]))
+                self._send(source, "seen", values[0], look_at(self._members[values[0]].process))
             case "seen":
                 call.looks[values[0]] = values[1]
 

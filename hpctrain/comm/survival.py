@@ -50,27 +50,26 @@ class Survival:
     Args:
         comm: the ranks. No message is sent by it with tag 1.
         members: their numbers at the start of the run, and their hosts, in the order of the ranks.
-        who: this rank and its host, for messages.
 
     Attributes:
-        comm: those of the last :meth:`shrink`.
+        comm, members: those of the last :meth:`shrink`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, members: Sequence[tuple[int, str]], who: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, members: Sequence[tuple[int, str]]) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
         self.comm = comm
-        self._members = list(members)
+        self.members = list(members)
         self._deaths = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-        # Of forming the ranks anew: whoever dies meanwhile is found by MPI itself.
-        self._patience = Patience(who)
+        # An agreement on these ranks has failed, on all of them.
+        self._given_up = False
         self._recovering: int | None = None
 
     @property
     def first_rank(self) -> int:
         """This rank's number at the start of the run."""
-        return self._members[self.comm.rank][0]
+        return self.members[self.comm.rank][0]
 
     @property
     def lost(self) -> bool:
@@ -109,14 +108,23 @@ class Survival:
     def end(self) -> None:
         self._recovering = None
 
+    def give_up(self, patience: Patience) -> None:
+        """Have every rank that is left come to :meth:`shrink` next, wherever it is: in a wait, or in :meth:`agree`.
+
+        Open MPI's Shrink begins with agreements of its own, which are told apart by their number on the communicator
+        (Herault et al. 2015, https://doi.org/10.1145/2807591.2807665): a rank that shrinks would take part in the
+        agreement in which another one is. So a rank that leaves votes against it first, and all learn of that alike.
+        """
+        self.comm.Revoke()
+        if not self._given_up:
+            self._vote(0, patience, "agreeing to go on without the ranks that died")
+
     def shrink(self) -> list[LostRank]:
         """Replace :attr:`comm` by the ranks of it that are left; returns those that are not.
 
-        Collective over those that are left, all of which have to find out that somebody died: this tells them.
-
+        Collective over those that are left, all behind :meth:`give_up`.
         """
         before = self.comm
-        before.Revoke()
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.
         fresh = before.Shrink()
         old, new = before.Get_group(), fresh.Get_group()
@@ -125,27 +133,33 @@ class Survival:
         new.Free()
         lost = [
             LostRank(rank=rank, first_rank=first_rank, host=host)
-            for rank, (first_rank, host) in enumerate(self._members)
+            for rank, (first_rank, host) in enumerate(self.members)
             if translated[rank] == self._mpi.UNDEFINED
         ]
         gone = {each.rank for each in lost}
-        self._members = [member for rank, member in enumerate(self._members) if rank not in gone]
-        self.comm = cast("MPI.Intracomm", fresh)
+        self.members = [member for rank, member in enumerate(self.members) if rank not in gone]
+        self.comm, self._given_up = cast("MPI.Intracomm", fresh), False
         return lost
 
-    def agree(self) -> None:
+    def agree(self, patience: Patience) -> None:
         """A barrier that all ranks pass, or none.
 
         Raises:
             RanksLostError: one died; every rank that is left gets it.
             HpctrainError: a rank that lives does not come in time.
         """
+        if not self._vote(1, patience, "agreeing on what is done"):
+            raise self._error()
+
+    def _vote(self, own: int, patience: Patience, what: str) -> bool:
+        """Whether every rank votes 1 and none died; the same on all of them."""
+        votes = np.full(1, own, dtype=np.intc)
         try:
-            request = self.comm.Iagree(np.ones(1, dtype=np.intc))
-            self._patience.wait(request.Test, "agreeing on what is done")
-        except self._mpi.Exception as error:
-            self.explain(error)
-            raise
+            patience.finish(lambda: self.comm.Iagree(votes), what, heed=False)
+            self._given_up = not votes[0]
+        except RanksLostError:
+            self._given_up = True
+        return not self._given_up
 
     def _failed(self) -> list[int]:
         failed = self.comm.Get_failed()
@@ -164,5 +178,5 @@ class Survival:
             ranks = self._failed()
         except self._mpi.Exception:
             ranks = []
-        names = ", ".join(f"rank {self._members[rank][0]} on {self._members[rank][1]}" for rank in ranks)
+        names = ", ".join(f"rank {self.members[rank][0]} on {self.members[rank][1]}" for rank in ranks)
         return RanksLostError(f"{names or 'a rank'} died")
