@@ -73,6 +73,8 @@ def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out:
         "hpctrain over mpi": adapted(work, comm),
     }
     groups = [Group(calls=calls)]
+    if group.backend != "nccl":
+        left_out["nccl"] = "not every rank has a GPU of its own"
     horovod = load_horovod(world, left_out)
     if horovod:
         running = partial(horovod_running, world)

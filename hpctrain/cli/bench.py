@@ -96,6 +96,7 @@ def step(
     DistributedDataParallel, and through hpctrain over each of its backends, interleaved.
     """
     from hpctrain.launch.bench import measure, oversubscribed
+    from hpctrain.planning.machine import usable_cores
     from hpctrain.report.benchmarks import step_rows, step_table
 
     if image_size and model != Model.resnet50:
@@ -105,7 +106,8 @@ def step(
     rows = step_rows(measured["seconds"])
     more = oversubscribed(ranks)
     if as_json:
-        settings = {"model": model, "ranks": ranks, "oversubscribed": more, "batch": samples, "rounds": rounds}
+        settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more}
+        settings |= {"batch": samples, "rounds": rounds}
         about = {name: measured[name] for name in ("load", "left_out")}
         typer.echo(json.dumps({**settings, "rows": rows, **about}))
         return

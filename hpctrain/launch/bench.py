@@ -7,14 +7,16 @@ import os
 import re
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hpctrain
 from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Launcher
 from hpctrain.launch.start import launch_plan, prove_launcher
-from hpctrain.plan import Script
-from hpctrain.planning.machine import this_machine
+from hpctrain.plan import Plan, Script
+from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.rundir import RunDirectory
 
@@ -65,12 +67,18 @@ def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
         plan = make_plan(work, machine, ranks=ranks, backend="mpi")
         # Horovod may be missing: then it is left out.
         launcher = prove_launcher(plan, machine, folder)
-        failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=_to_stderr)
-        if failure:
-            raise HpctrainError(str(failure), exit_code=1)
-        measured: dict[str, Any] = json.loads(out.read_text())
-        return {**measured, "load": round(load, 2)}
+        return {**run_program(plan, folder, machine, launcher, out), "load": round(load, 2)}
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher, out: Path) -> dict[str, Any]:
+    """Run the plan of one of hpctrain.bench's programs in a folder, and read what it wrote to ``out``.
+
+    Raises:
+        HpctrainError: a rank failed.
+    """
+    say = partial(print, file=sys.stderr)
+    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say)
+    if failure:
+        raise HpctrainError(str(failure), exit_code=1)
+    measured: dict[str, Any] = json.loads(out.read_text())
+    return measured

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +13,10 @@ from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
-from hpctrain.launch.start import launch_plan
+from hpctrain.launch.bench import run_program
 from hpctrain.plan import Plan, Script, Slots
 from hpctrain.planning.machine import this_machine
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.rundir import write_json
 from hpctrain.topology.verify import End, Flow, rounds
 
 _PROGRAM = Path(hpctrain.__file__).parent / "bench" / "links.py"
@@ -63,15 +61,12 @@ def measure_links(hosts: Sequence[str], ranks: int, size: int) -> list[Flow]:
         write_json(pairs, schedule)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
-            backend="horovod",
+            backend="mpi",
             ranks=sum(each.slots for each in slots),
             hosts=tuple(slots),
             threads_per_rank=1,
         )
-        failure = launch_plan(plan, RunDirectory(folder / "run"), machine, find_mpi(), line=_to_stderr)
-        if failure:
-            raise HpctrainError(str(failure), exit_code=1)
-        return flows_of(json.loads(out.read_text()), plan)
+        return flows_of(run_program(plan, folder, machine, find_mpi(), out), plan)
 
 
 def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
@@ -100,7 +95,3 @@ def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
         )
         for flow in measured["flows"]
     ]
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -28,8 +28,8 @@ class TorchTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
-        # A GPU a rank or none at all: NCCL does not let two ranks share one.
-        gpus = torch.cuda.device_count() >= comm.local_size
+        # A GPU a rank or none at all: NCCL does not let two ranks share one. The MPI engine reduces in host memory.
+        gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
         model: torch.nn.Module = models.build(recipe.model.name, "torch").to(self._device)
         self._clip_norm = recipe.optimizer.clip_norm

@@ -40,7 +40,7 @@ def test_a_read_only_current_directory_is_told(tmp_path: Path, monkeypatch: pyte
 def test_ends_have_the_names_of_the_plan() -> None:
     plan = Plan(
         script=Script(path=Path("links.py")),
-        backend="horovod",
+        backend="mpi",
         ranks=4,
         hosts=(Slots(host="b.cluster", slots=2), Slots(host="a.cluster", slots=2)),
         threads_per_rank=1,

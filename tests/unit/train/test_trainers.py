@@ -147,3 +147,15 @@ def test_evaluation_counts_every_sample_once(framework):
     assert correct == sum(each for _, each in one_by_one)
     assert loss_sum == pytest.approx(sum(loss for loss, _ in one_by_one), rel=1e-5)
     assert {each for _, each in one_by_one} == {0, 1}
+
+
+def test_the_mpi_engine_trains_on_the_cpu_where_there_are_gpus(monkeypatch):
+    """It reduces in host memory."""
+    from hpctrain.train.torch_trainer import TorchTrainer
+
+    class Mpi(SingleCommunicator):
+        backend = "mpi"
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    trainer = TorchTrainer(recipe(OPTIMIZERS["sgd"]), Mpi("test"))
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cpu"}
