@@ -6,6 +6,7 @@ TensorFlow raises an error of its own in their place, an UnknownError that has t
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -26,17 +27,21 @@ def noting(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*arguments, **settings)
         except HpctrainError as error:
-            # Without the frames, which refer to memory that is to be given back.
-            _noted = error.with_traceback(None)
+            # Not itself, whose frames and causes hold every gradient.
+            _noted = copy.copy(error)
             raise
 
     return noted
 
 
 def original(error: BaseException) -> BaseException:
-    """What was raised inside the graph that ended with ``error``; any other error is its own original."""
+    """What was raised inside the graph that ended with ``error``, told once; any other error is its own original."""
+    global _noted
     of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    return _noted if of_tensorflow and _noted and _noted.message in str(error) else error
+    if not (of_tensorflow and _noted and _noted.message in str(error)):
+        return error
+    found, _noted = _noted, None
+    return found
 
 
 @contextlib.contextmanager
