@@ -71,7 +71,11 @@ class TorchDistributedCommunicator(Communicator):
             raise self._failed(error, "the making of the group") from error
         self.patience = Patience(f"rank {self.rank} on {self.host}")
         if backend == "nccl":
-            _take_gpu(self)
+            try:
+                _take_gpu(self)
+            except BaseException:
+                dist.destroy_process_group()
+                raise
 
     def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> None:
         met = meet(world, self.host, limit)
@@ -198,11 +202,12 @@ class TorchDistributedCommunicator(Communicator):
 
 def _take_gpu(comm: TorchDistributedCommunicator) -> None:
     """Make the GPU of this local rank the one that ``cuda`` means, or refuse where ranks would have to share one."""
-    gpus = torch.cuda.device_count()
-    if any(comm.allgather_object(gpus <= comm.local_rank)):
+    hosts = comm.allgather_object((comm.host, comm.local_size, torch.cuda.device_count()))
+    short = next((found for found in hosts if found[2] < found[1]), None)
+    if short:
+        host, ranks, gpus = short
         raise HpctrainError(
-            f"backend 'nccl' needs a GPU for each rank: {comm.host} has {comm.local_size} ranks, PyTorch sees "
-            f"{gpus} GPUs there",
+            f"backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
             "start fewer ranks, or choose --backend gloo or mpi",
         )
     torch.cuda.set_device(comm.local_rank)
