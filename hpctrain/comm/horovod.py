@@ -164,7 +164,7 @@ class HorovodTensorFlowEngine:
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
-        sent = [_tensorflow_wire(tf.cast(tensor, wire) if wire else tensor) for tensor in tensors]
+        sent = [_tensorflow_wire(tf.cast(tensor, wire) if _narrows(wire, tensor) else tensor) for tensor in tensors]
         reduced = list(sent)
         for dtype in sorted({tensor.dtype.name for tensor in sent}):
             indices = [index for index, tensor in enumerate(sent) if tensor.dtype.name == dtype]
@@ -196,6 +196,11 @@ class HorovodTensorFlowEngine:
             value = tf.bitcast(variable, tf.uint8) if as_bytes else tf.convert_to_tensor(variable)
             value = self._horovod.broadcast(value, root_rank=0, name=f"{name}.{index}", ignore_name_scope=True)
             variable.assign(tf.bitcast(value, variable.dtype) if as_bytes else value)
+
+
+def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
+    """Whole numbers would lose digits, and a narrower float gains nothing from a wider one."""
+    return wire is not None and tensor.dtype.is_floating and wire.size < tensor.dtype.size
 
 
 def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
