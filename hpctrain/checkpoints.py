@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
@@ -122,8 +122,21 @@ def _fault(path: Path, iteration: int) -> str | None:
         with safe_open(path / "state.safetensors", framework="np"):
             progress = read_model(path / "state.json", Progress)
     except (OSError, SafetensorError, HpctrainError) as error:
-        return f"{path}: {error}"
+        return f"{path}: {_of_another_version(error.__cause__) or error}"
     return None if progress.iteration == iteration else f"{path}: state.json is of step {progress.iteration}"
+
+
+def _of_another_version(error: BaseException | None) -> str | None:
+    """What to say of a whole file whose keys are not those of :class:`Progress`; None for any other fault."""
+    if not isinstance(error, ValidationError):
+        return None
+    faults = error.errors()
+    if any(fault["type"] not in ("missing", "extra_forbidden") for fault in faults):
+        return None
+    what = ", ".join(
+        f"{'lacks' if fault['type'] == 'missing' else 'has'} {'.'.join(map(str, fault['loc']))!r}" for fault in faults
+    )
+    return f"written by another version of hpctrain, which can go on with it: state.json {what}"
 
 
 def _iterations(folder: Path) -> list[int]:

@@ -61,7 +61,7 @@ def resumption(
         return None
     machine = this_machine()
     plan, warnings = resumed_plan(before, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
-    damaged = (f"passed over a damaged checkpoint: {fault}" for fault in attempt.damaged)
+    damaged = (f"passed over a checkpoint: {fault}" for fault in attempt.damaged)
     return Resumption(attempt=attempt, plan=plan, machine=machine, warnings=(*damaged, *warnings))
 
 

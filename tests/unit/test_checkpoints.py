@@ -104,3 +104,12 @@ def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
         write_checkpoint(small_disk, progress, {"large": np.zeros(100_000)})
     assert caught.value.exit_code == 1
     assert newest_checkpoint(small_disk) == (10, ())
+
+
+def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1)
+    file = write_checkpoint(tmp_path, progress, {}) / "state.json"
+    file.write_text(progress.model_dump_json(exclude={"sizes"}))
+    iteration, (fault,) = newest_checkpoint(tmp_path)
+    assert iteration == 0
+    assert fault.endswith("written by another version of hpctrain, which can go on with it: state.json lacks 'sizes'")
