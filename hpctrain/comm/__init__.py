@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
+
+# For the end of MPI in a run that heals, and for the exit handlers of what was loaded before.
+_FINALIZE_SECONDS = 20
 
 _current: Communicator | None = None
 # What shows an exception that nobody caught, from before init().
@@ -58,8 +62,8 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         _current = _connect(wanted, launcher)
         # Once, however often a run is joined; behind those of what was loaded for it.
-        atexit.unregister(shutdown)
-        atexit.register(shutdown)
+        atexit.unregister(_leave)
+        atexit.register(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -98,6 +102,19 @@ def shutdown() -> None:
     finally:
         if _show is not None:
             sys.excepthook, _show = _show, None
+
+
+def _leave() -> None:
+    """Leave the run at the interpreter's exit, which behind a rank's death may not end by itself.
+
+    Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
+    runs no threads and no handlers any more by then, so a signal's default action ends the process.
+    """
+    heals = _current is not None and _current.heals
+    shutdown()
+    if heals:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_FINALIZE_SECONDS)
 
 
 def _abort_on_exception() -> None:
