@@ -308,13 +308,13 @@ def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> lis
         options += ["--map-by", f"slot:PE={plan.threads_per_rank}", "--bind-to", "core"]
     else:
         options += ["--bind-to", "none"]
+        if len(plan.hosts) > 1 or plan.hosts[0].places:
+            # By default ranks may go round the hosts; a plan fills one after the other.
+            options += ["--map-by", "slot"]
         if not plan.hosts[0].places:
             # Ranks that may share a core: one that waits gives it to the one that it waits for. MPI_Allreduce of 1 KB
             # on 4 ranks and 2 cores takes 29 us so, and 48 ms without.
             options += ["--mca", "mpi_yield_when_idle", "1"]
-        if len(plan.hosts) > 1 or plan.hosts[0].places:
-            # By default ranks may go round the hosts; a plan fills one after the other.
-            options += ["--map-by", "slot"]
     # Without an InfiniBand adapter the UCX one-sided component prints an error line a rank.
     options += ["--mca", "osc", "^ucx"]
     for name, value in environment.items():

@@ -57,7 +57,8 @@ def execute(
 ) -> tuple[Failure | None, Summary]:
     """Run the plan of a directory that holds it already, and leave ``summary.json``.
 
-    Where a host is lost, a run that heals goes on without it: in a further attempt, from its newest checkpoint.
+    Where a host is lost, a run that heals goes on without it, in a further attempt from its newest checkpoint; so it
+    does where its launcher ends under its ranks.
 
     Args:
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
@@ -76,7 +77,7 @@ def execute(
     """
     while True:
         failure = _attempt(plan, directory, attempt, machine, found, interrupts, audience, summarise)
-        further = _without_host(plan, directory, failure, machine, interrupts, audience) if failure else None
+        further = _further(plan, directory, failure, machine, interrupts, audience) if failure else None
         if further is None:
             break
         plan, attempt, found = further
@@ -126,7 +127,7 @@ def _attempt(
     return failure
 
 
-def _without_host(
+def _further(
     plan: Plan,
     directory: RunDirectory,
     failure: Failure,
@@ -134,18 +135,22 @@ def _without_host(
     interrupts: Interrupts,
     audience: Audience,
 ) -> tuple[Plan, Attempt, Launcher | None] | None:
-    """Prepare the next attempt, where a host was lost and those that are left are enough; None for any other end."""
-    if not failure.lost_hosts or not plan.heals or interrupts.received:
+    """Prepare the next attempt of a run that heals; None where it is over.
+
+    It goes on where hosts were lost and those that are left are enough, and on the same hosts where its launcher ended
+    for no known reason: Open MPI 5.0.11's was seen to end a job, with status 0, when two of its ranks died at once.
+    """
+    if not (failure.lost_hosts or failure.unexplained) or not plan.heals or interrupts.received:
         return None
     try:
-        found = plan_without(plan, failure.lost_hosts, machine)
+        found = plan_without(plan, failure.lost_hosts, machine) if failure.lost_hosts else (plan, ())
         attempt = next_attempt(directory, run_events(directory), plan.stop.idle_restarts)
         if found is None or attempt is None:
             return None
         left, warnings = found
         launcher = available_launcher(left, machine)
     except HpctrainError as error:
-        audience.notice(f"the run cannot go on without {failure.host} by itself: {error.message}")
+        audience.notice(f"the run cannot go on by itself: {error.message}")
         return None
     with EventWriter(directory.events) as events:
         events.emit("fault", **failure.cause)

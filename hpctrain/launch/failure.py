@@ -43,6 +43,7 @@ class Failure:
             else 1.
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
+        unexplained: the launcher ended while ranks worked, and nobody says why.
     """
 
     message: str
@@ -53,6 +54,7 @@ class Failure:
     exit_code: int = 1
     stopped: bool = False
     lost_hosts: tuple[str, ...] = ()
+    unexplained: bool = False
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -159,7 +161,12 @@ def _silent(
         record = records[silent[0]]
         return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
-    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines, exit_code=exit_code)
+    return Failure(
+        message=f"rank {names} did not finish; exit status {exit_status}",
+        lines=lines,
+        exit_code=exit_code,
+        unexplained=bool(records),
+    )
 
 
 def _killed(

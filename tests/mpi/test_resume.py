@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from launching import Launch
 from safetensors.numpy import load_file
@@ -192,3 +193,18 @@ def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) ->
     assert again.returncode == 0, again.stdout
     assert f"from {done}\n" in again.stdout
     assert done > first > 0
+
+
+def test_a_run_that_heals_begins_again_when_launcher_and_ranks_are_gone(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def kill_all(pid: int) -> None:
+        for process in psutil.Process(pid).children(recursive=True):
+            process.kill()
+
+    arguments = ["digits", "-np", "2", "--set", "fault_tolerance=shrink", "--set", "epochs=4"]
+    status, output = interrupted(tmp_path, 30, arguments, kill_all)
+    assert status == 0, output
+    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
+    assert [(start["attempt"], start["iteration"]) for start in starts] == [(1, 0), (2, 23)], output
+    assert [step for step, *_ in numbers(tmp_path / "run") if step] == list(range(1, 93))
