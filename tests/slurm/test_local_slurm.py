@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,6 +81,11 @@ def test_a_preempted_job_is_signalled_and_starts_again(
     text += '[ -n "$SLURM_RESTART_COUNT" ] || while true; do sleep 0.2; done'
     job = sbatch(text, "--exclusive", "--nodelist=n1", "--signal=B:USR2@10")
     slurm.wait_for(job, "RUNNING")
+    # A script that has not come to its trap yet dies of the signal.
+    deadline = time.monotonic() + 60
+    while "part 0" not in (tmp_path / "out").read_text() if (tmp_path / "out").exists() else True:
+        assert time.monotonic() < deadline, "the job's script did not begin in 60 s"
+        time.sleep(0.1)
     slurm.run("srun", "--partition=short", "--exclusive", "--nodelist=n1", "true")
     slurm.wait_for(job, "COMPLETED", "FAILED")
     said = [line for line in (tmp_path / "out").read_text().splitlines() if not line.startswith("slurmstepd")]
