@@ -36,7 +36,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
 from hpctrain.launch.attempts import Attempt, hold, job_id
 from hpctrain.launch.command import Launcher
-from hpctrain.launch.execution import Audience, execute
+from hpctrain.launch.execution import Audience, Execution
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
@@ -262,9 +262,10 @@ def _execute(
                 say(f"  to go on: {resume_command(directory)}", sys.stderr)
 
         audience = Audience(show=show, line=console.line, notice=console.notice, failed=failed)
-        failure, summary = execute(
-            plan, directory, attempt, machine, found, interrupts, audience=audience, summarise=summarise
+        execution = Execution(
+            directory=directory, machine=machine, interrupts=interrupts, audience=audience, summarise=summarise
         )
+        failure, summary = execution.run(plan, attempt, found)
     if not failure:
         for name, value in summary["metrics"].items():
             say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)

@@ -239,10 +239,12 @@ def _automatic(world: MPI.Intracomm) -> tuple[str, str]:
 def _fitting(framework: str | None, local_ranks: int) -> tuple[str, str]:
     """The backend for the ranks of this host. PyTorch itself knows which GPUs it can use, and which not."""
     if framework is None:
-        return fitting_backend(None, usable_gpus(), local_ranks, socket.gethostname())
-    try:
-        import torch
+        gpus = usable_gpus()
+    else:
+        try:
+            import torch
 
-        return fitting_backend(framework, torch.cuda.device_count(), local_ranks, socket.gethostname())
-    except ImportError:
-        return fitting_backend(framework, 0, local_ranks, socket.gethostname())
+            gpus = torch.cuda.device_count()
+        except ImportError:
+            gpus = 0
+    return fitting_backend(framework, gpus, local_ranks, socket.gethostname())

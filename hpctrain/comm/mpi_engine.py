@@ -58,13 +58,9 @@ class MpiCommunicator(MpiControl):
     def _free(self) -> None:
         if self._comm is not None:
             self._leave_memory()
-            try:
-                self._reducer.close()
-                self.barrier()
-            except BaseException:
-                # Without the others nothing can be freed; the end of the process does that.
-                self._comm = None
-                raise
+            # Where this fails, nothing can be freed without the others; the end of the process does that.
+            self._reducer.close()
+            self.barrier()
             self._reducer.free()
         super()._free()
 

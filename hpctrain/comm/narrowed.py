@@ -1,4 +1,4 @@
-"""Gradients that travel in a narrower type than their own, for engines that reduce whatever type they are given."""
+"""Gradients that are reduced as copies: in a narrower type, for engines that reduce whatever type they are given."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ class Narrowing:
             narrow = self._buffers[name] = buffer.to(wire, copy=True)
         else:
             narrow.copy_(buffer)
-        return _Widened(reduce(narrow), narrow, buffer)
+        return CopiedWork(reduce(narrow), narrow, buffer)
 
 
-class _Widened:
-    def __init__(self, work: Work, narrow: torch.Tensor, buffer: torch.Tensor) -> None:
+class CopiedWork:
+    """The reduction of a copy: waiting for it writes the result to what it is a copy of."""
+
+    def __init__(self, work: Work, reduced: torch.Tensor, buffer: torch.Tensor) -> None:
         self._work = work
-        self._narrow = narrow
+        self._reduced = reduced
         self._buffer = buffer
 
     def wait(self) -> None:
         self._work.wait()
-        self._buffer.copy_(self._narrow)
+        self._buffer.copy_(self._reduced)

@@ -67,6 +67,9 @@ class Wait:
     blocked: bool = False
 
 
+def _no_pause() -> None: ...
+
+
 def _as_it_is(error: BaseException) -> None:
     """An error that says enough."""
 
@@ -121,7 +124,14 @@ class Patience:
         self._waits: dict[int, Wait] = {}
         self._blocking: dict[str, Blocking] = {}
 
-    def finish(self, start: Callable[[], MPI.Request], what: str, *, heed: bool = True) -> None:
+    def finish(
+        self,
+        start: Callable[[], MPI.Request],
+        what: str,
+        *,
+        heed: bool = True,
+        pause: Callable[[], object] = _no_pause,
+    ) -> None:
         """Start a non-blocking call of MPI and wait until it is done; the rest as of :meth:`wait`."""
         try:
             request = start()
@@ -129,7 +139,7 @@ class Patience:
             self._explain(error)
             raise
         try:
-            self.wait(request.Test, what, heed=heed)
+            self.wait(request.Test, what, heed=heed, pause=pause)
         except BaseException:
             # MPI may write into its buffers until it ends, and a request holds them.
             _abandoned.append(request)
@@ -142,6 +152,7 @@ class Patience:
         missing: Callable[[], Sequence[int]] = lambda: (),
         *,
         heed: bool = True,
+        pause: Callable[[], object] = _no_pause,
     ) -> None:
         """Poll ``done`` until it is true.
 
@@ -150,28 +161,39 @@ class Patience:
             what: is waited for, in words.
             missing: the ranks that are known not to have come yet, where that is known.
             heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
+            pause: is called between two looks.
 
         Raises:
             RanksLostError: a rank died.
             HpctrainError: it is not done in time; exit code 4, because no rank has failed.
         """
         try:
-            self._wait(done, what, missing, heed=heed)
+            self._wait(done, what, missing, heed=heed, pause=pause)
         except Exception as error:
             self._explain(error)
             raise
 
-    def _wait(self, done: Callable[[], bool], what: str, missing: Callable[[], Sequence[int]], *, heed: bool) -> None:
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        missing: Callable[[], Sequence[int]],
+        *,
+        heed: bool,
+        pause: Callable[[], object],
+    ) -> None:
         if done():
             return
         begin = time.monotonic()
         while time.monotonic() - begin < _SPIN_SECONDS:
+            pause()
             if done():
                 return
         thread = threading.get_ident()
         self._waits[thread] = Wait(what=what, since=begin)
         try:
             while not done():
+                pause()
                 waited = time.monotonic() - begin
                 if heed:
                     self._check()

@@ -44,147 +44,133 @@ class Audience:
     failed: Callable[[Failure], None]
 
 
-def execute(
-    plan: Plan,
-    directory: RunDirectory,
-    attempt: Attempt,
-    machine: Machine,
-    found: Launcher | None,
-    interrupts: Interrupts,
-    *,
-    audience: Audience,
-    summarise: Summarise,
-) -> tuple[Failure | None, Summary]:
-    """Run the plan of a directory that holds it already, and leave ``summary.json``.
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Runs the plan of a directory that holds it already, and leaves ``summary.json``.
 
     Where a host is lost, a run that heals goes on without it, in a further attempt from its newest checkpoint; so it
     does where its launcher ends under its ranks.
 
-    Args:
-        attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
+    Attributes:
+        directory: of the run.
         machine: this one.
-        found: of :func:`hpctrain.launch.start.available_launcher`.
         interrupts: collects signals already.
         audience: follows it.
         summarise: makes the content of ``summary.json`` from the events and the run's status.
-
-    Returns:
-        Why the run is not done, None if it is; and the summary.
-
-    Raises:
-        HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the attempt;
-            with the exit code of a resumable run where no launcher works, because a host may just have died.
     """
-    while True:
-        failure = _attempt(plan, directory, attempt, machine, found, interrupts, audience, summarise)
-        further = _further(plan, directory, failure, machine, interrupts, audience) if failure else None
-        if further is None:
-            break
-        plan, attempt, found = further
-    if failure:
-        audience.failed(failure)
-    return failure, _record_end(plan, directory, failure, summarise)
 
+    directory: RunDirectory
+    machine: Machine
+    interrupts: Interrupts
+    audience: Audience
+    summarise: Summarise
 
-def _attempt(
-    plan: Plan,
-    directory: RunDirectory,
-    attempt: Attempt,
-    machine: Machine,
-    found: Launcher | None,
-    interrupts: Interrupts,
-    audience: Audience,
-    summarise: Summarise,
-) -> Failure | None:
-    """Run it once. What is raised is as of :func:`execute`."""
-    try:
-        with interrupts.raised():
-            launcher = prove_launcher(plan, machine, directory.path) if found and needs_proof(plan) else found
-    except HpctrainError as error:
-        _record_error(plan, directory, attempt, error, RESUMABLE, summarise)
-        raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
-    try:
-        failure = launch_attempt(
-            plan,
-            directory,
-            attempt,
-            machine,
-            launcher,
-            show=audience.show,
-            line=audience.line,
-            notice=audience.notice,
-            interrupts=interrupts,
-        )
-    except HpctrainError as error:
-        _record_error(plan, directory, attempt, error, error.exit_code, summarise)
-        raise
-    if failure and failure.exit_code == RESUMABLE and is_done(run_events(directory)):
-        # A host or a rank went when all was done, before each rank had said so.
-        return None
-    if failure and attempt.number > 1 and not interrupts.received and not read_records(directory):
-        # Ranks could be started before, so this may be a host that is gone.
-        return replace(failure, exit_code=RESUMABLE)
-    return failure
+    def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
+        """Run it to its end.
 
+        Args:
+            plan: of the directory.
+            attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
+            found: of :func:`hpctrain.launch.start.available_launcher`.
 
-def _further(
-    plan: Plan,
-    directory: RunDirectory,
-    failure: Failure,
-    machine: Machine,
-    interrupts: Interrupts,
-    audience: Audience,
-) -> tuple[Plan, Attempt, Launcher | None] | None:
-    """Prepare the next attempt of a run that heals; None where it is over.
+        Returns:
+            Why the run is not done, None if it is; and the summary.
 
-    It goes on where hosts were lost and those that are left are enough, and on the same hosts where its launcher ended
-    for no known reason: Open MPI 5.0.11's was seen to end a job, with status 0, when two of its ranks died at once.
-    """
-    if not (failure.lost_hosts or failure.unexplained) or not plan.heals or interrupts.received:
-        return None
-    try:
-        found = plan_without(plan, failure.lost_hosts, machine) if failure.lost_hosts else (plan, ())
-        attempt = next_attempt(directory, run_events(directory), plan.stop.idle_restarts)
-        if found is None or attempt is None:
+        Raises:
+            HpctrainError: as of :func:`hpctrain.launch.start.launch_attempt`, which is recorded as the end of the
+                attempt; with the exit code of a resumable run where no launcher works, because a host may just have
+                died.
+        """
+        while True:
+            failure = self._attempt(plan, attempt, found)
+            further = self._further(plan, failure) if failure else None
+            if further is None:
+                break
+            plan, attempt, found = further
+        if failure:
+            self.audience.failed(failure)
+        return failure, self._record_end(plan, failure)
+
+    def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> Failure | None:
+        """Run it once. What is raised is as of :meth:`run`."""
+        try:
+            with self.interrupts.raised():
+                launcher = (
+                    prove_launcher(plan, self.machine, self.directory.path) if found and needs_proof(plan) else found
+                )
+        except HpctrainError as error:
+            self._record_error(plan, attempt, error, RESUMABLE)
+            raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+        try:
+            failure = launch_attempt(
+                plan,
+                self.directory,
+                attempt,
+                self.machine,
+                launcher,
+                show=self.audience.show,
+                line=self.audience.line,
+                notice=self.audience.notice,
+                interrupts=self.interrupts,
+            )
+        except HpctrainError as error:
+            self._record_error(plan, attempt, error, error.exit_code)
+            raise
+        if failure and failure.exit_code == RESUMABLE and is_done(run_events(self.directory)):
+            # A host or a rank went when all was done, before each rank had said so.
             return None
-        left, warnings = found
-        launcher = available_launcher(left, machine)
-    except HpctrainError as error:
-        audience.notice(f"the run cannot go on by itself: {error.message}")
-        return None
-    with EventWriter(directory.events) as events:
-        events.emit("fault", **failure.cause)
-    hosts = fold_hosts([host.host for host in left.hosts])
-    for text in (
-        f"{failure.message}; going on from step {attempt.iteration} with {left.ranks} of {plan.ranks} ranks on {hosts}",
-        *(f"warning: {warning}" for warning in warnings),
-    ):
-        audience.notice(text)
-    directory.begin_attempt(left)
-    return left, attempt, launcher
+        if failure and attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
+            # Ranks could be started before, so this may be a host that is gone.
+            return replace(failure, exit_code=RESUMABLE)
+        return failure
 
+    def _further(self, plan: Plan, failure: Failure) -> tuple[Plan, Attempt, Launcher | None] | None:
+        """Prepare the next attempt of a run that heals; None where it is over.
 
-def _record_error(
-    plan: Plan, directory: RunDirectory, attempt: Attempt, error: HpctrainError, exit_code: int, summarise: Summarise
-) -> None:
-    """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
-    with contextlib.suppress(HpctrainError):
-        if all(event.get("attempt") != attempt.number for event in run_events(directory)):
-            with EventWriter(directory.events) as events:
-                events.emit("start", **attempt.start(plan, "none"))
-        _record_end(plan, directory, Failure(message=error.message, exit_code=exit_code), summarise)
-
-
-def _record_end(plan: Plan, directory: RunDirectory, failure: Failure | None, summarise: Summarise) -> Summary:
-    """Record how the run ended; returns its summary."""
-    with EventWriter(directory.events) as events:
-        if failure and not failure.stopped:
+        It goes on where hosts were lost and those that are left are enough, and on the same hosts where its launcher
+        ended for no known reason: Open MPI 5.0.11's was seen to end a job, with status 0, when two of its ranks died at
+        once.
+        """
+        if not (failure.lost_hosts or failure.unexplained) or not plan.heals or self.interrupts.received:
+            return None
+        try:
+            found = plan_without(plan, failure.lost_hosts, self.machine) if failure.lost_hosts else (plan, ())
+            attempt = next_attempt(self.directory, run_events(self.directory), plan.stop.idle_restarts)
+            if found is None or attempt is None:
+                return None
+            left, warnings = found
+            launcher = available_launcher(left, self.machine)
+        except HpctrainError as error:
+            self.audience.notice(f"the run cannot go on by itself: {error.message}")
+            return None
+        with EventWriter(self.directory.events) as events:
             events.emit("fault", **failure.cause)
-        # Rank 0 says by itself that a recipe is done.
-        if failure or plan.script:
-            events.emit("end", status=failure.status if failure else "done")
-    summary = summarise(directory, plan, failure.status if failure else "done")
-    if failure:
-        summary["failure"] = failure.cause
-    write_json(directory.summary, summary)
-    return summary
+        hosts = fold_hosts([host.host for host in left.hosts])
+        ranks = f"{left.ranks} of {plan.ranks} ranks on {hosts}"
+        self.audience.notice(f"{failure.message}; going on from step {attempt.iteration} with {ranks}")
+        for warning in warnings:
+            self.audience.notice(f"warning: {warning}")
+        self.directory.begin_attempt(left)
+        return left, attempt, launcher
+
+    def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
+        """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
+        with contextlib.suppress(HpctrainError):
+            if all(event.get("attempt") != attempt.number for event in run_events(self.directory)):
+                with EventWriter(self.directory.events) as events:
+                    events.emit("start", **attempt.start(plan, "none"))
+            self._record_end(plan, Failure(message=error.message, exit_code=exit_code))
+
+    def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
+        """Record how the run ended; returns its summary."""
+        with EventWriter(self.directory.events) as events:
+            if failure and not failure.stopped:
+                events.emit("fault", **failure.cause)
+            # Rank 0 says by itself that a recipe is done.
+            if failure or plan.script:
+                events.emit("end", status=failure.status if failure else "done")
+        summary = self.summarise(self.directory, plan, failure.status if failure else "done")
+        if failure:
+            summary["failure"] = failure.cause
+        write_json(self.directory.summary, summary)
+        return summary

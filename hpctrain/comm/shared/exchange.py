@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 Transfer = Callable[[Pause], None]
 _WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
-# Of requests that nobody waits for any more: MPI may write into their buffers, which they hold, as long as it runs.
-_given_up: list[MPI.Request] = []
-
-
-def complete(request: MPI.Request, patience: Patience, what: str, pause: Pause | None = None) -> None:
-    """Wait until a request is done, and whatever ends the wait keep its buffers from being freed too early.
-
-    Args:
-        request: of a collective whose buffers are arrays.
-        patience: how to wait.
-        what: is waited for, for messages.
-        pause: is called between two looks.
-    """
-    try:
-        patience.wait(request.Test if pause is None else lambda: request.Test() or bool(pause()), what)
-    except BaseException:
-        _given_up.append(request)
-        raise
-
 
 class Exchange:
     """Between the ranks that reduce the same slice, one a node.
@@ -86,10 +67,10 @@ class Exchange:
             if travelling is not own:
                 np.copyto(travelling, own, casting="unsafe")
             self.sent_bytes += leaving
-            complete(self._peers.Ialltoallv(there, here), self._patience, what, pause)
+            self._patience.finish(lambda: self._peers.Ialltoallv(there, here), what, pause=pause)
             for terms in sums:
                 add_up(terms[0], terms)
-            complete(self._peers.Iallgatherv(received[0].view(word), there), self._patience, what, pause)
+            self._patience.finish(lambda: self._peers.Iallgatherv(received[0].view(word), there), what, pause=pause)
             if travelling is not own:
                 np.copyto(own, travelling)
 

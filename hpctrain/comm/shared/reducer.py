@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.comm.patience import Patience
-from hpctrain.comm.shared.exchange import Exchange, complete
+from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Crew
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
@@ -144,7 +144,7 @@ class Reducer:
             return
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
-        complete(self._world.Iallgather(own, everyone), self._patience, f"agreeing on {description}")
+        self._patience.finish(lambda: self._world.Iallgather(own, everyone), f"agreeing on {description}")
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))

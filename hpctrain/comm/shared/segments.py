@@ -42,7 +42,6 @@ class Segment:
     """
 
     def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
-
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._patience = patience
         self.meetings = 0
@@ -120,7 +119,7 @@ class Segment:
                     break
                 pause()
             else:
-                self._patience.wait(functools.partial(_has_come, counter, count, pause), what, self._missing)
+                self._patience.wait(functools.partial(_has_come, counter, count), what, self._missing, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:
@@ -141,5 +140,5 @@ class Segment:
         self._window.Free()
 
 
-def _has_come(counter: memoryview, count: int, pause: Pause) -> bool:
-    return counter[0] >= count or bool(pause())
+def _has_come(counter: memoryview, count: int) -> bool:
+    return bool(counter[0] >= count)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hpctrain.comm.base import Work
+from hpctrain.comm.narrowed import CopiedWork
 from hpctrain.comm.shared.reducer import Reducer, Task
 from hpctrain.errors import HpctrainError
 
@@ -21,19 +22,6 @@ _NUMPY: dict[torch.dtype | None, np.dtype[Any]] = {
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
 }
-
-
-class _Staged:
-    """The reduction of a copy: waiting for it copies the result back."""
-
-    def __init__(self, task: Task, buffer: torch.Tensor, staging: torch.Tensor) -> None:
-        self._task = task
-        self._buffer = buffer
-        self._staging = staging
-
-    def wait(self) -> None:
-        self._task.wait()
-        self._buffer.copy_(self._staging)
 
 
 class MpiTorchEngine:
@@ -101,7 +89,7 @@ class MpiTorchEngine:
             task.wait()
         staging.copy_(buffer)
         self._submit(task)
-        return _Staged(task, buffer, staging)
+        return CopiedWork(task, staging, buffer)
 
 
 def _check_in_memory(device: torch.device) -> None:
