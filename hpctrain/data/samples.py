@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpctrain.data.sampling import Indices
+
+# The label of a sample that has no part in loss or accuracy.
+BROKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +19,12 @@ class Samples:
     """Images and their classes.
 
     Attributes:
-        images: float32 in 0 to 1, shape (N, height, width, channels).
-        labels: int64, shape (N,).
+        images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
+            the recipe's mean and deviation.
+        labels: int64, shape (N,); :data:`BROKEN` where there is none.
     """
 
-    images: NDArray[np.float32]
+    images: NDArray[np.float32] | NDArray[np.uint8]
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -25,3 +32,21 @@ class Samples:
 
     def __getitem__(self, indices: slice | NDArray[np.int64]) -> Samples:
         return Samples(images=self.images[indices], labels=self.labels[indices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """A :class:`hpctrain.data.source.Source` of samples that are all there."""
+
+    samples: Samples
+    broken: set[str] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """The samples of each piece."""
+        return (self.samples[piece] for piece in pieces)
+
+    def close(self) -> None:
+        """Nothing works for it."""

@@ -57,3 +57,13 @@ def share(batch: Indices, rank: int, ranks: int) -> Share:
         count=len(own),
         weight=len(own) * ranks / len(batch),
     )
+
+
+def cut(indices: Indices, size: int | None) -> list[Indices]:
+    """``indices`` in order, in the fewest parts of at most ``size``, which differ by one at most; None leaves it whole.
+
+    What is empty has no part.
+    """
+    if not len(indices):
+        return []
+    return np.array_split(indices, -(-len(indices) // size) if size else 1)

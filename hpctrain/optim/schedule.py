@@ -53,3 +53,5 @@ class LearningRate:
                 span = self.epochs - self.schedule.warmup_epochs
                 done = (epoch - self.schedule.warmup_epochs) / span if span else 0.0
                 return (1 + math.cos(math.pi * done)) / 2
+            case _:
+                raise NotImplementedError

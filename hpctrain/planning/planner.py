@@ -83,7 +83,7 @@ def unplaced_plan(
     # What a container has cannot be seen from outside.
     installed = frozenset(FRAMEWORKS) if start.container else machine.frameworks
     plan = Plan(
-        recipe=work if isinstance(work, Recipe) else None,
+        recipe=work.at(ranks) if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
         framework=_framework(work, installed, framework),
         backend=backend,

@@ -16,74 +16,205 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
+class BatchNorm(Section):
+    """How batch normalisation computes its statistics."""
+
+    span: Count | Literal["world"] | None = Field(
+        None,
+        description="images that share their statistics: fewer than a rank computes at once (ghost batch norm), more "
+        "(those of neighbouring ranks), or of all ranks (world); by default what a rank computes at once",
+    )
+    momentum: Fraction = Field(0.9, description="what is kept of the running statistics at each step")
+    epsilon: Positive = 1e-5
+    statistics: Literal["running", "last_batch"] = Field(
+        "running", description="what is validated with: running averages, or the last batch's (Akiba et al. 2017)"
+    )
+
+
 class Model(Section):
     """The network."""
 
-    name: Literal["digits_cnn"]
+    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
+    zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
+    batch_norm: BatchNorm = BatchNorm()
 
 
 class Data(Section):
     """The samples."""
 
-    name: Literal["digits"]
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    name: Literal["digits", "imagenet"]
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
+    path: str | None = Field(None, description="of imagenet: the folder that hpctrain data shard wrote")
+    workers: Annotated[int, Field(ge=0)] = Field(
+        2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
+    )
+    broken_images: Literal["skip", "stop"] = Field(
+        "stop", description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all"
+    )
+
+
+class Jitter(Section):
+    """Random changes of colour, one after the other in random order, then noise along ImageNet's principal colours."""
+
+    brightness: NotNegative = 0.0
+    contrast: NotNegative = 0.0
+    saturation: NotNegative = 0.0
+    lighting: NotNegative = Field(0.0, description="deviation of the noise (Krizhevsky et al. 2012)")
+
+
+class Images(Section):
+    """How photographs become the network's input."""
+
+    size: Count = Field(224, description="pixels a side in training")
+    size_ramp: tuple[tuple[NotNegative, Count], ...] = Field(
+        (), description="instead of size: (epoch, pixels) points, joined linearly and rounded to multiples of 32"
+    )
+    crop_area: tuple[Positive, Positive] = Field((0.08, 1.0), description="share of the photograph's area")
+    crop_ratio: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), description="width over height")
+    flip: bool = True
+    jitter: Jitter | None = None
+    test_resize: Count = Field(256, description="pixels of the shorter side in validation, before the middle is cut")
+    test_size: Count = Field(224, description="pixels a side in validation")
+    mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
+    deviation: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    as_bytes: bool = Field(True, description="images travel as uint8 and are normalised where they are trained on")
 
 
 class Batch(Section):
-    """How the samples of one step are counted."""
+    """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given."""
 
-    size: Count = Field(description="samples of one step over all ranks (the papers' kn)")
-    micro_batches: Count = Field(1, description="parts into which each rank cuts its share to save memory")
+    size: Count | None = Field(None, description="samples of one step over all ranks (the papers' kn)")
+    per_rank: Count | None = Field(None, description="samples of one step on each rank (the papers' n)")
+    emulated_ranks: Count | None = Field(
+        None, description="with per_rank: as many ranks' batch, whatever ranks there are, which accumulate gradients"
+    )
+    micro_batch: Count | None = Field(
+        None, description="samples that a rank computes at once, to save memory; its share is cut accordingly"
+    )
     drop_last: bool = Field(False, description="leave out the last, smaller batch of an epoch")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Batch:
+        if (self.size is None) == (self.per_rank is None):
+            raise ValueError("one of size (over all ranks) and per_rank is needed, and not both")
+        if self.emulated_ranks and self.per_rank is None:
+            raise ValueError("emulated_ranks multiplies per_rank; size says all by itself")
+        return self
+
+    def at(self, ranks: int) -> Batch:
+        """The same with ``size`` for a number of ranks; emulated ranks keep what each computes at once."""
+        if self.per_rank is None:
+            return self
+        size = self.per_rank * (self.emulated_ranks or ranks)
+        piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
+        return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
+
+
+# Parameters by what they are to their layer: gamma and beta of any normalisation, and any other layer's bias.
+Kind = Literal["norm", "bias"]
+
+_OWN_KEYS = {
+    "momentum": ("sgd", "lars", "rmsprop_to_sgd"),
+    "nesterov": ("sgd", "lars"),
+    "decoupled_decay": ("sgd",),
+    "rate_in_momentum": ("sgd", "lars"),
+    "momentum_correction": ("sgd",),
+    "betas": ("adam", "adamw", "lamb"),
+    "epsilon": ("adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"),
+    "trust_coefficient": ("lars",),
+    "trust_denominator": ("lars",),
+    "unadapted": ("lars", "lamb"),
+    "transition": ("rmsprop_to_sgd",),
+}
+
+
+class Transition(Section):
+    """From RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
+
+    center: Positive = Field(description="epoch at which SGD's part is one half")
+    period: Positive = Field(description="epochs of the linear part")
+    rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
+    square_decay: Fraction = Field(0.99, description="what is kept of the running mean of squared gradients")
 
 
 class Optimizer(Section):
-    """The update rule."""
+    """The update rule. The formulas are in hpctrain.optim.rules."""
 
-    name: Literal["sgd", "adam", "adamw"]
+    name: Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
     learning_rate: Positive
     momentum: Fraction = 0.0
     nesterov: bool = False
     weight_decay: NotNegative = 0.0
+    undecayed: tuple[Kind, ...] = Field((), description="parameters that are not decayed")
+    decoupled_decay: bool = Field(False, description="w -= rate x decay x w, instead of an L2 term in the gradient")
+    rate_in_momentum: bool = Field(False, description="v = m v + rate g, w -= v, instead of v = m v + g, w -= rate v")
+    momentum_correction: bool = Field(
+        False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
+    )
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    epsilon: NotNegative | None = Field(None, description="by default 1e-8; lars 0, lamb 1e-6")
+    trust_coefficient: Positive = Field(0.001, description="the paper's eta")
+    trust_denominator: Literal["sum_of_norms", "norm_of_sum"] = Field(
+        "sum_of_norms", description="|g| + decay |w| (the paper, MLPerf), or |g + decay w| (optax)"
+    )
+    unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
+    transition: Transition | None = None
     clip_norm: Positive | None = Field(None, description="bound of the gradient's norm over all parameters")
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
-        if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
+        for key, names in _OWN_KEYS.items():
+            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} belongs to {' and '.join(names)}, not to {self.name}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
+        if self.momentum_correction and not self.rate_in_momentum:
+            raise ValueError("momentum_correction is for momentum that has the rate in it (rate_in_momentum)")
         if self.name == "adam" and self.weight_decay:
-            raise ValueError("weight_decay belongs to sgd and adamw: frameworks disagree on what it is for adam")
+            raise ValueError("weight_decay does not belong to adam: frameworks disagree on what it is; adamw has one")
+        if (self.name == "rmsprop_to_sgd") != (self.transition is not None):
+            raise ValueError("rmsprop_to_sgd needs transition, and only it has one")
         return self
 
 
 class Schedule(Section):
     """The learning rate over the run."""
 
-    name: Literal["constant", "cosine", "step"] = "constant"
+    name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = "constant"
     base_batch: Count | None = Field(
         None,
         description="linear scaling: the rate is learning_rate x batch.size / base_batch (Goyal et al. 2017)",
     )
-    warmup_epochs: NotNegative = Field(
-        0,
-        description="epochs over which the rate climbs, step by step, from learning_rate to the scaled rate",
+    warmup_epochs: NotNegative = Field(0, description="epochs in front of what the schedule says")
+    warmup: Literal["gradual", "constant"] = Field(
+        "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
     )
-    milestones: tuple[Positive, ...] = Field((), description="epochs at which 'step' multiplies the rate by gamma")
-    gamma: Positive = 0.1
+    warmup_from: NotNegative | None = Field(None, description="where it begins; by default learning_rate, unscaled")
+    milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
+    gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")
+    factors: tuple[Positive, ...] = Field(
+        (), description="what piecewise multiplies the scaled rate by before, between and behind the milestones"
+    )
+    power: Positive = Field(2.0, description="of polynomial")
+    end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")
+    peak_epoch: Positive | None = Field(None, description="of triangular")
+    held: Literal["iteration", "epoch"] = Field("iteration", description="how long each value of the schedule is kept")
 
     @model_validator(mode="after")
     def _consistent(self) -> Schedule:
-        if (self.name == "step") != bool(self.milestones):
-            raise ValueError("schedule 'step' needs milestones, and only it has them")
+        if (self.name in ("step", "piecewise")) != bool(self.milestones):
+            raise ValueError("schedules 'step' and 'piecewise' need milestones, and only they have them")
+        if len(self.factors) != (len(self.milestones) + 1 if self.name == "piecewise" else 0):
+            raise ValueError("schedule 'piecewise' needs one factor more than milestones, and only it has them")
+        if (self.name == "triangular") != (self.peak_epoch is not None):
+            raise ValueError("schedule 'triangular' needs peak_epoch, and only it has one")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError("milestones must rise")
         if self.milestones and self.milestones[0] <= self.warmup_epochs:
             raise ValueError("milestones must come after the warm-up")
-        if self.warmup_epochs and self.base_batch is None:
+        if self.warmup_epochs and self.base_batch is None and self.warmup_from is None:
             raise ValueError(
-                "warmup_epochs needs base_batch: it climbs from learning_rate to the rate that is scaled by it"
+                "warmup_epochs needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
             )
         return self
 
@@ -131,10 +262,12 @@ class FaultTolerance(Section):
 
 
 class Reported(Section):
-    """The result that the source states."""
+    """A result that the source states."""
 
     metric: str
     value: float
+    deviation: NotNegative | None = Field(None, description="over the source's repetitions")
+    batch: Count | None = Field(None, description="samples of a step that it is for; by default any")
     remark: str = ""
 
 
@@ -143,17 +276,39 @@ class Recipe(Section):
 
     name: str
     source: str
-    reported: Reported
+    cost: str = Field("", description="hardware and time, as the source states them")
+    reported: tuple[Reported, ...] = Field(min_length=1)
     model: Model
     data: Data
+    images: Images = Images()
     batch: Batch
     optimizer: Optimizer
     schedule: Schedule = Schedule()
+    label_smoothing: Fraction = 0.0
+    precision: Literal["float32", "bf16", "fp16"] = Field(
+        "float32", description="of forward and backward pass; parameters stay float32"
+    )
     epochs: Count
+    median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     communication: Communication = Communication()
     guard: Guard = Guard()
     fault_tolerance: FaultTolerance = FaultTolerance()
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all ranks, of a recipe that :meth:`at` made for a number of ranks."""
+        assert self.batch.size is not None
+        return self.batch.size
+
+    def at(self, ranks: int) -> Recipe:
+        """The recipe with everything that depends on the number of ranks worked out."""
+        return self.model_copy(update={"batch": self.batch.at(ranks)})
+
+    def reported_at(self, batch: int) -> Reported | None:
+        """What the source reports for a batch; None where it reports other batches only."""
+        rows = [row for row in self.reported if row.batch in (None, batch)]
+        return next(iter(sorted(rows, key=lambda row: row.batch is None)), None)
 
     @field_validator("fault_tolerance", mode="before")
     @classmethod

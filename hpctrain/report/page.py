@@ -55,7 +55,7 @@ def render(directory: RunDirectory) -> str:
     """The page's text."""
     plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
-    reported = plan.recipe.reported if plan.recipe else None
+    reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,

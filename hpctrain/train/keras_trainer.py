@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -68,7 +68,7 @@ class KerasTrainer:
     def communication_seconds(self) -> float:
         return float(self._reduction.waited)
 
-    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self._optimizer.learning_rate.assign(learning_rate)
@@ -85,6 +85,9 @@ class KerasTrainer:
         if updates == self.updates:
             for variable, value in values:
                 variable.assign(value)
+
+    def average_statistics(self) -> None:
+        pass
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._evaluate(tf.constant(samples.images), tf.constant(samples.labels))
@@ -144,6 +147,8 @@ def make_optimizer(settings: Optimizer) -> keras.optimizers.Optimizer:
             return keras.optimizers.AdamW(
                 rate, epsilon=_EPSILON, weight_decay=settings.weight_decay, global_clipnorm=clip
             )
+        case _:
+            raise NotImplementedError
 
 
 def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from hpctrain.checkpoints import Progress
 from hpctrain.comm import Communicator
-from hpctrain.data.samples import Samples
-from hpctrain.data.sampling import Indices, batch_count, epoch_order, global_batches, share
+from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, share
+from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import LearningRate
@@ -27,7 +30,7 @@ class Loop:
     """One run of a recipe on the ranks of a communicator.
 
     Args:
-        recipe: what to train.
+        recipe: what to train, worked out for a number of ranks.
         comm: the ranks; every one runs its own loop over the same samples.
         trainer: the model of this rank.
         train, test: all samples, the same on every rank.
@@ -46,8 +49,8 @@ class Loop:
         recipe: Recipe,
         comm: Communicator,
         trainer: Trainer,
-        train: Samples,
-        test: Samples,
+        train: Source,
+        test: Source,
         events: EventWriter,
         *,
         checkpoints: Checkpoints,
@@ -140,20 +143,29 @@ class Loop:
     def _train_epoch(self) -> str | None:
         """The steps that the epoch still lacks; returns why it was stopped."""
         order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=self._epoch)
-        while True:
-            rest = order[sum(self._sizes) :]
-            batch = next(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last), None)
-            if batch is None:
-                return None
-            if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
-                return (
-                    f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
-                    f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
-                )
-            if self._step(batch):
-                return self._asked() or "asked on another rank"
+        rest = order[sum(self._sizes) :]
+        batches = list(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last))
+        pieces = itertools.chain.from_iterable(self._pieces(self._share(batch)) for batch in batches)
+        with contextlib.closing(self._train.stream(pieces, self._epoch)) as stream:
+            for batch in batches:
+                if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
+                    return (
+                        f"{self._comm.size} of {self._begun_ranks} ranks are left, fewer than "
+                        f"fault_tolerance.min_ranks={self._recipe.fault_tolerance.min_ranks}"
+                    )
+                if self._step(batch, stream):
+                    return self._asked() or "asked on another rank"
+        return None
+
+    def _share(self, batch: Indices) -> Share:
+        return share(batch, self._comm.rank, self._comm.size)
+
+    def _pieces(self, own: Share) -> list[Indices]:
+        """What this rank computes at once."""
+        return cut(own.indices, self._recipe.batch.micro_batch)
 
     def _end_epoch(self) -> None:
+        self._trainer.average_statistics()
         test_loss, test_accuracy = self._evaluate()
         # From here on the epoch is done for every rank, or for none.
         self._comm.agree()
@@ -190,9 +202,9 @@ class Loop:
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
-    def _step(self, batch: Indices) -> bool:
+    def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
         """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
-        own = share(batch, self._comm.rank, self._comm.size)
+        own = self._share(batch)
         self._begun = Step(
             samples=len(batch),
             own=own.count,
@@ -200,11 +212,10 @@ class Loop:
             learning_rate=self._learning_rate,
             begin=time.perf_counter(),
         )
-        pieces = np.array_split(own.indices, min(self._recipe.batch.micro_batches, len(own.indices)))
         # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
         scale = own.weight / len(own.indices)
-        parts = [self._train[piece] for piece in pieces]
-        own_loss = self._trainer.step(parts, scale, self._begun.learning_rate)
+        count = len(self._pieces(own))
+        own_loss = self._trainer.step(itertools.islice(stream, count), count, scale, self._begun.learning_rate)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
         return bool(stop > 0)
@@ -234,7 +245,7 @@ class Loop:
     @property
     def _batch_size(self) -> int:
         """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
-        size, tolerance = self._recipe.batch.size, self._recipe.fault_tolerance
+        size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
         if tolerance.heals and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
         return size
@@ -242,33 +253,37 @@ class Loop:
     @property
     def _learning_rate(self) -> float:
         """The schedule's where the epoch is, scaled linearly with the batch where that was shrunk."""
-        size = self._recipe.batch.size
+        size = self._recipe.global_batch
         steps = self._epoch * self._rate.iterations_per_epoch + sum(self._sizes) / size
         return self._rate(steps) * (self._batch_size / size)
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""
         own = np.array_split(np.arange(len(self._test)), self._comm.size)[self._comm.rank]
-        size = self._recipe.batch.size
-        results = [self._trainer.evaluate(self._test[own[start : start + size]]) for start in range(0, len(own), size)]
-        own_sums = np.array(results, dtype=np.float64).reshape(-1, 2).sum(axis=0)
-        loss_sum, correct = self._comm.allreduce(own_sums, "sum")
-        return float(loss_sum) / len(self._test), float(correct) / len(self._test)
+        size = self._recipe.batch.micro_batch or -(-self._recipe.global_batch // self._comm.size)
+        sums = np.zeros(3)
+        with contextlib.closing(self._test.stream(cut(own, size), self._epoch)) as stream:
+            for samples in stream:
+                loss_sum, correct = self._trainer.evaluate(samples)
+                sums += np.array([loss_sum, correct, np.count_nonzero(samples.labels == BROKEN)])
+        loss_sum, correct, broken = self._comm.allreduce(sums, "sum")
+        seen = len(self._test) - broken
+        return float(loss_sum / seen), float(correct / seen)
 
 
 def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
     """The rate of a recipe's steps over ``samples`` training samples."""
-    batch = recipe.batch
-    iterations = batch_count(samples, batch.size, drop_last=batch.drop_last)
+    size = recipe.global_batch
+    iterations = batch_count(samples, size, drop_last=recipe.batch.drop_last)
     if not iterations:
         raise HpctrainError(
-            f"batch.size={batch.size} with batch.drop_last leaves no step: there are {samples} training samples",
+            f"batch.size={size} with batch.drop_last leaves no step: there are {samples} training samples",
             f"--set batch.size={samples} or less, or --set batch.drop_last=false",
         )
     return LearningRate(
         schedule=recipe.schedule,
         learning_rate=recipe.optimizer.learning_rate,
-        batch_size=batch.size,
+        batch_size=size,
         iterations_per_epoch=iterations,
         epochs=recipe.epochs,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hpctrain import stopping
 from hpctrain.comm import Communicator, init
-from hpctrain.data.digits import load_digits
+from hpctrain.data import open_sources
 from hpctrain.events import EventWriter, read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
@@ -26,8 +28,12 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     recipe = plan.recipe
     comm = init()
     require_healing(comm, recipe.fault_tolerance)
-    train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=recipe.seed)
-    with EventWriter(directory.events if comm.rank == 0 else None) as events:
+    train, test = open_sources(recipe)
+    with (
+        contextlib.closing(train),
+        contextlib.closing(test),
+        EventWriter(directory.events if comm.rank == 0 else None) as events,
+    ):
         trainer = _trainer(plan, comm)
         loop = Loop(
             recipe,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable
 
 import torch
 from torch.nn import functional as F
@@ -59,16 +60,14 @@ class TorchTrainer:
     def timeline(self) -> Timeline:
         return self._statistics.timeline
 
-    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self.model.train()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
-        with no_sync():
-            before = [self._backward(part, scale) for part in parts[:-1]]
-        losses = [*before, self._backward(parts[-1], scale)]
+        losses = [self._backward(part, scale, last=number == count) for number, part in enumerate(parts, start=1)]
         if self._clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.loss = sum(loss.item() for loss in losses)
@@ -81,6 +80,9 @@ class TorchTrainer:
         updates, state = self._before
         if updates == self.updates:
             self._undo_forward(state)
+
+    def average_statistics(self) -> None:
+        pass
 
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, int]:
@@ -135,10 +137,11 @@ class TorchTrainer:
                 buffer.copy_(tensors[name])
         self._set_random_state(tensors)
 
-    def _backward(self, samples: Samples, scale: float) -> torch.Tensor:
+    def _backward(self, samples: Samples, scale: float, *, last: bool) -> torch.Tensor:
         images, labels = self._tensors(samples)
-        loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
-        loss.backward()
+        with contextlib.nullcontext() if last else no_sync():
+            loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
+            loss.backward()
         return loss.detach()
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,3 +166,5 @@ def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) ->
             return torch.optim.Adam(parameters, rate)
         case "adamw":
             return torch.optim.AdamW(parameters, rate, weight_decay=decay)
+        case _:
+            raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,20 +55,25 @@ class Trainer(Stateful, Protocol):
     @property
     def timeline(self) -> Timeline: ...
 
-    def step(self, parts: Sequence[Samples], scale: float, learning_rate: float) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
         """One update by the mean over the ranks of the gradient of the returned loss.
 
         Args:
-            parts: this rank's micro-batches, none of them empty. Only the sum of their gradients is reduced.
+            parts: this rank's micro-batches, none of them empty, each good until the next is asked for. Only the sum
+                of their gradients is reduced.
+            count: of the parts.
             scale: what the sum of the samples' losses is multiplied by.
             learning_rate: of this step.
 
         Returns:
-            ``scale`` x the sum of the losses of all samples in ``parts``, before the update.
+            ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
         """
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: forget a step that failed, and use the new ranks."""
 
+    def average_statistics(self) -> None:
+        """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""
+
     def evaluate(self, samples: Samples) -> tuple[float, int]:
-        """The sum of the losses, and how many samples are classified rightly."""
+        """The sum of the losses, and how many samples are classified rightly, of those that are not broken."""

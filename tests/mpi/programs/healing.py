@@ -21,7 +21,7 @@ import numpy as np
 import hpctrain as ht
 from hpctrain.comm.base import RanksLostError
 from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import Samples
+from hpctrain.data.samples import InMemory, Samples
 from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, write_record
@@ -34,7 +34,7 @@ SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
 BASE = {
     "name": "test",
     "source": "none",
-    "reported": {"metric": "test_accuracy", "value": 1.0},
+    "reported": [{"metric": "test_accuracy", "value": 1.0}],
     "model": {"name": "digits_cnn"},
     "data": {"name": "digits"},
     "batch": {"size": BATCH},
@@ -117,7 +117,8 @@ class Mortal:
     def updates(self, updates):
         self._trainer.updates = updates
 
-    def step(self, parts, scale, rate):
+    def step(self, parts, count, scale, rate):
+        parts = list(parts)
         step = self.iteration() + 1
         self._die("forward", step)
         mine = [index for rows in Watched.taken[-len(parts) :] for index in rows] if scale else []
@@ -125,7 +126,7 @@ class Mortal:
         if late:
             self._find_out_late()
         try:
-            loss = self._trainer.step(parts, scale, rate)
+            loss = self._trainer.step(parts, count, scale, rate)
         except RanksLostError:
             # Its samples are in the mean, by which the others have updated.
             if late:
@@ -174,8 +175,8 @@ def train(settings: Recipe, comm: ht.Communicator, trainer, first: int, director
             settings,
             comm,
             trainer,
-            Watched(images=train.images, labels=train.labels),
-            test,
+            InMemory(samples=Watched(images=train.images, labels=train.labels)),
+            InMemory(samples=test),
             events,
             checkpoints=Checkpoints(directory.checkpoints, comm, events),
             recovery=Recovery(comm, trainer, events, directory),

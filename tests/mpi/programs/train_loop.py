@@ -15,7 +15,7 @@ import torch
 import hpctrain as ht
 from hpctrain import models
 from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import Samples
+from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order
 from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
@@ -26,7 +26,7 @@ from hpctrain.train.torch_trainer import TorchTrainer
 BASE = {
     "name": "test",
     "source": "none",
-    "reported": {"metric": "test_accuracy", "value": 1.0},
+    "reported": [{"metric": "test_accuracy", "value": 1.0}],
     "model": {"name": "digits_cnn"},
     "data": {"name": "digits"},
     "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
@@ -37,7 +37,7 @@ BASE = {
 # 61 samples in batches of 20 end with a single one: on several ranks, some have none
 CASES = {
     "uneven": {"batch": {"size": 20}},
-    "micro": {"batch": {"size": 20, "micro_batches": 3}},
+    "micro": {"batch": {"size": 20, "micro_batch": 4}},
     "clipped": {"batch": {"size": 16}, "optimizer": {**BASE["optimizer"], "clip_norm": 0.5}},
 }
 
@@ -85,7 +85,15 @@ def main(output: str) -> None:
         trainer = TorchTrainer(recipe(case), comm)
         with EventWriter(Path(f"{output}-{case}.jsonl") if comm.rank == 0 else None) as events:
             checkpoints = Checkpoints(Path(f"{output}-{case}"), comm, events)
-            Loop(recipe(case), comm, trainer, train, test, events, checkpoints=checkpoints).run()
+            Loop(
+                recipe(case),
+                comm,
+                trainer,
+                InMemory(samples=train),
+                InMemory(samples=test),
+                events,
+                checkpoints=checkpoints,
+            ).run()
         flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
         results[case] = np.concatenate(flat)
     np.savez(f"{output}-{comm.rank}.npz", **results)

@@ -74,7 +74,7 @@ def test_overrides() -> None:
         ("optimizer=3", "--set optimizer=3: optimizer: "),
         (
             "optimizer.name=adam",
-            "--set optimizer.name=adam: optimizer: momentum and nesterov belong to sgd, not to adam",
+            "--set optimizer.name=adam: optimizer: momentum belongs to sgd and lars and rmsprop_to_sgd, not to adam",
         ),
         ("epochs.of=3", "epochs is a value and has no keys"),
         ("epochs", "not of the form key=value"),
@@ -114,7 +114,7 @@ def test_an_override_within_an_overridden_value() -> None:
         ("momentum: 0.9", "momentun: 0.9", "momentun", "unknown key 'optimizer.momentun'; did you mean 'momentum'?"),
         ("epochs: 20", "epochs: twenty", "epochs: twenty", "epochs: input should be a valid integer, not 'twenty'"),
         ("  name: cosine", "  name: cosin", "  name: cosin", "schedule.name: input should be 'constant', 'cosine'"),
-        ("  size: 64", "  micro_batches: 1", "batch:", "the key 'batch.size' is missing"),
+        ("  size: 64", "  micro_batch: 1", "batch:", "one of size (over all ranks) and per_rank is needed"),
         ("warmup_epochs: 2", "warmup_epochs: 40", "name: digits\n", "longer than the run"),
         ("seed: 7", "epochs: 7", "epochs: 7", "the key 'epochs' was given before, in line "),
         ("seed: 7", "seed: [7", "", "not valid YAML"),

@@ -159,7 +159,7 @@ def test_diverged_run(tmp_path: Path) -> None:
 def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     recipe = digits().model_copy(update={"name": attack, "source": attack})
-    recipe = recipe.model_copy(update={"reported": recipe.reported.model_copy(update={"remark": attack})})
+    recipe = recipe.model_copy(update={"reported": (recipe.reported[0].model_copy(update={"remark": attack}),)})
     plan = recipe_plan(recipe=recipe, versions={attack: attack})
     fault = {"time": 1.0, "event": "fault", "rank": 1, "host": attack, "message": attack}
     directory = write_run(tmp_path / "run", plan, [*run_events(), fault])

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain import HpctrainError
 from hpctrain.comm.single import SingleCommunicator
-from hpctrain.data.samples import Samples
+from hpctrain.data.samples import InMemory, Samples
 from hpctrain.events import EventWriter, read_events
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
@@ -30,7 +30,9 @@ class Recorder:
         self.trained: list[list[int]] = []
         self.updates = 0
 
-    def step(self, parts, scale, learning_rate):
+    def step(self, parts, count, scale, learning_rate):
+        parts = list(parts)
+        assert len(parts) == count
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())
         self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
         return scale * float(sum(part.labels.sum() for part in parts))
@@ -41,6 +43,9 @@ class Recorder:
     def restore(self, state):
         self.trained.append(state["trained"].tolist())
 
+    def average_statistics(self):
+        pass
+
     def evaluate(self, samples):
         return float(samples.labels.sum()), int((samples.labels % 2).sum())
 
@@ -49,7 +54,7 @@ def recipe(**values) -> Recipe:
     base = {
         "name": "test",
         "source": "none",
-        "reported": {"metric": "test_accuracy", "value": 1.0},
+        "reported": [{"metric": "test_accuracy", "value": 1.0}],
         "model": {"name": "digits_cnn"},
         "data": {"name": "digits"},
         "batch": {"size": 4},
@@ -59,8 +64,8 @@ def recipe(**values) -> Recipe:
     return Recipe.model_validate_json(json.dumps({**base, **values}))
 
 
-def samples(count: int) -> Samples:
-    return Samples(images=np.zeros((count, 1, 1, 1), np.float32), labels=np.arange(count))
+def samples(count: int) -> InMemory:
+    return InMemory(samples=Samples(images=np.zeros((count, 1, 1, 1), np.float32), labels=np.arange(count)))
 
 
 def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=lambda trainer: None):
@@ -116,8 +121,8 @@ def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
 
 
 def test_micro_batches_cut_a_batch_and_keep_its_mean(tmp_path):
-    trainer, events = run(tmp_path, recipe(batch={"size": 4, "micro_batches": 3}))
-    assert [[len(part) for part in parts] for parts, _, _ in trainer.steps[:3]] == [[2, 1, 1], [2, 1, 1], [1, 1]]
+    trainer, events = run(tmp_path, recipe(batch={"size": 4, "micro_batch": 2}))
+    assert [[len(part) for part in parts] for parts, _, _ in trainer.steps[:3]] == [[2, 2], [2, 2], [2]]
     assert [scale for _, scale, _ in trainer.steps[:3]] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
     (tmp_path / "whole").mkdir()
     whole = [event["loss"] for event in run(tmp_path / "whole", recipe())[1] if event["event"] == "step"]

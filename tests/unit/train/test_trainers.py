@@ -21,7 +21,7 @@ def recipe(optimizer: dict) -> Recipe:
     values = {
         "name": "test",
         "source": "none",
-        "reported": {"metric": "test_accuracy", "value": 1.0},
+        "reported": [{"metric": "test_accuracy", "value": 1.0}],
         "model": {"name": "digits_cnn"},
         "data": {"name": "digits"},
         "batch": {"size": 32},
@@ -92,7 +92,7 @@ def train(trainer, name: str, micro_batches: int) -> list[float]:
     losses = []
     for batch, rate in zip(batches(), rates(name), strict=True):
         pieces = np.array_split(np.arange(len(batch)), min(micro_batches, len(batch)))
-        losses.append(trainer.step([batch[piece] for piece in pieces], 1 / len(batch), rate))
+        losses.append(trainer.step([batch[piece] for piece in pieces], len(pieces), 1 / len(batch), rate))
     return losses
 
 

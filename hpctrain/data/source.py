@@ -1,0 +1,37 @@
+"""Where samples come from, whatever they are stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Protocol
+
+from hpctrain.data.samples import Samples
+from hpctrain.data.sampling import Indices
+
+
+class Source(Protocol):
+    """One set of samples, known by their indices from 0 on."""
+
+    @property
+    def broken(self) -> set[str]:
+        """Names of samples met so far by this rank that could not be decoded."""
+
+    def __len__(self) -> int: ...
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """The samples of each piece, in order, while the pieces behind it are already being made ready.
+
+        What is random about a sample follows from the recipe's seed, the epoch and the sample's index alone. A stream
+        that is closed before its end drops what it made ready. A sample that cannot be decoded has the label
+        :data:`hpctrain.data.samples.BROKEN`, and no part in loss or accuracy.
+
+        Args:
+            pieces: indices of what is computed at once, none of them empty.
+            epoch: from 0; for data that is not augmented it makes no difference.
+
+        Yields:
+            The arrays are good until the next one is asked for.
+        """
+
+    def close(self) -> None:
+        """End what works for this source. Idempotent."""
