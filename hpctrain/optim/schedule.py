@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from hpctrain.recipes.schema import Schedule
+from hpctrain.recipes.schema import Schedule, Transition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +55,13 @@ class LearningRate:
                 return (1 + math.cos(math.pi * done)) / 2
             case _:
                 raise NotImplementedError
+
+
+def sgd_share(epoch: float, transition: Transition) -> float:
+    """SGD's part in the update of rmsprop_to_sgd, 0 to 1 (Akiba et al. 2017, arXiv 1711.04325, section 3.1).
+
+    Exponential up to one half at ``transition.center``, then linear with the same slope up to 1 at
+    ``transition.period / 2`` epochs behind it. RMSprop's part is what is left, times ``transition.rmsprop_rate``.
+    """
+    periods = (epoch - transition.center) / transition.period
+    return math.exp(2 * periods) / 2 if periods < 0 else min(1.0, 0.5 + periods)
