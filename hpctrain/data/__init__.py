@@ -16,6 +16,7 @@ def open_sources(recipe: Recipe) -> tuple[Source, Source]:
     if recipe.data.name == "digits":
         from hpctrain.data.digits import load_digits
 
-        train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=recipe.seed)
+        seed = recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
+        train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
     raise NotImplementedError

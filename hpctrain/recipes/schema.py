@@ -44,6 +44,9 @@ class Data(Section):
 
     name: Literal["digits", "imagenet"]
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        None, description="of digits: decides what is tested with; by default the recipe's seed, which decides the rest"
+    )
     path: str | None = Field(None, description="of imagenet: the folder that hpctrain data shard wrote")
     workers: Annotated[int, Field(ge=0)] = Field(
         2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hpctrain import HpctrainError
+from hpctrain.data import open_sources
 from hpctrain.data.digits import load_digits
+from hpctrain.recipes.load import load_recipe
 
 
 def test_all_digits_are_in_one_of_the_two_sets():
@@ -32,6 +34,18 @@ def test_every_class_has_its_share_of_the_test_set():
 def test_the_seed_decides_the_division():
     sets = [load_digits(test_fraction=0.2, seed=seed)[1].images.tobytes() for seed in (7, 7, 8)]
     assert sets[0] == sets[1] != sets[2]
+
+
+def tested_with(*overrides: str) -> bytes:
+    _, test = open_sources(load_recipe("digits", overrides))
+    everything = np.arange(len(test))
+    return next(test.stream([everything], 0)).images.tobytes()
+
+
+def test_a_split_seed_keeps_the_division_whatever_the_seed():
+    kept = [tested_with("data.split_seed=0", f"seed={seed}") for seed in (0, 1, 2)]
+    assert kept[0] == kept[1] == kept[2] == tested_with("seed=0")
+    assert tested_with("seed=1") == tested_with("seed=2", "data.split_seed=1") != kept[0]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
