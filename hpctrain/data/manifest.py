@@ -1,0 +1,99 @@
+"""What a folder of shards holds.
+
+::
+
+    DIR/manifest.json       written last, so that a folder without it is not whole
+    DIR/SPLIT-index.npy     a row a sample, in the order of the shards: where its image is
+    DIR/SPLIT-000000.tar    KEY.cls (the label as text) and KEY.jpg of each sample, as WebDataset reads them
+    DIR/records/            of each shard that is done, for ``hpctrain data shard`` to go on from
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpctrain.errors import HpctrainError
+
+MANIFEST = "manifest.json"
+# offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
+INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ShardFile(_Part):
+    """One tar file; ``bytes`` is its size."""
+
+    name: str
+    samples: int
+    bytes: int
+    sha256: str
+
+
+class Split(_Part):
+    """Training or validation; ``bytes`` is the size of all its shards."""
+
+    samples: int
+    bytes: int
+    index_sha256: str
+    shards: tuple[ShardFile, ...]
+
+
+class BrokenImage(_Part):
+    """An image that cannot be decoded; it has its place in the shards all the same."""
+
+    split: str
+    key: str
+    message: str
+
+
+class Settings(_Part):
+    """What decides the bytes of the shards; ``listing`` is the SHA-256 of all samples' keys, sizes and labels."""
+
+    source: str
+    listing: str
+    seed: int
+    shard_bytes: int | None
+    shard_samples: int | None
+
+
+class Manifest(_Part):
+    """``manifest.json``. The label of a class is its index in ``classes``, the sorted WordNet identifiers."""
+
+    format: int = Field(1, ge=1, le=1)
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    broken: tuple[BrokenImage, ...]
+    settings: Settings
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder of shards.
+
+    Raises:
+        HpctrainError: the folder is no folder of shards, is not whole, or its manifest is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        what = "is not there" if not folder.exists() else f"holds no whole set of shards: there is no {path}"
+        raise HpctrainError(
+            f"{folder} {what}", f"hpctrain data shard SOURCE {quote(str(folder))} makes it, or goes on where it stopped"
+        ) from error
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error
+    except ValidationError as error:
+        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise HpctrainError("\n".join(faults), f"{remake(folder)} writes it again") from error
+
+
+def remake(folder: Path) -> str:
+    """The command that makes what is damaged or missing in a folder again."""
+    return f"hpctrain data shard SOURCE {quote(str(folder))}"
