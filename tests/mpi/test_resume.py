@@ -23,8 +23,9 @@ from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
 
 BIN = Path(sys.executable).parent
-# 184 steps of a few milliseconds for the interruptions to fall into: rank 0 looks for the stop once a second.
-SETTINGS = ["--set", "epochs=8"]
+# Some seconds of steps for the interruptions to fall into: rank 0 looks for the stop once a second.
+TORCH = ["--set", "epochs=24"]
+KERAS = ["--set", "epochs=10"]
 
 
 def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Callable[[int], None]) -> tuple[int, str]:
@@ -75,12 +76,10 @@ def assert_same_bits(run: Path, whole: Path) -> None:
 @pytest.mark.slow
 def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    whole = hpctrain("run", "digits", "-np", "2", *SETTINGS, "--run-dir", "whole")
+    whole = hpctrain("run", "digits", "-np", "2", *TORCH, "--run-dir", "whole")
     assert whole.returncode == 0, whole.stdout
     run = tmp_path / "run"
-    status, output = interrupted(
-        tmp_path, 5, ["digits", "-np", "2", *SETTINGS], lambda pid: os.kill(pid, signal.SIGUSR2)
-    )
+    status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", *TORCH], lambda pid: os.kill(pid, signal.SIGUSR2))
     assert status == 4, output
     assert "SIGUSR2: waiting up to 60 s for the ranks" in output
     assert "interrupted by SIGUSR2; all ranks saved their state and left" in output
@@ -119,7 +118,7 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
 def test_keras_stopped_by_the_file(hpctrain: Launch, tmp_path: Path) -> None:
     """As ``hpctrain cancel`` or another host asks for it."""
     pytest.importorskip("keras")
-    arguments = ["digits", "-np", "2", "--framework", "keras", *SETTINGS]
+    arguments = ["digits", "-np", "2", "--framework", "keras", *KERAS]
     whole = hpctrain("run", *arguments, "--run-dir", "whole")
     assert whole.returncode == 0, whole.stdout
     run = tmp_path / "run"
@@ -202,9 +201,11 @@ def test_a_run_that_heals_begins_again_when_launcher_and_ranks_are_gone(tmp_path
         for process in psutil.Process(pid).children(recursive=True):
             process.kill()
 
-    arguments = ["digits", "-np", "2", "--set", "fault_tolerance=shrink", "--set", "epochs=4"]
+    arguments = ["digits", "-np", "2", "--set", "fault_tolerance=shrink", "--set", "epochs=8"]
     status, output = interrupted(tmp_path, 30, arguments, kill_all)
     assert status == 0, output
     starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
-    assert [(start["attempt"], start["iteration"]) for start in starts] == [(1, 0), (2, 23)], output
-    assert [step for step, *_ in numbers(tmp_path / "run") if step] == list(range(1, 93))
+    assert [start["attempt"] for start in starts] == [1, 2], output
+    # An epoch's end, of which each has a checkpoint.
+    assert starts[1]["iteration"] in range(23, 8 * 23, 23), output
+    assert [step for step, *_ in numbers(tmp_path / "run") if step] == list(range(1, 8 * 23 + 1))
