@@ -6,6 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -103,11 +104,30 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
         HpctrainError: it is not valid YAML, or the model refuses something in it; names every fault with file, line
             and key.
     """
+    document = read_document(text, path, kind)
+    return validate(document.values, model, document.where, kind, hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A file's values before any model has seen them.
+
+    Attributes:
+        values: by their keys.
+        where: the file and line of the value at a location, or of the deepest part of it that the file holds.
+    """
+
+    values: dict[Any, Any]
+    where: Callable[[Location], str]
+
+
+def read_document(text: str, path: Path, kind: str) -> Document:
+    """The values of a file; arguments and errors are those of :func:`load_checked`."""
     root = _parse(text, kind, lambda error: f"{path}{_line_of(error)}: not valid YAML: {_problem(error)}")
     if not isinstance(root, yaml.MappingNode):
         raise HpctrainError(f"{path} holds no {kind}: its top level is not a mapping of keys to values")
     _refuse_duplicates(root, path)
-    return validate(_value(root, kind), model, lambda location: f"{path}:{_line(root, location)}", kind, hint)
+    return Document(values=_value(root, kind), where=lambda location: f"{path}:{_line(root, location)}")
 
 
 def dump(values: dict[str, Any]) -> str:

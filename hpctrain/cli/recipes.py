@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 import yaml
 
-from hpctrain.recipes.load import load_recipe, recipe_names
+from hpctrain.recipes.entries import recipe_names
+from hpctrain.recipes.load import load_recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
-from pathlib import Path
 
 from pydantic import BaseModel
 
-from hpctrain.checked_yaml import Location, load_checked, parse_value, read_text, subsection, validate
+from hpctrain.checked_yaml import Location, parse_value, subsection, validate
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.recipes.entries import HINT, Listed, load_entry
 from hpctrain.recipes.schema import Recipe
-
-_HINT = "hpctrain recipes show digits prints a complete recipe"
-
-
-def recipe_names() -> list[str]:
-    """The names of the published recipes."""
-    files = resources.files("hpctrain.recipes").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A published recipe by its name, or any recipe file by its path, with ``key=value`` overrides.
+    """A recipe that can be run, with ``key=value`` overrides.
 
     Args:
-        name_or_path: a name of :func:`recipe_names`, or a path (it holds a slash or ends in .yaml or .yml).
+        name_or_path: as :func:`~hpctrain.recipes.entries.load_entry` takes it.
         overrides: ``optimizer.learning_rate=0.2`` each; the value is YAML.
 
     Raises:
-        HpctrainError: no such recipe, or something in it or in an override that the schema refuses; names the file,
-            the line and the key.
+        HpctrainError: no such recipe, one whose source does not establish all that it takes, or something in it or in
+            an override that the schema refuses; names the file, the line and the key.
     """
-    path = _find(name_or_path)
-    text = read_text(path, "recipe", f"the published recipes go by their name: {', '.join(recipe_names())}")
-    recipe = load_checked(text, path, Recipe, "recipe", _HINT)
-    return override_recipe(recipe, overrides) if overrides else recipe
-
-
-def _find(name_or_path: str) -> Path:
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        return Path(name_or_path)
-    names = recipe_names()
-    if name_or_path not in names:
+    entry = load_entry(name_or_path)
+    if isinstance(entry, Listed):
+        missing = "".join(f"\n  - {text}" for text in entry.missing)
         raise HpctrainError(
-            f"unknown recipe {name_or_path!r}", f"{nearest(name_or_path, names)}; or the path of a .yaml or .py file"
+            f"{entry.name} cannot be run: its source does not establish{missing}",
+            f"hpctrain recipes show {name_or_path} prints what is known",
         )
-    with resources.as_file(resources.files("hpctrain.recipes") / f"{name_or_path}.yaml") as path:
-        return path
+    return override_recipe(entry, overrides) if overrides else entry
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -73,7 +56,7 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
         target[last] = value
         given[key] = override
-    return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", _HINT)
+    return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", HINT)
 
 
 def _check_key(key: str) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.load import load_recipe, override_recipe, recipe_names
+from hpctrain.recipes.entries import recipe_names
+from hpctrain.recipes.load import load_recipe, override_recipe
 
 DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()
 

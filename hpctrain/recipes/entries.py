@@ -1,0 +1,141 @@
+"""Recipe files: the published ones and any other, with their variants, and those that only say what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from hpctrain.checked_yaml import Document, Location, Section, read_document, read_text, validate
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.recipes.schema import Recipe, Reported
+
+HINT = "hpctrain recipes show digits prints a complete recipe"
+
+
+class Listed(Section):
+    """A published training whose source does not establish all that it takes: it is shown, and does not run."""
+
+    name: str
+    source: str
+    cost: str = ""
+    reported: tuple[Reported, ...] = Field(min_length=1)
+    missing: tuple[str, ...] = Field(min_length=1, description="what would have to be known to run it")
+
+
+def recipe_names() -> list[str]:
+    """The names of the published recipes, without their variants."""
+    files = resources.files("hpctrain.recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def all_entries() -> Iterator[Recipe | Listed]:
+    """Every published recipe in each of its variants; ``load_entry(entry.name)`` is the same again."""
+    for name in recipe_names():
+        for variant in variant_names(name) or ("",):
+            yield load_entry(f"{name}@{variant}" if variant else name)
+
+
+def variant_names(name_or_path: str) -> tuple[str, ...]:
+    """The variants of a recipe file, the one first that is meant without ``@``; none where it has no variants.
+
+    Raises:
+        HpctrainError: no such recipe, or no recipe in the file.
+    """
+    path, _ = _find(name_or_path)
+    return tuple(_variants(_document(path)))
+
+
+def load_entry(name_or_path: str) -> Recipe | Listed:
+    """A published recipe by its name, or that of any recipe file by its path.
+
+    Args:
+        name_or_path: a name of :func:`recipe_names`, or a path (it holds a slash or ends in .yaml or .yml), each with
+            ``@VARIANT`` behind it for another variant than the file's first.
+
+    Raises:
+        HpctrainError: no such recipe or variant, or something in it that the schema refuses; names the file, the line
+            and the key.
+    """
+    path, variant = _find(name_or_path)
+    document = _document(path)
+    variants = _variants(document)
+    if variant and variant not in variants:
+        name = name_or_path.removesuffix(f"@{variant}")
+        choices = nearest(variant, variants) if variants else f"{name} has no variants"
+        raise HpctrainError(f"unknown variant {variant!r} of {name}", choices)
+    chosen = variant or next(iter(variants), "")
+    changes = variants.get(chosen, {})
+    values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
+    if chosen and isinstance(values.get("name"), str):
+        values["name"] = f"{values['name']}@{chosen}"
+    where = _Where(document, chosen, changes)
+    if values.get("missing"):
+        known = {key: value for key, value in values.items() if key not in Recipe.model_fields} | {
+            key: values[key] for key in Listed.model_fields if key in values
+        }
+        return validate(known, Listed, where, "recipe", HINT)
+    values.pop("missing", None)
+    return validate(values, Recipe, where, "recipe", HINT)
+
+
+def _find(name_or_path: str) -> tuple[Path, str]:
+    """The file, and the variant that was asked for, or an empty string."""
+    name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
+    if "/" in name_or_path or name.endswith((".yaml", ".yml")):
+        # A path may hold an @ of its own.
+        whole = Path(name_or_path)
+        return (whole, "") if whole.exists() or not variant else (Path(name), variant)
+    names = recipe_names()
+    if name not in names:
+        raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
+    with resources.as_file(resources.files("hpctrain.recipes") / f"{name}.yaml") as path:
+        return path, variant
+
+
+def _document(path: Path) -> Document:
+    text = read_text(path, "recipe", f"the published recipes go by their name: {', '.join(recipe_names())}")
+    return read_document(text, path, "recipe")
+
+
+def _variants(document: Document) -> dict[str, dict[str, Any]]:
+    """What each variant changes; a batch size that is a variant's name is a number in YAML."""
+    variants = document.values.get("variants", {})
+    if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
+        raise HpctrainError(
+            f"{document.where(('variants',))}: variants is not a mapping of names to the values that they change", HINT
+        )
+    return {str(name): changes for name, changes in variants.items()}
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The base with the changes: sections key by key, values and lists as a whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+class _Where:
+    """Where the value at a location was given: by the variant if it has a part in it, else by the file's base."""
+
+    def __init__(self, document: Document, variant: str, changes: dict[str, Any]) -> None:
+        self._document = document
+        self._variant = variant
+        self._changes = changes
+
+    def __call__(self, location: Location) -> str:
+        if not self._variant:
+            return self._document.where(location)
+        own: Any = self._changes
+        for part in location:
+            if not isinstance(own, dict):
+                break
+            if part not in own:
+                return self._document.where(location)
+            own = own[part]
+        return f"{self._document.where(('variants', self._variant, *location))}: variant {self._variant}"
