@@ -9,14 +9,21 @@ import typer
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, finished or not.")],
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run or a series, finished or not.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
 ) -> None:
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
     import json
 
+    from hpctrain.launch.repeats import read_series
     from hpctrain.report.page import read_summary, write_report
+    from hpctrain.report.repeats import read_repeats, write_repeats_report
     from hpctrain.rundir import RunDirectory
 
     directory = RunDirectory(run_dir)
+    if series := read_series(run_dir):
+        typer.echo(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
+        return
     typer.echo(json.dumps(read_summary(directory), indent=2) if as_json else write_report(directory))

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +41,7 @@ from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
+from hpctrain.launch.repeats import Series, create_series, read_series, repeated, require_count
 from hpctrain.launch.resume import resumption
 from hpctrain.launch.start import available_launcher, command_for
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
@@ -48,6 +49,7 @@ from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.console import Console, say
+from hpctrain.report.results import reported_text, result_title
 from hpctrain.report.summary import summarise
 from hpctrain.rundir import RunDirectory, new_directory, read_model, write_json
 from hpctrain.stopping import RESUMABLE
@@ -62,6 +64,7 @@ class _Asked:
     backend: str | None
     framework: str | None
     run_dir: Path | None
+    repeat: int | None
     dry_run: bool
     changes: dict[str, dict[str, Any]]
 
@@ -92,6 +95,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run-dir, or begin it where there is none.")
     ] = False,
+    repeat: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Run the recipe with N seeds, its own first; mean and deviation."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command with its environment; run nothing.")
     ] = False,
@@ -129,14 +136,15 @@ def run(
         backend=backend,
         framework=framework,
         run_dir=run_dir,
+        repeat=repeat,
         dry_run=dry_run,
         changes={"host_options": options, "start": start, "stop": stop},
     )
     try:
-        code = _resume(asked) if resume else _begin(asked)
+        code = _resume(asked) if resume else _begin_all(asked)
     except Interrupted as stop:
         say(f"hpctrain: {stop}", sys.stderr)
-        code = RESUMABLE if job_id() or (run_dir and RunDirectory(run_dir).plan.exists()) else 1
+        code = RESUMABLE if job_id() or (run_dir and _is_run(run_dir)) else 1
     raise typer.Exit(code)
 
 
@@ -150,24 +158,38 @@ def _work(work: str | None, overrides: list[str], arguments: list[str], *, resum
     return None
 
 
+def _is_run(path: Path) -> bool:
+    return RunDirectory(path).plan.exists() or read_series(path) is not None
+
+
+def _begin_all(asked: _Asked) -> int:
+    return _begin(asked) if asked.repeat is None else _begin_series(asked, asked.repeat)
+
+
+def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and warnings."""
+    assert asked.work is not None
+    options = HostOptions(**asked.changes["host_options"])
+    arranged, warnings = arrange(options, machine.host, asked.ranks)
+    plan = make_plan(
+        asked.work,
+        machine,
+        hosts=arranged,
+        backend=asked.backend or "auto",
+        framework=asked.framework,
+        host_options=options,
+        start=Start(**asked.changes["start"]),
+        stop=Stop(**asked.changes["stop"]),
+    )
+    return plan, tuple(warnings)
+
+
 def _begin(asked: _Asked) -> int:
     """A run that is not there yet; returns the exit code."""
-    assert asked.work is not None
     machine = this_machine()
-    options, stop = HostOptions(**asked.changes["host_options"]), Stop(**asked.changes["stop"])
-    with Interrupts(stop.signal) as interrupts:
+    with Interrupts(Stop(**asked.changes["stop"]).signal) as interrupts:
         with interrupts.raised():
-            arranged, warnings = arrange(options, machine.host, asked.ranks)
-            plan = make_plan(
-                asked.work,
-                machine,
-                hosts=arranged,
-                backend=asked.backend or "auto",
-                framework=asked.framework,
-                host_options=options,
-                start=Start(**asked.changes["start"]),
-                stop=stop,
-            )
+            plan, warnings = _make_plan(asked, machine)
             _warn(plan, machine, warnings)
             found = available_launcher(plan, machine)
         default = default_directory(plan.title)
@@ -179,15 +201,65 @@ def _begin(asked: _Asked) -> int:
             return _execute(plan, directory, Attempt(), machine, found, interrupts)
 
 
+def _begin_series(asked: _Asked, count: int) -> int:
+    """Runs that are not there yet; returns the exit code."""
+    machine = this_machine()
+    with Interrupts(Stop(**asked.changes["stop"]).signal) as interrupts, interrupts.raised():
+        plan, _ = _make_plan(asked, machine)
+        plans = repeated(plan, count)
+        found = available_launcher(plan, machine)
+    path = asked.run_dir or default_directory(plan.title)
+    if asked.dry_run:
+        for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
+            _show_command(plans[seed], directory, machine, found)
+        return 0
+    return _run_series(asked, create_series(path if asked.run_dir else new_directory(path).path, plans))
+
+
+def _run_series(asked: _Asked, series: Series) -> int:
+    """What is left of them, and the table; returns the exit code."""
+    # It draws reports too.
+    from rich.console import Console as RichConsole
+
+    from hpctrain.report.repeats import read_repeats, table
+
+    def run_one(number: int, directory: RunDirectory) -> int:
+        return _resume_run(replace(asked, work=_with_seed(asked.work, number)), directory)
+
+    code = series.run(run_one, lambda text: say(f"hpctrain: {text}", sys.stderr))
+    if asked.dry_run:
+        return code
+    repeats = read_repeats(series)
+    write_json(series.file, repeats.model_dump(mode="json"))
+    RichConsole().print(table(repeats))
+    say(f"report: hpctrain report {shlex.quote(str(series.path))}", sys.stderr)
+    return code
+
+
+def _with_seed(work: Recipe | Script | None, number: int) -> Recipe | Script | None:
+    """The work of the ``number``-th seed."""
+    return work.model_copy(update={"seed": work.seed + number}) if isinstance(work, Recipe) else work
+
+
 def _resume(asked: _Asked) -> int:
-    """A run that is there, or is begun with its first resume; returns the exit code."""
+    """What is there, or is begun with its first resume; returns the exit code."""
     if asked.run_dir is None:
         raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
     directory = RunDirectory(asked.run_dir)
+    if series := read_series(asked.run_dir):
+        require_count(series, asked.repeat)
+        return _run_series(asked, series)
     if not directory.plan.exists():
         if asked.work is None:
             raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")
-        return _begin(asked)
+        return _begin_all(asked)
+    if asked.repeat is not None:
+        raise HpctrainError(f"{directory.path} holds one run", "--repeat needs a directory of its own: --run-dir DIR")
+    return _resume_run(asked, directory)
+
+
+def _resume_run(asked: _Asked, directory: RunDirectory) -> int:
+    """A run that is there; returns the exit code."""
     stop = read_model(directory.plan, Plan).stop.model_copy(update=asked.changes["stop"])
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
@@ -269,5 +341,7 @@ def _execute(
     if not failure:
         for name, value in summary["metrics"].items():
             say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
+        if plan.recipe:
+            say(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}", sys.stderr)
     say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
     return failure.exit_code if failure else 0

@@ -41,11 +41,15 @@ class Interrupts:
         """Within, a signal raises :class:`Interrupted` at once, as does one that came before."""
         self._raised = True
         try:
-            if self.received:
-                raise Interrupted(self.received[0])
+            self.check()
             yield
         finally:
             self._raised = False
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` for a signal that came before."""
+        if self.received:
+            raise Interrupted(self.received[0])
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, self.stop):

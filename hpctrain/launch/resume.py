@@ -75,6 +75,9 @@ def require_same_work(plan: Plan, work: Recipe | Script) -> None:
     assert begun is not None
     if type(begun) is not type(work):
         raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
+    if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
+        # Ranks may have changed since.
+        work = work.at(max(1, begun.global_batch // work.batch.per_rank))
     before, now = dict(_flat(begun.model_dump(mode="json"))), dict(_flat(work.model_dump(mode="json")))
     for key in [*before, *now]:
         if before.get(key) != now.get(key):

@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
-from hpctrain.recipes.schema import Reported
+from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.faults import fault_line, stall_line
 from hpctrain.report.record import PastAttempt, Record
+from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -56,26 +57,18 @@ def render(directory: RunDirectory) -> str:
     plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
-    environment = Environment(
-        loader=PackageLoader("hpctrain.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["text"] = _text
-    return environment.get_template(
+    return template(
         "page.html.jinja"
     ).render(
         plan=plan,
         summary=summary,
         unfinished=summary["status"] == UNFINISHED,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=_figures(summary, reported),
+        figures=_figures(summary, plan.recipe),
         curves={caption: Markup(svg) for caption, svg in curves(record, reported).items()},  # noqa: S704 - our own SVG
         overlaps=[(event["iteration"], Markup(overlap(event["timeline"]))) for event in record.overlaps[:1]],  # noqa: S704
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
-        settings=_settings(plan),
+        settings=settings(plan),
         faults=_faults(record, ranks),
         survived=[
             *map(fault_line, record.survived),
@@ -86,14 +79,25 @@ def render(directory: RunDirectory) -> str:
     )
 
 
-def _figures(summary: Mapping[str, Any], reported: Reported | None) -> list[tuple[str, str, str]]:
+def template(name: str) -> Template:
+    """A page's template, for tables with the filter ``text``."""
+    environment = Environment(
+        loader=PackageLoader("hpctrain.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["text"] = _text
+    return environment.get_template(name)
+
+
+def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[str, str, str]]:
     """The headline: name, value and a remark of each."""
     figures = []
-    metrics = summary["metrics"]
-    if reported:
-        value = metrics.get(reported.metric)
-        remark = f"reported: {reported.value:g}" + (f" ({reported.remark})" if reported.remark else "")
-        figures.append((reported.metric.replace("_", " "), "—" if value is None else f"{value:.4f}", remark))
+    if recipe:
+        value = summary["metrics"].get(result_name(recipe))
+        figures.append((result_title(recipe), "—" if value is None else f"{value:.4f}", reported_text(recipe)))
     if summary["samples_per_s"] is not None:
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
     if summary["communication_share"] is not None:
@@ -113,7 +117,7 @@ def _hidden_share(timeline: list[tuple[float, str, int]]) -> float | None:
     return max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
 
 
-def _settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
+def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     """The plan as tables: a title, and rows of a dotted key and its value."""
     tables = {
         "Launch": [

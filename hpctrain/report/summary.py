@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.events import Event
 from hpctrain.plan import Plan
 from hpctrain.report.record import Record, communication_share, samples_per_s
+from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.rundir import RunDirectory
 
 # What an epoch event holds beside the values that were measured on the model.
@@ -40,8 +42,9 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
-        communication are over all steps but the first of each attempt, which also compiles and allocates. ``survived``
-        are the faults that the run got over by itself, each with its attempt, by whose start its rank is numbered.
+        communication are over all steps but the first of each attempt, which also compiles and allocates. ``metrics``
+        are those of the last epoch, and the median of several where that is the recipe's result. ``survived`` are the
+        faults that the run got over by itself, each with its attempt, by whose start its rank is numbered.
     """
     return summarise_record(Record.read(directory), plan, status)
 
@@ -65,8 +68,17 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
             {"attempt": attempt} | {key: value for key, value in fault.items() if key not in _OF_EVENTS}
             for attempt, fault in record.survived_in
         ],
-        "metrics": metrics(record.epochs[-1]) if record.epochs else {},
+        "metrics": _metrics(record.epochs, plan),
     }
+
+
+def _metrics(epochs: Sequence[Event], plan: Plan) -> dict[str, float | None]:
+    if not epochs:
+        return {}
+    last = metrics(epochs[-1])
+    if plan.recipe is None or plan.recipe.median_of == 1:
+        return last
+    return {**last, MEDIAN: median_accuracy(epochs, plan.recipe.median_of)}
 
 
 def metrics(epoch: Event) -> dict[str, float | None]:

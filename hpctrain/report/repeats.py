@@ -1,0 +1,156 @@
+"""The results of a recipe with several seeds: mean and deviation, beside what its source reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.launch.repeats import Series
+from hpctrain.plan import Plan
+from hpctrain.recipes.schema import Recipe, Reported
+from hpctrain.report.page import read_summary, settings, template
+from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
+from hpctrain.rundir import RunDirectory, read_model
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Result(BaseModel):
+    """What became of one seed; ``value`` is None where it is not known or not finite."""
+
+    seed: int
+    status: str
+    value: float | None
+
+
+class Repeats(BaseModel):
+    """``repeats.json``.
+
+    Attributes:
+        seeds: those that were asked for.
+        metric: of the runs' summaries, in words ``title``.
+        batch: samples of one step over all ranks.
+        mean, deviation: over the runs that are done; the deviation is the sample's, of two runs or more. None where a
+            result is not finite.
+        reported: the source's rows for this batch, in words ``reported_text``.
+    """
+
+    recipe: str
+    source: str
+    framework: str | None
+    ranks: int
+    batch: int
+    seeds: tuple[int, ...]
+    metric: str
+    title: str
+    runs: tuple[Result, ...]
+    mean: float | None
+    deviation: float | None
+    reported: tuple[Reported, ...]
+    reported_text: str
+
+    @property
+    def done(self) -> int:
+        """How many runs are."""
+        return sum(run.status == "done" for run in self.runs)
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Seed, status and result of each run, then mean and deviation."""
+        rows = [(str(run.seed), run.status, _figure(run.value)) for run in self.runs]
+        return [*rows, ("mean", f"{self.done} of {len(self.seeds)} done", self.mean_text)]
+
+    @property
+    def mean_text(self) -> str:
+        """``0.9881 ± 0.0042``."""
+        return _figure(self.mean) + ("" if self.deviation is None else f" ± {self.deviation:.4f}")
+
+
+def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[Result]) -> Repeats:
+    """The results of these runs, of which ``plan`` and its ``recipe`` are one's."""
+    values = [run.value for run in runs if run.status == "done"]
+    return Repeats(
+        recipe=recipe.name,
+        source=recipe.source,
+        framework=plan.framework,
+        ranks=plan.ranks,
+        batch=recipe.global_batch,
+        seeds=tuple(run.seed for run in runs),
+        metric=result_name(recipe),
+        title=result_title(recipe),
+        runs=tuple(runs),
+        mean=finite(statistics.mean, values),
+        deviation=finite(statistics.stdev, values, least=2),
+        reported=tuple(reported_rows(recipe)),
+        reported_text=reported_text(recipe),
+    )
+
+
+def read_repeats(series: Series) -> Repeats:
+    """The results there are.
+
+    Raises:
+        HpctrainError: a file of a run is damaged or missing.
+    """
+    plan, recipe = _first(series)
+    return repeats_of(plan, recipe, [_result(recipe, seed, run) for seed, run in series.runs.items()])
+
+
+def _first(series: Series) -> tuple[Plan, Recipe]:
+    file = series.runs[series.seeds[0]].plan
+    plan = read_model(file, Plan)
+    if plan.recipe is None:
+        raise HpctrainError(f"{file}: repeated runs are of a recipe", "the file is damaged: restore it, or run again")
+    return plan, plan.recipe
+
+
+def _result(recipe: Recipe, seed: int, directory: RunDirectory) -> Result:
+    if not directory.events.exists():
+        return Result(seed=seed, status="not begun", value=None)
+    summary = read_summary(directory)
+    return Result(seed=seed, status=summary["status"], value=summary["metrics"].get(result_name(recipe)))
+
+
+def table(repeats: Repeats) -> Table:
+    """Of a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    found = Table(title=f"{repeats.recipe}: {repeats.title}", caption=repeats.reported_text, box=box.SIMPLE_HEAD)
+    for column in ("seed", "status", "result"):
+        found.add_column(column, justify="right" if column == "result" else "left")
+    for row in repeats.rows[:-1]:
+        found.add_row(*row)
+    found.add_section()
+    found.add_row(*repeats.rows[-1])
+    return found
+
+
+def write_repeats_report(series: Series) -> Path:
+    """Write ``report.html`` of a series, finished or not, and return its path.
+
+    Raises:
+        HpctrainError: as of :func:`read_repeats`, or the page cannot be written.
+    """
+    repeats = read_repeats(series)
+    plan, _ = _first(series)
+    tables = settings(plan)
+    tables["Recipe"] = [row for row in tables["Recipe"] if row[0] != "seed"]
+    page = template("repeats.html.jinja").render(repeats=repeats, settings=tables)
+    file = RunDirectory(series.path).report
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, file, "copy the directory to a place of your own") from error
+    return file
+
+
+def _figure(value: float | None) -> str:
+    return "—" if value is None else f"{value:.4f}"

@@ -1,0 +1,59 @@
+"""What a run achieved, as its source measures it, beside what the source reports."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from hpctrain.events import Event
+from hpctrain.recipes.schema import Recipe, Reported
+
+MEDIAN = "test_accuracy_median"
+
+
+def median_accuracy(epochs: Sequence[Event], count: int) -> float | None:
+    """Median test accuracy of the last ``count`` epochs, of all where there are fewer.
+
+    None without an epoch, and where one of them has no finite accuracy.
+    """
+    return finite(statistics.median, (epoch["test_accuracy"] for epoch in epochs[-count:]))
+
+
+def result_name(recipe: Recipe) -> str:
+    """The metric of a run's summary that is the recipe's result. ``recipe`` is that of a plan, as below."""
+    metric = (recipe.reported_at(recipe.global_batch) or recipe.reported[0]).metric
+    return MEDIAN if metric == "test_accuracy" and recipe.median_of > 1 else metric
+
+
+def result_title(recipe: Recipe) -> str:
+    """The same in words."""
+    name = result_name(recipe)
+    return f"test accuracy, median of the last {recipe.median_of} epochs" if name == MEDIAN else name.replace("_", " ")
+
+
+def reported_text(recipe: Recipe) -> str:
+    """What the source reports for the recipe's batch, or that it reports others only."""
+    if rows := reported_rows(recipe):
+        return f"reported: {'; '.join(map(row_text, rows))}"
+    batches = sorted({row.batch for row in recipe.reported if row.batch is not None})
+    return f"nothing reported for batch {recipe.global_batch}, only for {', '.join(map(str, batches))}"
+
+
+def reported_rows(recipe: Recipe) -> list[Reported]:
+    """What the source reports of the recipe's result for its batch, for this very batch alone where it does."""
+    best = recipe.reported_at(recipe.global_batch)
+    return [row for row in recipe.reported if best and (row.batch, row.metric) == (best.batch, best.metric)]
+
+
+def row_text(row: Reported) -> str:
+    """``0.7626 ± 0.0009 (remark)``."""
+    deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
+    return f"{row.value:g}{deviation}" + (f" ({row.remark})" if row.remark else "")
+
+
+def finite(function: Callable[[list[float]], float], values: Iterable[float | None], least: int = 1) -> float | None:
+    """A function of at least ``least`` values; None for fewer, and where one is None or not finite."""
+    given = list(values)
+    known = [value for value in given if value is not None and math.isfinite(value)]
+    return function(known) if len(known) == len(given) >= least else None

@@ -1,0 +1,112 @@
+"""Several seeds of one recipe, without ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.repeats import Series, create_series, read_series, repeated, require_count
+from hpctrain.plan import Plan, Script
+from hpctrain.recipes.load import load_recipe
+from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.stopping import RESUMABLE
+
+
+def a_plan(seed: int = 7) -> Plan:
+    return Plan(recipe=load_recipe("digits", [f"seed={seed}"]), framework="torch", ranks=2, threads_per_rank=1)
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Series:
+    return create_series(tmp_path / "series", repeated(a_plan(), 3))
+
+
+def test_plans_differ_by_their_seed_alone(series: Series) -> None:
+    plans = {seed: read_model(directory.plan, Plan) for seed, directory in series.runs.items()}
+    assert plans == {seed: a_plan(seed) for seed in (7, 8, 9)}
+    assert read_series(series.path) == series
+
+
+def test_runs_go_in_order_and_end_with_the_first_that_fails(series: Series) -> None:
+    codes, said = {0: 0, 1: RESUMABLE, 2: 0}, list[str]()
+    begun: list[tuple[int, str]] = []
+
+    def run_one(number: int, directory: RunDirectory) -> int:
+        begun.append((number, directory.path.name))
+        return codes[number]
+
+    assert series.run(run_one, said.append) == RESUMABLE
+    assert begun == [(0, "seed-7"), (1, "seed-8")]
+    assert said[-1].endswith(f"to go on with all seeds: hpctrain run --resume --run-dir {series.path}")
+    codes[1] = 0
+    assert series.run(run_one, said.append) == 0
+    assert [number for number, _ in begun[2:]] == [0, 1, 2]
+
+
+def test_what_a_run_raises_says_how_all_go_on(series: Series) -> None:
+    def run_one(number: int, directory: RunDirectory) -> int:
+        raise HpctrainError("no launcher", "install one", exit_code=4)
+
+    with pytest.raises(HpctrainError) as caught:
+        series.run(run_one, lambda text: None)
+    assert (caught.value.message, caught.value.exit_code) == ("seed 7: no launcher", 4)
+    assert caught.value.hint.startswith("install one\n  to go on with all seeds: hpctrain run --resume")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_between_two_runs_begins_no_other(series: Series, number: signal.Signals) -> None:
+    begun: list[int] = []
+
+    def run_one(seed: int, directory: RunDirectory) -> int:
+        begun.append(seed)
+        os.kill(os.getpid(), number)
+        return 0
+
+    assert series.run(run_one, lambda text: None) == RESUMABLE
+    assert begun == [0]
+
+
+def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
+    plans = repeated(a_plan(), 2)
+    with pytest.raises(HpctrainError, match="already holds repeated runs") as caught:
+        create_series(series.path, plans)
+    assert "--resume --run-dir" in caught.value.hint
+    with pytest.raises(HpctrainError, match="already holds a run"):
+        create_series(series.runs[7].path, plans)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(HpctrainError, match="already holds other files"):
+        create_series(tmp_path / "mine", plans)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    with pytest.raises(HpctrainError, match=r"cannot write .*notes\.txt"):
+        create_series(tmp_path / "mine" / "notes.txt", plans)
+
+
+def test_wrong_use(series: Series) -> None:
+    with pytest.raises(HpctrainError, match="seeds end at 4294967295"):
+        repeated(a_plan(seed=2**32 - 2), 3)
+    assert list(repeated(a_plan(seed=2**32 - 2), 2)) == [2**32 - 2, 2**32 - 1]
+    script = a_plan().model_copy(update={"recipe": None, "script": Script(path=Path("train.py"))})
+    with pytest.raises(HpctrainError, match=r"train\.py is a script"):
+        repeated(script, 2)
+    require_count(series, None)
+    require_count(series, 3)
+    with pytest.raises(HpctrainError, match="has 3 seeds, and --repeat 2 was asked for"):
+        require_count(series, 2)
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "digits", "--repeat", "0"]) == 2
+    Path("train.py").touch()
+    assert main(["run", "train.py", "--repeat", "2"]) == 2
+    assert "--repeat is for recipes" in capsys.readouterr().err
+    assert main(["run", "digits", "--repeat", "2", "--dry-run", "--run-dir", "series"]) == 0
+    commands = capsys.readouterr().out
+    assert commands.count("\nenv ") + 1 == commands.count(str(tmp_path / "series" / "seed-")) == 2
+    assert not Path("series").exists()

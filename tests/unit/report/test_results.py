@@ -1,0 +1,140 @@
+"""Medians, means and deviations of results, and what stands beside them from the source."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from written_runs import digits, recipe_plan, run_events, write_run
+
+from hpctrain.cli.main import main
+from hpctrain.events import Event
+from hpctrain.launch.repeats import Series, create_series, repeated
+from hpctrain.recipes.schema import Recipe
+from hpctrain.report.page import render
+from hpctrain.report.repeats import read_repeats
+from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name
+from hpctrain.report.summary import summarise
+from hpctrain.rundir import RunDirectory
+
+GOYAL = ({"value": 0.7640, "deviation": 0.0012, "batch": 256}, {"value": 0.7626, "deviation": 0.0009, "batch": 8192})
+# The fourth of five is the median.
+ACCURACIES = (0.1, 0.71, 0.75, 0.72, 0.74, 0.73)
+
+
+def recipe(rows: tuple[dict[str, object], ...] = GOYAL, *, size: int = 64, median_of: int = 5) -> Recipe:
+    values = digits().model_dump(mode="json")
+    values["reported"] = [{"metric": "test_accuracy", **row} for row in rows]
+    values["batch"]["size"] = size
+    return Recipe.model_validate_json(json.dumps({**values, "median_of": median_of}))
+
+
+def epochs(accuracies: tuple[float, ...]) -> list[Event]:
+    whole = next(event for event in run_events() if event["event"] == "epoch")
+    return [{**whole, "epoch": n, "test_accuracy": value} for n, value in enumerate(accuracies, start=1)]
+
+
+def events_of(accuracy: float) -> list[Event]:
+    """A run whose last epoch has this accuracy."""
+    events = run_events()
+    last = max(index for index, event in enumerate(events) if event["event"] == "epoch")
+    return [{**event, "test_accuracy": accuracy} if index == last else event for index, event in enumerate(events)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 9])
+def test_median_is_of_the_last_epochs(count: int) -> None:
+    assert median_accuracy(epochs(ACCURACIES), count) == statistics.median(ACCURACIES[-count:])
+
+
+@pytest.mark.parametrize("accuracies", [(), (0.5, float("nan"), 0.6)])
+def test_there_is_no_median_of_what_is_not_finite(accuracies: tuple[float, ...]) -> None:
+    assert median_accuracy(epochs(accuracies), 3) is None
+
+
+def test_summary_has_the_median_where_it_is_the_result(tmp_path: Path) -> None:
+    events = [*run_events()[:1], *epochs(ACCURACIES)]
+    directory = write_run(tmp_path / "run", recipe_plan(recipe=recipe()), events)
+    metrics = summarise(directory, recipe_plan(recipe=recipe()), "done")["metrics"]
+    assert (metrics["test_accuracy"], metrics[MEDIAN]) == (0.73, 0.73)
+    metrics = summarise(directory, recipe_plan(recipe=recipe(median_of=4)), "done")["metrics"]
+    assert metrics[MEDIAN] == pytest.approx(0.735)
+    assert MEDIAN not in summarise(directory, recipe_plan(recipe=recipe(median_of=1)), "done")["metrics"]
+
+
+def test_source_is_asked_for_the_batch_of_the_run() -> None:
+    assert reported_text(recipe(size=8192)) == "reported: 0.7626 ± 0.0009"
+    assert reported_text(recipe(size=64)) == "nothing reported for batch 64, only for 256, 8192"
+    of_any = ({"value": 0.7, "remark": "of any batch"}, *GOYAL)
+    assert reported_text(recipe(of_any, size=64)) == "reported: 0.7 (of any batch)"
+    assert reported_text(recipe(of_any, size=256)) == "reported: 0.764 ± 0.0012"
+    twice = ({"value": 0.735, "batch": 64, "remark": "minimal"}, {"value": 0.752, "batch": 64, "remark": "extended"})
+    assert reported_text(recipe(twice)) == "reported: 0.735 (minimal); 0.752 (extended)"
+    assert result_name(recipe(median_of=1)) == "test_accuracy"
+    assert result_name(recipe(({"metric": "test_loss", "value": 1.0},), median_of=5)) == "test_loss"
+
+
+@pytest.mark.parametrize(("size", "said"), [(8192, "reported: 0.7626 ± 0.0009"), (64, "nothing reported for batch 64")])
+def test_page_has_the_median_beside_the_source_s_row(tmp_path: Path, size: int, said: str) -> None:
+    plan = recipe_plan(recipe=recipe(size=size))
+    page = render(write_run(tmp_path / "run", plan, [*run_events()[:1], *epochs(ACCURACIES[:-1])]))
+    card = page[page.index("<dt>test accuracy, median of the last 5 epochs</dt>") :]
+    card = card[: card.index("</div>")]
+    assert '<span class="value">0.7200</span>' in card
+    assert said in card
+
+
+RESULTS = {7: 0.981, 8: 0.992, 9: 0.9755}
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Series:
+    """Three seeds, all done."""
+    plan = recipe_plan(recipe=recipe(median_of=1, size=8192))
+    series = create_series(tmp_path / "series", repeated(plan, len(RESULTS)))
+    for seed, directory in series.runs.items():
+        write_events(directory, events_of(RESULTS[seed]))
+    return series
+
+
+def write_events(directory: RunDirectory, events: list[Event]) -> None:
+    directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_mean_and_deviation_of_the_sample(series: Series) -> None:
+    found = read_repeats(series)
+    assert {run.seed: run.value for run in found.runs} == RESULTS
+    assert found.mean == pytest.approx(statistics.mean(RESULTS.values()), abs=1e-12)
+    assert found.deviation == pytest.approx(statistics.stdev(RESULTS.values()), abs=1e-12)
+    assert [row.value for row in found.reported] == [0.7626]
+    assert (found.done, found.batch, found.ranks, found.metric) == (3, 8192, 2, "test_accuracy")
+
+
+def test_only_what_is_done_counts(series: Series) -> None:
+    write_events(series.runs[8], run_events(epochs=2))
+    series.runs[9].events.unlink()
+    found = read_repeats(series)
+    assert [run.status for run in found.runs] == ["done", "unfinished", "not begun"]
+    assert (found.mean, found.deviation) == (RESULTS[7], None)
+
+
+def test_a_diverged_run_leaves_no_mean(series: Series) -> None:
+    write_events(series.runs[8], events_of(float("nan")))
+    found = read_repeats(series)
+    assert (found.runs[1].status, found.runs[1].value, found.mean, found.deviation) == ("done", None, None, None)
+
+
+def test_report_of_a_series(series: Series, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(series.path)]) == 0
+    file = series.path / "report.html"
+    assert capsys.readouterr().out == f"{file}\n"
+    page = file.read_text()
+    mean = f"{statistics.mean(RESULTS.values()):.4f} ± {statistics.stdev(RESULTS.values()):.4f}"
+    for row in ("<td>7</td><td>done</td><td>0.9810</td>", f"<td>mean</td><td>3 of 3 done</td><td>{mean}</td>"):
+        assert f"<tr>{row}</tr>" in page
+    assert "<tr><td>source</td><td>reported</td><td>0.7626 ± 0.0009</td></tr>" in page
+    assert main(["report", str(series.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mean"] == pytest.approx(statistics.mean(RESULTS.values()), abs=1e-12)
+    assert found["seeds"] == [7, 8, 9]
