@@ -2,27 +2,30 @@
 
 Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the other keys are the kind's:
 
-========== ==========================================================================================
-kind       keys
-========== ==========================================================================================
-start      attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
-           JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and
-           pid of the launcher, which writes it
-run        recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
-step       iteration, epoch, loss, learning_rate, samples, seconds, communication_seconds
-epoch      epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
-checkpoint iteration, epoch, seconds (that writing took), path (its name in ``checkpoints/``)
-overlap    iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
-stopped    iteration, reason; after the checkpoint of a stop
-stall      rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have waited),
-           state (of its process), stack (of its Python threads; both "" where nobody could see them); written by
-           the lowest rank that waits, once a wait
-fault      rank, host (both null where nobody knows), message; written by the launcher. Where the other ranks go on, by
-           them: rank (as the attempt began), host, message, iteration (of the step in progress), recovery_seconds,
-           samples_affected (whose loss is missing in that step's; told with the first of those that died at once),
-           ranks (that are left)
-end        status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
-========== ==========================================================================================
+============= =======================================================================================
+kind          keys
+============= =======================================================================================
+start         attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
+              JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and
+              pid of the launcher, which writes it
+run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
+step          iteration, epoch, loss, learning_rate, samples, seconds; of these, on the rank that writes:
+              communication_seconds (waiting for reductions), data_seconds (waiting for samples)
+epoch         epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
+broken_images epoch (behind whose event it comes), count (of images that could not be decoded, on any rank, and were
+              not told of before in this attempt), names (of the first 20)
+checkpoint    iteration, epoch, seconds (that writing took), path (its name in ``checkpoints/``)
+overlap       iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
+stopped       iteration, reason; after the checkpoint of a stop
+stall         rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have
+              waited), state (of its process), stack (of its Python threads; both "" where nobody could see them);
+              written by the lowest rank that waits, once a wait
+fault         rank, host (both null where nobody knows), message; written by the launcher. Where the other ranks go on,
+              by them: rank (as the attempt began), host, message, iteration (of the step in progress),
+              recovery_seconds, samples_affected (whose loss is missing in that step's; told with the first of those that died
+              at once), ranks (that are left)
+end           status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
+============= =======================================================================================
 
 A run has one ``start`` an attempt. What lies behind the checkpoint that an attempt goes on from was lost, although its
 events are in the file, and is done again: :func:`kept` leaves it out.
@@ -51,6 +54,7 @@ _KEYS = {
     "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
     "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
     "epoch": ("epoch", "samples_per_s", "train_loss", "test_accuracy"),
+    "broken_images": ("epoch", "count", "names"),
     "checkpoint": ("iteration",),
     "overlap": ("iteration", "timeline"),
     "stopped": ("iteration", "reason"),
@@ -236,8 +240,8 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
                 after = 0
             case "step":
                 done = after
-            case "epoch":
-                # It comes behind the event of its last step.
+            case "epoch" | "broken_images":
+                # They come behind the event of the last step.
                 after = done + 1
         if after <= iteration:
             yield event

@@ -15,12 +15,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from hpctrain.events import Event
-from hpctrain.report.faults import fault_line, stall_line
+from hpctrain.report.faults import broken_images_line, fault_line, stall_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
+_TROUBLE = {"broken_images": broken_images_line, "stall": stall_line, "fault": fault_line}
 
 
 class Console:
@@ -68,10 +69,8 @@ class Console:
                 self._progress_line(f"checkpoint at step {event['iteration']}")
             case "stopped":
                 self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
-            case "stall":
-                self._progress_line(stall_line(event))
-            case "fault":
-                self._progress_line(fault_line(event))
+            case "broken_images" | "stall" | "fault" as kind:
+                self._progress_line(_TROUBLE[kind](event))
             case "end":
                 self.close()
                 took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""

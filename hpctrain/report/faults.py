@@ -1,4 +1,4 @@
-"""What became of a fault or a stall, in one line."""
+"""What went wrong, in one line: a fault, a stall, images that are broken."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def stall_line(stall: Event) -> str:
         f"rank {stall['rank']} ({stall['host']}) stalled: others have waited {stall['seconds']:.0f} s for it in "
         f"{stall['waiting_for']}{step}"
     )
+
+
+def broken_images_line(broken: Event) -> str:
+    """The line of an event ``broken_images``."""
+    count, names = broken["count"], broken["names"]
+    more = "" if count == len(names) else f" and {count - len(names)} more"
+    images = "1 image" if count == 1 else f"{count} images"
+    return f"epoch {broken['epoch']}: {images} could not be decoded and took no part: {', '.join(names)}{more}"

@@ -159,3 +159,10 @@ def communication_share(steps: Sequence[Event]) -> float | None:
     measured = [step for step in steps if step["communication_seconds"] is not None]
     seconds = sum(step["seconds"] for step in measured)
     return sum(step["communication_seconds"] for step in measured) / seconds if seconds else None
+
+
+def data_share(steps: Sequence[Event]) -> float | None:
+    """The part of the steps' time that went into waiting for samples, 0 to 1; None where it was not measured."""
+    measured = [step for step in steps if step.get("data_seconds") is not None]
+    seconds = sum(step["seconds"] for step in measured)
+    return sum(step["data_seconds"] for step in measured) / seconds if seconds else None

@@ -15,20 +15,22 @@ from hpctrain.events import EventWriter
 
 State = dict[str, NDArray[Any]]
 
+# What a layer computes from a rank's own samples, as batch normalisation its running statistics: beside rank 0's, which
+# are in the model's state for ranks that have none.
+STATISTICS = "statistics."
 # What is a rank's own. Of everything else rank 0's is written and restored on all ranks: it is the same on all of them
-# but for what a layer computes from a rank's own samples, as batch normalisation its running statistics, or draws from
-# a random state that is a variable of the model, as a dropout of Keras.
-OWN = "random."
+# but for what a layer draws from a random state that is a variable of the model, as a dropout of Keras.
+OWN = ("random.", STATISTICS)
 
 
 class Stateful(Protocol):
     """What has a state."""
 
     def state(self) -> State:
-        """All that decides the bits of the next step, by name. ``random.…`` is this rank's own."""
+        """All that decides the bits of what follows, by name; what begins as :data:`OWN` says is this rank's own."""
 
     def restore(self, state: State) -> None:
-        """Go on from a state; ``random.…`` may be missing."""
+        """Go on from a state; what is a rank's own may be missing."""
 
 
 class Checkpoints:

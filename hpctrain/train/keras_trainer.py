@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -15,14 +15,13 @@ from hpctrain.adapters.keras.optimizer import reduction_of
 from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
-from hpctrain.data.samples import Samples
+from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.optim.keras_sgd import MomentumSGD
 from hpctrain.recipes.schema import Optimizer, Recipe
-from hpctrain.train.checkpoint import State
-from hpctrain.train.trainer import Timeline
+from hpctrain.train.checkpoint import STATISTICS, State
+from hpctrain.train.trainer import INITIAL_SCALE, Timeline
 
-Part = tuple[Any, Any]
-
+_POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 # To be undone: the number of updates before, and what was changed since.
 _NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 # PyTorch's; Keras' own is 1e-7.
@@ -42,9 +41,12 @@ class KerasTrainer:
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
         tf.config.set_visible_devices(gpus[own], "GPU")
         keras.utils.set_random_seed(recipe.seed)
+        optimizer = make_optimizer(recipe.optimizer)
+        if recipe.precision == "fp16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
         self.model, self._optimizer = distribute(
-            models.build(recipe.model.name, "keras"),
-            make_optimizer(recipe.optimizer),
+            _build(recipe),
+            optimizer,
             comm=comm,
             compression=recipe.communication.compression,
             guard_every=recipe.guard.every,
@@ -60,9 +62,14 @@ class KerasTrainer:
         self._remembers = recipe.fault_tolerance.heals
         self._before = _NOTHING
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
-        # Batches differ by a sample or so: one graph for all of them.
-        self._step = tf.function(self._traced_step, reduce_retracing=True)
-        self._evaluate = tf.function(self._traced_evaluation, reduce_retracing=True)
+        self._mean, self._deviation = (
+            tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
+        )
+        self._label_smoothing = recipe.label_smoothing
+        # Of the micro-batches of one step; made with the first that has several.
+        self._sums: list[tf.Variable] = []
+        self._apply_sums = tf.function(self._traced_application)
+        self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     @property
     def communication_seconds(self) -> float:
@@ -72,9 +79,12 @@ class KerasTrainer:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self._optimizer.learning_rate.assign(learning_rate)
-        tensors = [(tf.constant(part.images), tf.constant(part.labels)) for part in parts]
         with unwrapped():
-            self.loss = float(self._step(tensors, tf.constant(scale, dtype=self.model.compute_dtype)))
+            if count == 1:
+                losses = [self._run(self._traced_step, part, tf.constant(scale, tf.float32)) for part in parts]
+                self.loss = float(losses[0])
+            else:
+                self.loss = self._accumulated(parts, scale)
         self.updates += 1
         self._guard.step_done()
         return self.loss
@@ -90,23 +100,32 @@ class KerasTrainer:
         pass
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
-        loss_sum, correct = self._evaluate(tf.constant(samples.images), tf.constant(samples.labels))
+        loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
 
     def state(self) -> State:
-        return {name: np.asarray(variable.value) for name, variable in self._variables().items()}
+        statistics = {f"{STATISTICS}{name}": variable for name, variable in self._statistics().items()}
+        return {name: np.asarray(variable.value) for name, variable in (self._variables() | statistics).items()}
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
         variables = self._variables()
-        if odd := sorted(variables.keys() ^ state.keys()):
+        shared = {name: value for name, value in state.items() if not name.startswith(STATISTICS)}
+        if odd := sorted(variables.keys() ^ shared.keys()):
             raise ValueError(f"{odd[0]} is on one side only")
         for name, variable in variables.items():
-            variable.assign(state[name])
+            variable.assign(shared[name])
+        for name, variable in self._statistics().items():
+            if f"{STATISTICS}{name}" in state:
+                variable.assign(state[f"{STATISTICS}{name}"])
 
     def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What a graph that fails in its reduction may have changed: all but parameters and what follows from them."""
-        variables = [*self.model.non_trainable_variables, self._optimizer.iterations]
+        """What a graph that fails in its reduction may have changed: all but parameters and what follows from them.
+
+        Sums of micro-batches begin at zero anyway.
+        """
+        counters = [variable for variable in self._optimizer.variables if not variable.shape]
+        variables = [*self.model.non_trainable_variables, *counters]
         return [(variable, tf.identity(variable.value)) for variable in variables]
 
     def _variables(self) -> dict[str, keras.Variable]:
@@ -116,21 +135,71 @@ class KerasTrainer:
         optimizer = {f"optimizer.{i}.{variable.path}": variable for i, variable in enumerate(self._optimizer.variables)}
         return model | optimizer
 
-    def _traced_step(self, parts: list[Part], scale: tf.Tensor) -> tf.Tensor:
-        weights = self.model.trainable_variables
-        losses, gradients = [], []
-        for images, labels in parts:
-            with tf.GradientTape() as tape:
-                loss = scale * _loss_sum(self.model(images, training=True), labels)
-            losses.append(loss)
-            gradients.append(tape.gradient(loss, weights))
-        self._optimizer.apply([tf.add_n(each) for each in zip(*gradients, strict=True)], weights)
-        return tf.add_n(losses)
+    def _statistics(self) -> dict[str, keras.Variable]:
+        """What layers compute from this rank's samples."""
+        variables = enumerate(self.model.non_trainable_variables)
+        return {f"{i}.{variable.path}": variable for i, variable in variables if "seed_generator" not in variable.path}
+
+    def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
+        """Call a graph, of which there is one for all batches of images of the same size."""
+        images, labels = samples.images, samples.labels
+        key = (traced, images.shape[1:], images.dtype)
+        if key not in self._graphs:
+            tensors = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
+            signature = (*tensors, *(tf.TensorSpec.from_tensor(each) for each in further))
+            self._graphs[key] = tf.function(traced, input_signature=signature)
+        return self._graphs[key](tf.constant(images), tf.constant(labels), *further)
+
+    def _accumulated(self, parts: Iterable[Samples], scale: float) -> float:
+        """A step whose gradients are added up part by part, in one graph for all of them."""
+        if not self._sums:
+            self._sums = [tf.Variable(tf.zeros_like(weights.value)) for weights in self.model.trainable_variables]
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+        loss = sum(float(self._run(self._traced_part, part, tf.constant(scale, tf.float32))) for part in parts)
+        self._apply_sums()
+        return loss
+
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale)
+        self._optimizer.apply(gradients, self.model.trainable_variables)
+        return loss
+
+    def _traced_part(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            total.assign_add(gradient)
+        return loss
+
+    def _traced_application(self) -> None:
+        self._optimizer.apply([tf.identity(total) for total in self._sums], self.model.trainable_variables)
+
+    def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The loss, and the gradients of what the optimizer's loss scaling makes of it."""
+        with tf.GradientTape() as tape:
+            logits = self.model(self._normalised(images), training=True)
+            loss = scale * tf.reduce_sum(_losses(logits, labels, self._label_smoothing))
+            scaled = self._optimizer.scale_loss(loss)
+        return loss, tape.gradient(scaled, self.model.trainable_variables)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        logits = self.model(images, training=False)
+        logits = self.model(self._normalised(images), training=False)
         correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
-        return _loss_sum(logits, labels), correct
+        return tf.reduce_sum(_losses(logits, labels)), correct
+
+    def _normalised(self, images: tf.Tensor) -> tf.Tensor:
+        if images.dtype != tf.uint8:
+            return images
+        return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def _build(recipe: Recipe) -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(_POLICY[recipe.precision])
+    try:
+        return models.build(recipe.model.name, "keras")
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def make_optimizer(settings: Optimizer) -> keras.optimizers.Optimizer:
@@ -151,5 +220,14 @@ def make_optimizer(settings: Optimizer) -> keras.optimizers.Optimizer:
             raise NotImplementedError
 
 
-def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+def _losses(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
+    """Cross entropy of each sample, 0 for one without a label: float32, whatever the logits are computed in.
+
+    Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
+    """
+    known = labels != BROKEN
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(known, labels, 0), logits)
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+    return tf.where(known, losses, 0.0)

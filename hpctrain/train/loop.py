@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from hpctrain.train.trainer import Step, Trainer
 
 # The first step also allocates and compiles.
 _TRACED_STEP = 2
+# Of broken images, in the event that tells of them.
+_NAMES = 20
 
 
 class Loop:
@@ -78,6 +80,9 @@ class Loop:
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: Step | None = None
+        self._data_seconds = 0.0
+        # Broken images that an event has told of, on whatever rank they are.
+        self._told: set[str] = set()
 
     @property
     def iteration(self) -> int:
@@ -145,7 +150,7 @@ class Loop:
         order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=self._epoch)
         rest = order[sum(self._sizes) :]
         batches = list(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last))
-        pieces = itertools.chain.from_iterable(self._pieces(self._share(batch)) for batch in batches)
+        pieces = itertools.chain.from_iterable(self._pieces(batch) for batch in batches)
         with contextlib.closing(self._train.stream(pieces, self._epoch)) as stream:
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
@@ -160,13 +165,17 @@ class Loop:
     def _share(self, batch: Indices) -> Share:
         return share(batch, self._comm.rank, self._comm.size)
 
-    def _pieces(self, own: Share) -> list[Indices]:
-        """What this rank computes at once."""
-        return cut(own.indices, self._recipe.batch.micro_batch)
+    def _pieces(self, batch: Indices) -> list[Indices]:
+        """What this rank computes at once: as many pieces as any other rank, for layers that talk to other ranks."""
+        largest = -(-len(batch) // self._comm.size)
+        own = self._share(batch).indices
+        count = -(-largest // (self._recipe.batch.micro_batch or largest))
+        return np.array_split(own, min(count, len(own)))
 
     def _end_epoch(self) -> None:
         self._trainer.average_statistics()
         test_loss, test_accuracy = self._evaluate()
+        broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._told
         # From here on the epoch is done for every rank, or for none.
         self._comm.agree()
         self._epoch += 1
@@ -179,6 +188,10 @@ class Loop:
             test_loss=test_loss,
             test_accuracy=test_accuracy,
         )
+        if broken:
+            names = sorted(broken)[:_NAMES]
+            self._events.emit("broken_images", epoch=self._epoch, count=len(broken), names=names)
+            self._told |= broken
         self._losses, self._sizes = [], []
         self._epoch_begin = time.perf_counter()
 
@@ -214,11 +227,20 @@ class Loop:
         )
         # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
         scale = own.weight / len(own.indices)
-        count = len(self._pieces(own))
-        own_loss = self._trainer.step(itertools.islice(stream, count), count, scale, self._begun.learning_rate)
+        count = len(self._pieces(batch))
+        own_loss = self._trainer.step(self._waited_for(stream, count), count, scale, self._begun.learning_rate)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
         return bool(stop > 0)
+
+    def _waited_for(self, stream: Iterator[Samples], count: int) -> Generator[Samples]:
+        """The next samples of a stream, whose waiting time becomes this step's."""
+        self._data_seconds = 0.0
+        for _ in range(count):
+            begin = time.perf_counter()
+            samples = next(stream)
+            self._data_seconds += time.perf_counter() - begin
+            yield samples
 
     def _note(self, loss: float) -> None:
         """Count and record the step that was begun."""
@@ -238,6 +260,7 @@ class Loop:
             samples=step.samples,
             seconds=now - step.begin,
             communication_seconds=self._trainer.communication_seconds,
+            data_seconds=self._data_seconds,
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit("overlap", iteration=self._iteration, timeline=self._trainer.timeline)

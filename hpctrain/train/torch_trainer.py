@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -12,12 +13,13 @@ from hpctrain import models
 from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.comm import Communicator
-from hpctrain.data.samples import Samples
+from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.recipes.schema import Optimizer, Recipe
-from hpctrain.train.checkpoint import State
-from hpctrain.train.trainer import Timeline
+from hpctrain.train.checkpoint import STATISTICS, State
+from hpctrain.train.trainer import INITIAL_SCALE, Timeline
 
-_MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random.torch."
+_MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", "random.torch.", "scaler."
+_COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # To be undone: the number of updates before, and what was changed since.
 _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
 
@@ -33,6 +35,15 @@ class TorchTrainer:
         gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
         model: torch.nn.Module = models.build(recipe.model.name, "torch").to(self._device)
+        self._mean, self._deviation = (
+            255 * torch.tensor(each, device=self._device).view(3, 1, 1)
+            for each in (recipe.images.mean, recipe.images.deviation)
+        )
+        self._label_smoothing = recipe.label_smoothing
+        self._computed_in = _COMPUTED_IN[recipe.precision]
+        self._scaler = torch.amp.GradScaler(
+            self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
+        )
         self._clip_norm = recipe.optimizer.clip_norm
         self.updates = 0
         self.loss = 0.0
@@ -68,10 +79,16 @@ class TorchTrainer:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, last=number == count) for number, part in enumerate(parts, start=1)]
+        # Of reduced gradients: every rank finds the same infinities.
+        self._scaler.unscale_(self._optimizer)
         if self._clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.loss = sum(loss.item() for loss in losses)
-        self._optimizer.step()
+        before = self.updates
+        self._scaler.step(self._optimizer)
+        if self.updates == before:
+            # Left out by the scaler, which is what this step does to the state.
+            self._count()
         return self.loss
 
     def rebuild(self) -> None:
@@ -88,25 +105,30 @@ class TorchTrainer:
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         self.model.eval()
         images, labels = self._tensors(samples)
-        logits = self.model(images)
-        loss_sum = F.cross_entropy(logits, labels, reduction="sum")
+        logits = self._logits(images)
+        loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
     def state(self) -> State:
         tensors = {f"{_MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
-        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()} | self._random_state()
+        tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
+        scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
+        numbers = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+        return numbers | scaler | self._random_state()
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
         tensors = {name: torch.from_numpy(value) for name, value in state.items()}
-        self.model.load_state_dict(_under(_MODEL, tensors))
+        self.model.load_state_dict(_under(_MODEL, tensors) | _under(STATISTICS, tensors))
         values: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in _under(_OPTIMIZER, tensors).items():
             index, _, name = key.partition(".")
             values.setdefault(int(index), {})[name] = tensor
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": values})
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, tensors).items()})
         self._set_random_state(tensors)
 
     def _random_state(self) -> State:
@@ -123,6 +145,8 @@ class TorchTrainer:
                 torch.cuda.set_rng_state(tensor, self._device)
 
     def _count(self, *_: object) -> None:
+        """The scaler belongs to the update: it is done as a whole or not at all."""
+        self._scaler.update()
         self.updates += 1
 
     def _of_forward(self) -> dict[str, torch.Tensor]:
@@ -140,14 +164,29 @@ class TorchTrainer:
     def _backward(self, samples: Samples, scale: float, *, last: bool) -> torch.Tensor:
         images, labels = self._tensors(samples)
         with contextlib.nullcontext() if last else no_sync():
-            loss = F.cross_entropy(self.model(images), labels, reduction="sum") * scale
-            loss.backward()
+            losses = F.cross_entropy(
+                self._logits(images),
+                labels,
+                ignore_index=BROKEN,
+                label_smoothing=self._label_smoothing,
+                reduction="sum",
+            )
+            loss = losses * scale
+            self._scaler.scale(loss).backward()
         return loss.detach()
 
+    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+        """float32, whatever they are computed in."""
+        with torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32):
+            logits: torch.Tensor = self.model(images)
+        return logits.float()
+
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as (N, channels, height, width), labels as (N,)."""
-        images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
-        return images.to(self._device).movedim(-1, 1), labels.to(self._device)
+        """Images as (N, channels, height, width), the channels innermost in memory, and labels as (N,)."""
+        images = torch.from_numpy(samples.images).to(self._device).movedim(-1, 1)
+        if images.dtype == torch.uint8:
+            images = images.float().sub_(self._mean).div_(self._deviation)
+        return images, torch.from_numpy(samples.labels).to(self._device)
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

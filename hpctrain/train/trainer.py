@@ -9,6 +9,9 @@ from typing import Protocol
 from hpctrain.data.samples import Samples
 from hpctrain.train.checkpoint import Stateful
 
+# What losses in fp16 are multiplied by at first; halved where a gradient overflows, doubled after 2000 steps without.
+INITIAL_SCALE = 2.0**16
+
 Timeline = Sequence[tuple[float, str, int]]
 
 
