@@ -82,6 +82,16 @@ class Images(Section):
     deviation: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     as_bytes: bool = Field(True, description="images travel as uint8 and are normalised where they are trained on")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Images:
+        if self.test_size > self.test_resize:
+            raise ValueError(f"test_size ({self.test_size}) is more than test_resize ({self.test_resize}) leaves")
+        if not self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ValueError("crop_area is a smallest and a largest share, at most 1")
+        if self.crop_ratio[0] > self.crop_ratio[1]:
+            raise ValueError("crop_ratio is a smallest and a largest one")
+        return self
+
 
 class Batch(Section):
     """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given."""
@@ -111,6 +121,13 @@ class Batch(Section):
         size = self.per_rank * (self.emulated_ranks or ranks)
         piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
         return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
+
+    def at_once(self, ranks: int) -> int:
+        """The most samples that one of so many ranks computes at once, of a batch that :meth:`at` made."""
+        assert self.size is not None
+        share = -(-self.size // ranks)
+        pieces = -(-share // self.micro_batch) if self.micro_batch else 1
+        return -(-share // pieces)
 
 
 # Parameters by what they are to their layer: gamma and beta of any normalisation, and any other layer's bias.
@@ -180,6 +197,17 @@ class Optimizer(Section):
         return self
 
 
+_SCHEDULE_KEYS = {
+    "milestones": ("step", "piecewise"),
+    "gamma": ("step",),
+    "factors": ("piecewise",),
+    "power": ("polynomial",),
+    "decay_steps": ("polynomial",),
+    "end_rate": ("polynomial", "cosine", "triangular"),
+    "peak_epoch": ("triangular",),
+}
+
+
 class Schedule(Section):
     """The learning rate over the run."""
 
@@ -192,27 +220,53 @@ class Schedule(Section):
     warmup: Literal["gradual", "constant"] = Field(
         "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
     )
-    warmup_from: NotNegative | None = Field(None, description="where it begins; by default learning_rate, unscaled")
+    warmup_from: NotNegative | None = Field(
+        None, description="where it begins, and where triangular begins; by default learning_rate, unscaled"
+    )
     milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
     gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")
     factors: tuple[Positive, ...] = Field(
         (), description="what piecewise multiplies the scaled rate by before, between and behind the milestones"
     )
     power: Positive = Field(2.0, description="of polynomial")
+    decay_steps: Count | None = Field(
+        None,
+        description="steps behind the warm-up after which polynomial is at end_rate (MLPerf's "
+        "opt_learning_rate_decay_steps); by default those that the run has",
+    )
     end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")
-    peak_epoch: Positive | None = Field(None, description="of triangular")
-    held: Literal["iteration", "epoch"] = Field("iteration", description="how long each value of the schedule is kept")
+    peak_epoch: Positive | None = Field(None, description="of triangular, which climbs from warmup_from until then")
+    held: Literal["iteration", "epoch"] = Field(
+        "iteration",
+        description="how long each value is kept; for an epoch: the warm-up's as it ends, any other as it begins",
+    )
+
+    @property
+    def climb_epochs(self) -> float:
+        """Epochs in which the rate climbs from where it begins to the scaled rate."""
+        return self.peak_epoch or self.warmup_epochs
 
     @model_validator(mode="after")
-    def _consistent(self) -> Schedule:
-        if (self.name in ("step", "piecewise")) != bool(self.milestones):
-            raise ValueError("schedules 'step' and 'piecewise' need milestones, and only they have them")
-        if len(self.factors) != (len(self.milestones) + 1 if self.name == "piecewise" else 0):
-            raise ValueError("schedule 'piecewise' needs one factor more than milestones, and only it has them")
-        if (self.name == "triangular") != (self.peak_epoch is not None):
-            raise ValueError("schedule 'triangular' needs peak_epoch, and only it has one")
+    def _own_keys(self) -> Schedule:
+        for key, names in _SCHEDULE_KEYS.items():
+            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} belongs to {' and '.join(names)}, not to {self.name}")
+        if self.name in ("step", "piecewise") and not self.milestones:
+            raise ValueError(f"schedule {self.name!r} needs milestones")
+        if self.name == "piecewise" and len(self.factors) != len(self.milestones) + 1:
+            raise ValueError("schedule 'piecewise' needs one factor more than milestones")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError("milestones must rise")
+        return self
+
+    @model_validator(mode="after")
+    def _climb(self) -> Schedule:
+        if self.name == "triangular" and (self.peak_epoch is None or self.warmup_from is None):
+            raise ValueError("schedule 'triangular' needs peak_epoch, and warmup_from, where it begins")
+        if self.name == "triangular" and (self.warmup_epochs or self.warmup == "constant"):
+            raise ValueError("schedule 'triangular' climbs until peak_epoch and has no other warm-up")
+        if not self.climb_epochs and (self.warmup_from is not None or self.warmup == "constant"):
+            raise ValueError("warmup and warmup_from need warmup_epochs above 0, during which they hold")
         if self.milestones and self.milestones[0] <= self.warmup_epochs:
             raise ValueError("milestones must come after the warm-up")
         if self.warmup_epochs and self.base_batch is None and self.warmup_from is None:
@@ -330,5 +384,10 @@ class Recipe(Section):
             raise ValueError(
                 f"schedule.milestones ({self.schedule.milestones[-1]:g}) are not all within the run "
                 f"(epochs: {self.epochs}); for example --set 'schedule.milestones=[{self.epochs / 2:g}]'"
+            )
+        if self.schedule.peak_epoch and self.schedule.peak_epoch >= self.epochs:
+            raise ValueError(
+                f"schedule.peak_epoch ({self.schedule.peak_epoch:g}) is not within the run (epochs: {self.epochs}); "
+                f"for example --set schedule.peak_epoch={self.epochs / 2:g}"
             )
         return self
