@@ -16,16 +16,14 @@ from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.optim.keras_sgd import MomentumSGD
-from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.optim.keras_rules import make_optimizer
+from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
 from hpctrain.train.trainer import INITIAL_SCALE, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 # To be undone: the number of updates before, and what was changed since.
 _NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
-# PyTorch's; Keras' own is 1e-7.
-_EPSILON = 1e-8
 
 
 class KerasTrainer:
@@ -41,11 +39,12 @@ class KerasTrainer:
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
         tf.config.set_visible_devices(gpus[own], "GPU")
         keras.utils.set_random_seed(recipe.seed)
-        optimizer = make_optimizer(recipe.optimizer)
+        model = _build(recipe)
+        optimizer = make_optimizer(recipe.optimizer, model)
         if recipe.precision == "fp16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
         self.model, self._optimizer = distribute(
-            _build(recipe),
+            model,
             optimizer,
             comm=comm,
             compression=recipe.communication.compression,
@@ -200,24 +199,6 @@ def _build(recipe: Recipe) -> keras.Model:
         return models.build(recipe.model.name, "keras")
     finally:
         keras.config.set_dtype_policy(before)
-
-
-def make_optimizer(settings: Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that a recipe names; sgd's decay is an L2 term, adamw's is decoupled."""
-    rate, clip = settings.learning_rate, settings.clip_norm
-    match settings.name:
-        case "sgd":
-            return MomentumSGD(
-                rate, settings.momentum, settings.nesterov, l2=settings.weight_decay, global_clipnorm=clip
-            )
-        case "adam":
-            return keras.optimizers.Adam(rate, epsilon=_EPSILON, global_clipnorm=clip)
-        case "adamw":
-            return keras.optimizers.AdamW(
-                rate, epsilon=_EPSILON, weight_decay=settings.weight_decay, global_clipnorm=clip
-            )
-        case _:
-            raise NotImplementedError
 
 
 def _losses(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:

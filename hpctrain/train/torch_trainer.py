@@ -14,7 +14,8 @@ from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.recipes.schema import Optimizer, Recipe
+from hpctrain.optim.torch_rules import make_optimizer
+from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
 from hpctrain.train.trainer import INITIAL_SCALE, Timeline
 
@@ -47,7 +48,7 @@ class TorchTrainer:
         self._clip_norm = recipe.optimizer.clip_norm
         self.updates = 0
         self.loss = 0.0
-        optimizer = make_optimizer(recipe.optimizer, list(model.parameters()))
+        optimizer = make_optimizer(recipe.optimizer, model)
         # Before those of distribute, of which one may find that a rank died, after the update.
         optimizer.register_step_post_hook(self._count)
         self.model, self._optimizer = distribute(
@@ -191,19 +192,3 @@ class TorchTrainer:
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def make_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that a recipe names; sgd's decay is an L2 term, adamw's is decoupled."""
-    rate, decay = settings.learning_rate, settings.weight_decay
-    match settings.name:
-        case "sgd":
-            return torch.optim.SGD(
-                parameters, rate, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay
-            )
-        case "adam":
-            return torch.optim.Adam(parameters, rate)
-        case "adamw":
-            return torch.optim.AdamW(parameters, rate, weight_decay=decay)
-        case _:
-            raise NotImplementedError
