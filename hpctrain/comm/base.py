@@ -98,6 +98,24 @@ class TensorFlowEngine(Protocol):
         """Overwrite each variable by rank 0's."""
 
 
+class Group(ABC):
+    """Neighbouring ranks that add something up among themselves, in the middle of a step.
+
+    Its messages are never taken for those of the gradients' reduction, which may go on meanwhile. Every rank of the
+    group calls it in the same order, from one thread at a time; a wait has the limit of every wait.
+    """
+
+    @abstractmethod
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        """The sum of a small array over the ranks of this rank's group."""
+
+    def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same of a PyTorch tensor, on its device."""
+        import torch
+
+        return torch.from_numpy(self.allreduce(tensor.cpu().numpy())).to(tensor.device)
+
+
 class Communicator(ABC):
     """The ranks of one run, and this process's place among them.
 
@@ -146,6 +164,24 @@ class Communicator(ABC):
     @abstractmethod
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         """A small array reduced element by element over all ranks, the same bits on each."""
+
+    def group(self, size: int | None = None) -> Group:
+        """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
+
+        Without ``size`` it is all ranks. After :meth:`recover` a group is formed anew as it is used next.
+
+        Raises:
+            HpctrainError: ranks that do not make groups of this size.
+        """
+        if size is not None and self.size % size:
+            raise HpctrainError(
+                f"{self.size} ranks do not make groups of {size}",
+                f"start a multiple of {size} ranks",
+            )
+        return self._group(size)
+
+    @abstractmethod
+    def _group(self, size: int | None) -> Group: ...
 
     # The data plane.
 

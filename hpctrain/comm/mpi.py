@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
+from hpctrain.comm.mpi_group import MpiGroup
 from hpctrain.comm.patience import Patience
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import StackFile
@@ -52,6 +53,7 @@ class MpiControl(Communicator):
             hosts = self.allgather_object(self.host)
             self._survival = Survival(self._comm, list(enumerate(hosts)))
             self.patience = Patience(who, self._survival.check, self._survival.explain)
+        self._groups: list[MpiGroup] = []
         self._stack_file = StackFile()
         self._roll_call: RollCall | None = None
         try:
@@ -99,6 +101,10 @@ class MpiControl(Communicator):
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
         self._wait(lambda: self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
+
+    def _group(self, size: int | None) -> MpiGroup:
+        self._groups.append(MpiGroup(lambda: self._world, lambda: self.patience, size))
+        return self._groups[-1]
 
     # Ranks that die.
 
@@ -174,6 +180,8 @@ class MpiControl(Communicator):
         """Give back what all ranks have to give back together."""
         if self._roll_call is not None:
             self._roll_call.close()
+        while self._groups:
+            self._groups.pop().free()
         if self._comm is not None:
             self._comm.Free()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from hpctrain.comm.base import AnyArray, Communicator, Reduction, Work
+from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,6 +34,9 @@ class SingleCommunicator(Communicator):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         return array.copy()
 
+    def _group(self, size: int | None) -> Group:
+        return _Alone()
+
     def torch(self) -> SingleTorchEngine:
         return SingleTorchEngine()
 
@@ -44,6 +47,11 @@ class SingleCommunicator(Communicator):
         """Nothing to end: the caller's own exit is the end of the run."""
 
     def shutdown(self) -> None: ...
+
+
+class _Alone(Group):
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        return array.copy()
 
 
 class _Done:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.comm.base import AnyArray, Communicator, Reduction, Work
+from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.patience import Patience, timeout_seconds
 from hpctrain.comm.rendezvous import listening_at, meet
@@ -81,6 +81,7 @@ class TorchDistributedCommunicator(Communicator):
         met = meet(world, self.host, limit)
         self.rank, self.size = met.rank, met.size
         self.local_rank, self.local_size = met.local_rank, met.local_size
+        self._address: str | None = met.address
         with listening_at(met.address):
             self._make_group(met.store, limit)
 
@@ -89,7 +90,8 @@ class TorchDistributedCommunicator(Communicator):
         self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
-        with listening_at("127.0.0.1" if self.local_size == self.size else None):
+        self._address = "127.0.0.1" if self.local_size == self.size else None
+        with listening_at(self._address):
             self._make_group(own, limit)
 
     def _make_group(self, store: Any, limit: timedelta) -> None:
@@ -120,6 +122,20 @@ class TorchDistributedCommunicator(Communicator):
         received: AnyArray = np.array(array, order="C")
         self._reduce(torch.from_numpy(received), _OPERATIONS[reduction], f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
+
+    def _group(self, size: int | None) -> TorchDistributedGroup:
+        size = size or self.size
+        limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        try:
+            with listening_at(self._address):
+                # Every rank has to make every group.
+                starts = range(0, self.size, size)
+                groups = [
+                    dist.new_group(list(range(start, start + size)), limit, _GROUPS[self.backend]) for start in starts
+                ]
+        except RuntimeError as error:
+            raise self._failed(error, "the making of groups of ranks") from error
+        return TorchDistributedGroup(self, groups[self.rank // size])
 
     def _reduce(self, tensor: torch.Tensor, operation: Any, what: str) -> None:
         self.run(dist.all_reduce, tensor, operation, what=what)
@@ -211,6 +227,24 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
             "start fewer ranks, or choose --backend gloo or mpi",
         )
     torch.cuda.set_device(comm.local_rank)
+
+
+class TorchDistributedGroup(Group):
+    """Some of the ranks: tensors on GPUs travel with NCCL, others with Gloo."""
+
+    def __init__(self, comm: TorchDistributedCommunicator, group: Any) -> None:
+        self._comm = comm
+        self._members = group
+
+    def allreduce(self, array: AnyArray) -> AnyArray:
+        reduced: AnyArray = self.allreduce_torch(torch.from_numpy(array)).numpy()
+        return reduced
+
+    def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
+        reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+        what = "adding up over a group of ranks"
+        self._comm.run(dist.all_reduce, reduced, dist.ReduceOp.SUM, self._members, what=what)
+        return reduced
 
 
 class _Work:

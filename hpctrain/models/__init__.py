@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
-from hpctrain.recipes.schema import Framework
+from hpctrain.comm.base import Communicator
+from hpctrain.models.batch_norm import extent
+from hpctrain.recipes.schema import Framework, Model
 
-_FAMILY = {"digits_cnn": "digits"}
+_FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
-def build(name: str, framework: Framework) -> Any:
-    """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``."""
-    module = importlib.import_module(f"hpctrain.models.{framework}_{_FAMILY[name]}")
-    return getattr(module, name)()
+def build(model: Model, framework: Framework, comm: Communicator | None = None, *, at_once: int | None = None) -> Any:
+    """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``.
+
+    Collective over all ranks where ranks normalise together.
+
+    Args:
+        model: what the recipe says.
+        framework: ``torch`` takes images (N, C, H, W), ``keras`` (N, H, W, C).
+        comm: the ranks, for batch normalisation over several; None for one process.
+        at_once: the most images that a rank computes at once, :meth:`hpctrain.recipes.schema.Batch.at_once`. Needed
+            where ``model.batch_norm.span`` is a number.
+
+    Raises:
+        HpctrainError: a span that these ranks cannot make.
+    """
+    family = importlib.import_module(f"hpctrain.models.{framework}_{_FAMILY[model.name]}")
+    make = getattr(family, model.name)
+    if model.name == "digits_cnn":
+        return make()
+    settings = model.batch_norm
+    layers = importlib.import_module(f"hpctrain.models.{framework}_batch_norm")
+    norm = functools.partial(
+        layers.BatchNorm,
+        extent=extent(settings, comm, at_once=at_once),
+        momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
+        epsilon=settings.epsilon,
+    )
+    return make(zero_gamma=model.zero_gamma, norm=norm)

@@ -9,23 +9,24 @@ from keras import layers
 def digits_cnn() -> keras.Model:
     """Images (N, 8, 8, 1) to logits (N, 10): three convolutions and two dense layers, no normalisation.
 
-    Weights are drawn as He et al. 2015 (arXiv 1502.01852) propose; biases are zero.
+    Weights are drawn as He et al. 2015 (arXiv 1502.01852) propose; biases are zero. Layers have the names of PyTorch's
+    modules, see :mod:`hpctrain.models.convert`.
     """
 
-    def convolution(channels: int) -> layers.Layer:
-        return layers.Conv2D(channels, 3, padding="same", activation="relu", kernel_initializer=_he_normal())
+    def convolution(name: str, channels: int) -> layers.Layer:
+        return layers.Conv2D(channels, 3, padding="same", activation="relu", kernel_initializer=_he_normal(), name=name)
 
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            convolution(32),
-            convolution(64),
+            convolution("0", 32),
+            convolution("2", 64),
             layers.MaxPooling2D(2),
-            convolution(64),
+            convolution("5", 64),
             layers.MaxPooling2D(2),
             layers.Flatten(),
-            layers.Dense(128, activation="relu", kernel_initializer=_he_normal()),
-            layers.Dense(10, kernel_initializer=_he_normal()),
+            layers.Dense(128, activation="relu", kernel_initializer=_he_normal(), name="9"),
+            layers.Dense(10, kernel_initializer=_he_normal(), name="11"),
         ]
     )
 

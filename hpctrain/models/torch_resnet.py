@@ -7,21 +7,26 @@ identity. Parameters have torchvision's names, so that its weights fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+from hpctrain.models.torch_batch_norm import BatchNorm
+
+# Makes a batch norm of so many channels.
+Norm = Callable[[int], nn.BatchNorm2d]
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
     """The input in the shape of the block's output: a projection only where the shape changes (option B)."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 
 
 class Basic(nn.Module):
@@ -29,13 +34,13 @@ class Basic(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = _conv(inputs, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(width)
         self.conv2 = _conv(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inputs, width, stride)
+        self.bn2 = norm(width)
+        self.downsample = _shortcut(inputs, width, stride, norm)
 
     @property
     def last(self) -> nn.BatchNorm2d:
@@ -51,16 +56,16 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = _conv(inputs, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(width)
         self.conv2 = _conv(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = norm(width)
         self.conv3 = _conv(width, outputs, 1)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
+        self.bn3 = norm(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride, norm)
 
     @property
     def last(self) -> nn.BatchNorm2d:
@@ -80,14 +85,21 @@ class ResNet(nn.Module):
         blocks: how many a stage; the width doubles from stage to stage, from 64 on.
         classes: how many.
         zero_gamma: whether each block starts as the identity.
+        norm: makes a batch norm of so many channels.
     """
 
     def __init__(
-        self, block: type[Basic] | type[Bottleneck], blocks: Sequence[int], *, classes: int, zero_gamma: bool
+        self,
+        block: type[Basic] | type[Bottleneck],
+        blocks: Sequence[int],
+        *,
+        classes: int,
+        zero_gamma: bool,
+        norm: Norm,
     ) -> None:
         super().__init__()
         self.conv1 = _conv(3, 64, 7, 2)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = norm(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.stages: list[str] = []
         channels = 64
@@ -95,7 +107,7 @@ class ResNet(nn.Module):
             width = 64 << index
             members = []
             for number in range(count):
-                members.append(block(channels, width, 2 if index and not number else 1))
+                members.append(block(channels, width, 2 if index and not number else 1, norm))
                 channels = width * block.expansion
             self.stages.append(f"layer{index + 1}")
             self.add_module(self.stages[-1], nn.Sequential(*members))
@@ -123,16 +135,16 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
 
-def resnet18(classes: int = 1000, *, zero_gamma: bool = True) -> ResNet:
+def resnet18(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
     """11,689,512 parameters for 1000 classes."""
-    return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma)
+    return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma, norm=norm)
 
 
-def resnet50(classes: int = 1000, *, zero_gamma: bool = True) -> ResNet:
+def resnet50(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
     """25,557,032 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma)
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma, norm=norm)
 
 
-def resnet101(classes: int = 1000, *, zero_gamma: bool = True) -> ResNet:
+def resnet101(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
     """44,549,160 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma)
+    return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma, norm=norm)

@@ -35,7 +35,9 @@ class TorchTrainer:
         # A GPU a rank or none at all: NCCL does not let two ranks share one. The MPI engine reduces in host memory.
         gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
-        model: torch.nn.Module = models.build(recipe.model.name, "torch").to(self._device)
+        model: torch.nn.Module = models.build(
+            recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)
+        ).to(self._device)
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
             for each in (recipe.images.mean, recipe.images.deviation)

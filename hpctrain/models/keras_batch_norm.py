@@ -1,0 +1,139 @@
+"""Batch normalisation in Keras over as many images as a recipe says; hpctrain.models.torch_batch_norm is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hpctrain.comm.base import AnyArray, Communicator, Group
+from hpctrain.comm.graph_errors import noting
+from hpctrain.models.batch_norm import WHOLE, Extent
+
+# Outputs, mean and unbiased variance.
+Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
+
+    Args:
+        extent: which images share their statistics.
+        momentum: what is kept of the running statistics at each step.
+        epsilon: is added to the variance.
+        settings: of the layer that Keras has, such as ``name`` and ``gamma_initializer``.
+    """
+
+    def __init__(
+        self, *, extent: Extent = WHOLE, momentum: float = 0.9, epsilon: float = 1e-5, **settings: Any
+    ) -> None:
+        super().__init__(momentum=momentum, epsilon=epsilon, **settings)
+        self._extent = extent
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        if not (training and self.trainable):
+            return super().call(inputs, training=False)
+        if self._extent.group:
+            outputs, mean, variance = self._over_group(inputs, self._extent.group)
+        elif self._extent.part:
+            outputs, mean, variance = self._in_parts(inputs, self._extent.part)
+        elif inputs.dtype == tf.float64:
+            outputs, mean, variance = self._in_parts(inputs, None)
+        else:
+            outputs, mean, variance = self._whole(inputs)
+        for kept, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            kept.assign(kept * self.momentum + tf.cast(new, kept.dtype) * (1 - self.momentum))
+        return outputs
+
+    def _whole(self, x: tf.Tensor) -> Normalised:
+        # One kernel, several times as fast as Keras' own layer; it does not know float64.
+        outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=self.gamma.value,
+            offset=self.beta.value,
+            mean=[],
+            variance=[],
+            epsilon=self.epsilon,
+            exponential_avg_factor=1.0,
+        )
+        return outputs, mean, variance
+
+    def _in_parts(self, x: tf.Tensor, part: int | None) -> Normalised:
+        """The fewest parts, as many as the images of this call make; the graph does not know how many those are."""
+        images = tf.shape(x)[0]
+        count = -(-images // part) if part else 1
+        # (images, 1, 1, 1): where the i-th part begins is i images / count, rounded as np.array_split rounds
+        bounds = _bounds(images, count)
+        numbers = tf.searchsorted(bounds, tf.range(images), side="right") - 1
+        wide = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
+        area = tf.cast(tf.shape(x)[1] * tf.shape(x)[2], wide.dtype)
+        values = tf.cast(bounds[1:] - bounds[:-1], wide.dtype)[:, None] * area
+
+        def means(each: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(tf.reduce_sum(each, axis=(1, 2)), numbers, count) / values
+
+        mean = means(wide)
+        centred = wide - tf.gather(mean, numbers)[:, None, None]
+        variance = means(tf.square(centred))
+        scale = tf.math.rsqrt(variance + self.epsilon) * tf.cast(self.gamma, wide.dtype)
+        outputs = centred * tf.gather(scale, numbers)[:, None, None] + tf.cast(self.beta, wide.dtype)
+        unbiased = variance * values / tf.maximum(values - 1, 1)
+        return tf.cast(outputs, x.dtype), tf.reduce_mean(mean, axis=0), tf.reduce_mean(unbiased, axis=0)
+
+    def _over_group(self, x: tf.Tensor, group: Group) -> Normalised:
+        wide = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
+        mean, variance = tf.nn.moments(wide, axes=(0, 1, 2))
+        # Squares less the square of the mean: only float64 has the digits for that.
+        mean, square = (tf.cast(each, tf.float64) for each in (mean, variance + tf.square(mean)))
+        values = tf.cast(tf.size(x) // tf.shape(x)[3], tf.float64)
+        total = _sum(tf.concat([values * mean, values * square, [values]], axis=0), group)
+        values = total[-1]
+        mean, square = tf.split(total[:-1] / values, 2)
+        variance = square - tf.square(mean)
+        scale = tf.cast(tf.math.rsqrt(variance + self.epsilon), wide.dtype) * tf.cast(self.gamma, wide.dtype)
+        outputs = (wide - tf.cast(mean, wide.dtype)) * scale + tf.cast(self.beta, wide.dtype)
+        return tf.cast(outputs, x.dtype), mean, variance * values / tf.maximum(values - 1, 1)
+
+
+def _bounds(images: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Where parts that differ by one image at most begin, the larger ones first, and where the last one ends."""
+    numbers = tf.range(count + 1)
+    return numbers * (images // count) + tf.minimum(numbers, images % count)
+
+
+def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
+    """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
+
+    @noting
+    def added_up(array: AnyArray) -> AnyArray:
+        return group.allreduce(array)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def differentiable(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return over_ranks(tensor), over_ranks
+
+    def over_ranks(tensor: tf.Tensor) -> tf.Tensor:
+        # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank, also in
+        # branches that do not depend on each other.
+        total = tf.numpy_function(added_up, [tensor], tensor.dtype, stateful=True)
+        return tf.ensure_shape(total, tensor.shape)
+
+    return differentiable(own)
+
+
+def average_statistics(model: keras.Model, comm: Communicator) -> None:
+    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction.
+
+    The mean of the ranks' variances, as of their means: see hpctrain.models.torch_batch_norm.
+    """
+    norms = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    statistics = [variable for norm in norms for variable in (norm.moving_mean, norm.moving_variance)]
+    if comm.size == 1 or not statistics:
+        return
+    values = [np.asarray(variable.value, dtype=np.float64) for variable in statistics]
+    means = comm.allreduce(np.concatenate(values), "mean")
+    ends = np.cumsum([len(value) for value in values])
+    for variable, mean in zip(statistics, np.split(means, ends[:-1]), strict=True):
+        variable.assign(mean)

@@ -1,0 +1,135 @@
+"""Networks are the same in both frameworks: counts, outputs, gradients and statistics, by converted weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpctrain import models
+from hpctrain.errors import HpctrainError
+from hpctrain.models.convert import load_state, state_of
+from hpctrain.recipes.schema import Model
+
+torch = pytest.importorskip("torch")
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+IMAGES, PIXELS = 4, 64
+
+
+@pytest.fixture
+def float64():
+    """Of new networks: a gradient's rounding must not hide behind the tolerance, nor a ReLU's kink be crossed by it."""
+    torch.set_default_dtype(torch.float64)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    torch.set_default_dtype(torch.float32)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def pair(name: str, seed: int = 0):
+    """A network in both frameworks, no weight or statistic of which is where it began."""
+    torch.manual_seed(seed)
+    settings = Model(name=name)
+    ours, theirs = models.build(settings, "torch"), models.build(settings, "keras")
+    with torch.no_grad():
+        for key, tensor in ours.state_dict().items():
+            if key.endswith("running_var") or (tensor.ndim == 1 and key.endswith("weight")):
+                tensor.uniform_(0.5, 1.5)
+            elif tensor.ndim == 1:
+                tensor.normal_(std=0.1)
+    load_state(theirs, ours.state_dict())
+    return ours, theirs
+
+
+def images(dtype) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(IMAGES, PIXELS, PIXELS, 3)).astype(dtype)
+
+
+def to_torch(array: np.ndarray):
+    return torch.from_numpy(np.moveaxis(array, -1, 1).copy())
+
+
+@pytest.mark.parametrize(("name", "count"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_parameters_are_as_many_as_published(name, count):
+    model = models.build(Model(name=name), "keras")
+    assert sum(int(np.prod(weight.shape)) for weight in model.trainable_variables) == count
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_outputs_are_equal_in_evaluation_and_in_training(name):
+    ours, theirs = pair(name)
+    x = images(np.float32)
+    for training in (False, True):
+        with torch.no_grad():
+            expected = ours.train(training)(to_torch(x)).numpy()
+        np.testing.assert_allclose(theirs(x, training=training).numpy(), expected, atol=1e-4 * np.abs(expected).max())
+    # the second call has moved the statistics
+    mine = {key: tensor.numpy() for key, tensor in ours.state_dict().items() if "running" in key}
+    for key, value in state_of(theirs).items():
+        if key in mine:
+            np.testing.assert_allclose(value, mine[key], rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_are_equal(float64, name, training):
+    ours, theirs = pair(name)
+    x, labels = images(np.float64), np.array([1, 2, 3, 4])
+    inputs = to_torch(x).requires_grad_()
+    logits = ours.train(training)(inputs)
+    torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum").backward()
+    own = tf.Variable(x)
+    with tf.GradientTape() as tape:
+        outputs = theirs(own, training=training)
+        loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+    gradients = tape.gradient(loss, [own, *theirs.trainable_variables])
+    np.testing.assert_allclose(outputs.numpy(), logits.detach().numpy(), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(np.moveaxis(gradients[0].numpy(), -1, 1), inputs.grad.numpy(), rtol=1e-4, atol=1e-10)
+    # The conversion of weights converts their gradients too.
+    for variable, gradient in zip(theirs.trainable_variables, gradients[1:], strict=True):
+        variable.assign(gradient)
+    converted = state_of(theirs)
+    for key, parameter in ours.named_parameters():
+        assert parameter.grad.abs().max() > 0, key
+        np.testing.assert_allclose(converted[key], parameter.grad.numpy(), rtol=1e-4, atol=1e-10, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "resnet18", "resnet50", "resnet101"])
+def test_weights_go_there_and_back(name):
+    ours, theirs = pair(name)
+    state = {key: tensor for key, tensor in ours.state_dict().items() if not key.endswith("num_batches_tracked")}
+    back = state_of(theirs)
+    assert back.keys() == state.keys()
+    assert all(np.array_equal(back[key], tensor.numpy()) for key, tensor in state.items())
+    # and PyTorch takes them
+    fresh = models.build(Model(name=name), "torch")
+    fresh.load_state_dict({key: torch.from_numpy(value) for key, value in back.items()})
+    assert all(torch.equal(fresh.state_dict()[key], tensor) for key, tensor in state.items())
+
+
+def test_weights_of_another_network_are_refused():
+    state = models.build(Model(name="resnet18"), "torch").state_dict()
+    theirs = models.build(Model(name="resnet18"), "keras")
+    before = theirs.get_weights()
+    with pytest.raises(HpctrainError, match=r"fc\.extra is in the weights alone"):
+        load_state(theirs, {**state, "fc.extra": torch.zeros(1)})
+    with pytest.raises(HpctrainError, match=r"fc\.weight has the shape \(10, 512\)"):
+        load_state(theirs, {**state, "fc.weight": torch.zeros(10, 512)})
+    assert all(np.array_equal(now, then) for now, then in zip(theirs.get_weights(), before, strict=True))
+
+
+def test_weights_are_drawn_as_goyal_et_al_state():
+    keras.utils.set_random_seed(0)
+    for zero_gamma in (True, False):
+        state = state_of(models.build(Model(name="resnet50", zero_gamma=zero_gamma), "keras"))
+        last = [value for key, value in state.items() if key.endswith("bn3.weight")]
+        assert len(last) == 16
+        assert {bool(value.any()) for value in last} == {not zero_gamma}
+    assert state["fc.weight"].std() == pytest.approx(0.01, rel=0.01)
+    drawn = state["layer4.2.conv2.weight"]
+    assert drawn.std() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
+    # not cut off at two deviations
+    assert abs(drawn).max() > 4 * drawn.std()
