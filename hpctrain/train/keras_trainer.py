@@ -39,7 +39,7 @@ class KerasTrainer:
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
         tf.config.set_visible_devices(gpus[own], "GPU")
         keras.utils.set_random_seed(recipe.seed)
-        model = _build(recipe)
+        model = _build(recipe, comm)
         optimizer = make_optimizer(recipe.optimizer, model)
         if recipe.precision == "fp16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
@@ -192,11 +192,11 @@ class KerasTrainer:
         return (tf.cast(images, tf.float32) - self._mean) / self._deviation
 
 
-def _build(recipe: Recipe) -> keras.Model:
+def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(_POLICY[recipe.precision])
     try:
-        return models.build(recipe.model.name, "keras")
+        return models.build(recipe.model, "keras", comm, at_once=recipe.batch.at_once(comm.size))
     finally:
         keras.config.set_dtype_policy(before)
 
