@@ -19,6 +19,7 @@ _COMMANDS = {
     "plan": ("hpctrain.cli.plan", "plan", "See what a run would be: ranks, hosts in order, environment."),
     "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
     "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
+    "data": ("hpctrain.cli.data", "app", "Make, check and stage the shards of ImageNet."),
     "status": ("hpctrain.cli.status", "status", "See how a run or its job is."),
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),

@@ -59,6 +59,10 @@ class Shards:
         """The name of a sample, as its archive has it."""
         return str(self._index["key"][index].decode())
 
+    def file(self, index: int) -> Path:
+        """The shard that holds a sample."""
+        return self.folder / self._split.shards[int(self._index["shard"][index])].name
+
     def read(self, index: int) -> bytes:
         """The image of a sample as it is stored: a JPEG file, or what the set has in the place of one.
 

@@ -1,0 +1,138 @@
+"""``hpctrain data``: ImageNet as shards, and a small set in its structure."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpctrain.errors import HpctrainError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make, check and stage ImageNet's shards.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
+
+_NAMED = 10
+
+
+@app.command()
+def fake(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the archives.")],
+    images: Annotated[int, typer.Option(metavar="N", min=10, help="One in ten is for validation.")] = 5000,
+    classes: Annotated[int, typer.Option(metavar="N", min=1)] = 10,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
+    broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
+) -> None:
+    """Write a small set in the structure of ImageNet's original archives, odd and broken images included."""
+    from hpctrain.data.fake import FakeSet, make_fake
+
+    wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
+    make_fake(folder, wanted)
+    typer.echo(
+        f"{folder}: {wanted.train} images for training and {wanted.validation} for validation, {classes} classes"
+    )
+
+
+@app.command()
+def shard(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="The folder of the original archives, or of train/ and val/.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
+    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks of this machine.")] = 1,
+    megabytes: Annotated[
+        float | None, typer.Option("--shard-mb", metavar="MB", min=0.001, help="Of a shard at most, x 2^20 bytes (64).")
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--shard-samples", metavar="N", min=1, help="Of a shard.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the training images.")] = 0,
+    checksums: Annotated[bool, typer.Option(help="Compare the archives with their published MD5 sums before.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make WebDataset shards of ImageNet, or go on with them; remakes shards that are missing or damaged."""
+    from hpctrain.data.archives import require_checksums
+    from hpctrain.data.sharding import Sharding
+    from hpctrain.launch.shard import shard as make
+
+    if megabytes and samples:
+        raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
+    if checksums:
+        require_checksums(source)
+    most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
+    sharding = Sharding(source=source, folder=folder, seed=seed, shard_bytes=most_bytes, shard_samples=samples)
+    manifest = make(sharding, ranks)
+    counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
+    broken = [image.model_dump() for image in manifest.broken]
+    if as_json:
+        typer.echo(json.dumps({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
+        return
+    for name, count in counts.items():
+        typer.echo(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
+    if broken:
+        typer.echo(f"{len(broken)} images cannot be decoded; they are in the shards all the same:")
+    for image in manifest.broken[:_NAMED]:
+        typer.echo(f"  {image.split} {image.key}: {image.message}")
+    if len(broken) > _NAMED:
+        typer.echo(f"  and {len(broken) - _NAMED} more, in {folder / 'manifest.json'}")
+
+
+@app.command()
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
+    from hpctrain.data.sharding import command
+    from hpctrain.data.verify import verify as check
+
+    manifest, faults = check(folder)
+    mend = command(manifest.settings, folder) if faults else ""
+    shards = sum(len(split.shards) for split in manifest.splits.values())
+    if as_json:
+        status = "failed" if faults else "ok"
+        rows = [asdict(fault) for fault in faults]
+        typer.echo(json.dumps({"status": status, "shards": shards, "faults": rows, "mend": mend}))
+        if faults:
+            raise typer.Exit(3)
+        return
+    if faults:
+        listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in faults)
+        raise HpctrainError(
+            f"{folder} is not as it was written:{listed}", f"{mend} makes these files again", exit_code=3
+        )
+    samples = ", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items())
+    typer.echo(f"{folder}: ok, {shards} shards, {samples}")
+
+
+@app.command()
+def stage(
+    folder: Folder,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="A folder on a disk of the node.")],
+    nodes: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Copy one of N shares; the other shards are linked to.")
+    ] = 1,
+    node: Annotated[int | None, typer.Option(metavar="I", help="Which share, from 0 (SLURM_NODEID).")] = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For another process of this node.")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
+    from hpctrain.data.stage import Share
+    from hpctrain.data.stage import stage as copy
+
+    done = copy(folder, to, Share(node=_node(nodes, node), nodes=nodes), wait_seconds=wait)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
+    linked = f", {done.linked} linked to {folder}" if done.linked else ""
+    typer.echo(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were there{linked}")
+
+
+def _node(nodes: int, node: int | None) -> int:
+    if node is not None or nodes == 1:
+        return node or 0
+    known = os.environ.get("SLURM_NODEID", "")
+    if not known.isdigit():
+        raise HpctrainError(f"which of the {nodes} nodes this is, is unknown", "--node I says it, from 0")
+    return int(known)

@@ -1,0 +1,118 @@
+"""Images that look enough like photographs to be decoded, augmented and told apart by class."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
+
+_PHOTOGRAPHS = ("china.jpg", "flower.jpg")
+_TINT = 0.45
+_GRATING = 45.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeImage:
+    """What decides one image: ``entropy`` its own part, ``label`` of ``classes`` its hue and the direction of its
+    stripes, ``size`` the longer side in pixels that most images of the set have.
+    """
+
+    entropy: tuple[int, ...]
+    label: int
+    classes: int
+    size: int
+    kind: Kind
+
+
+def encode(image: FakeImage) -> bytes:
+    """The image as the set would have it in a file that is named JPEG."""
+    rng = np.random.default_rng(image.entropy)
+    pixels = _draw(image, rng)
+    if image.kind == "colour":
+        return _jpeg(pixels, int(rng.integers(75, 96)))
+    if image.kind == "cut short":
+        whole = _jpeg(pixels, 90)
+        return whole[: int(len(whole) * rng.uniform(0.2, 0.8))]
+    if image.kind == "overwritten":
+        return rng.bytes(len(_jpeg(pixels, 90)))
+    return _odd(pixels, image.kind)
+
+
+def _jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    import simplejpeg
+
+    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
+
+
+def _odd(pixels: NDArray[np.uint8], kind: Kind) -> bytes:
+    from PIL import Image
+
+    mode, kept_as = {"grey": ("L", "JPEG"), "cmyk": ("CMYK", "JPEG"), "png": ("RGB", "PNG")}[kind]
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, kept_as)
+    return buffer.getvalue()
+
+
+def _draw(image: FakeImage, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """uint8, shape (height, width, 3)."""
+    width, height = _shape(image.size, rng)
+    base = _crop(rng, width, height) if rng.random() < 0.7 else _generated(rng, width, height)
+    colour = 255 * np.array(colorsys.hsv_to_rgb(image.label / image.classes, 0.8, 0.9), np.float32)
+    stripes = _stripes(np.pi * (image.label + rng.uniform(-0.2, 0.2)) / image.classes, rng, width, height)
+    grain = rng.integers(-12, 13, (height, width, 1), np.int8)
+    pixels = base
+    pixels *= np.float32(1 - _TINT)
+    pixels += colour * np.float32(_TINT)
+    pixels += stripes[..., None]
+    pixels += grain
+    drawn: NDArray[np.uint8] = np.clip(pixels, 0, 255, out=pixels).astype(np.uint8)
+    return drawn
+
+
+def _shape(size: int, rng: np.random.Generator) -> tuple[int, int]:
+    longer = max(8, round(size * rng.choice([1.0, 1.0, 1.0, rng.uniform(0.5, 1.3)])))
+    shorter = max(8, round(longer * rng.choice([0.75, 2 / 3, rng.uniform(0.5, 1.0)])))
+    return (longer, shorter) if rng.random() < 0.75 else (shorter, longer)
+
+
+def _crop(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+    from PIL import Image
+
+    photograph = photographs()[int(rng.integers(len(_PHOTOGRAPHS)))]
+    part = rng.uniform(0.4, 1.0)
+    wide, high = int(photograph.shape[1] * part), int(photograph.shape[0] * part)
+    left = int(rng.integers(photograph.shape[1] - wide + 1))
+    top = int(rng.integers(photograph.shape[0] - high + 1))
+    crop = Image.fromarray(photograph[top : top + high, left : left + wide])
+    pixels = np.array(crop.resize((width, height), Image.Resampling.BILINEAR), np.float32)
+    return pixels[:, ::-1] if rng.random() < 0.5 else pixels
+
+
+def _generated(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+    """Soft clouds of colour."""
+    from PIL import Image
+
+    seeds = rng.integers(0, 256, (6, 8, 3), np.uint8)
+    return np.array(Image.fromarray(seeds).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+
+
+def _stripes(angle: float, rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+    waves = rng.uniform(5, 9) * 2 * np.pi / max(width, height)
+    across = np.arange(width, dtype=np.float32) * np.float32(waves * np.cos(angle))
+    down = np.arange(height, dtype=np.float32) * np.float32(waves * np.sin(angle)) + np.float32(rng.uniform(0, 6))
+    return np.float32(_GRATING) * np.sin(across[None, :] + down[:, None])
+
+
+@cache
+def photographs() -> tuple[NDArray[np.uint8], ...]:
+    """The two that scikit-learn ships, 640 x 427: china.jpg by Yann Forget, flower.jpg by dany13 (both CC BY)."""
+    from sklearn.datasets import load_sample_image
+
+    return tuple(load_sample_image(name) for name in _PHOTOGRAPHS)

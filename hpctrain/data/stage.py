@@ -1,0 +1,149 @@
+"""Copies a folder of shards, or a node's share of it, to a disk of the node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from hpctrain.data.locks import locked
+from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, read_manifest, remake
+from hpctrain.data.shards import index_path
+from hpctrain.data.whole_files import put_in_place, remove_leftovers, temporary, write_whole
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+
+# The manifest of what is being staged, until it is whole.
+_BEGUN = "staging.json"
+_BLOCK_BYTES = 4 << 20
+_ELSEWHERE = "stage to another folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Node ``node`` of ``nodes``, from 0; it copies every ``nodes``-th shard, and reaches the others where they are."""
+
+    node: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise HpctrainError(
+                f"there is no node {self.node} of {self.nodes}",
+                f"--node is 0 to {self.nodes - 1} of --nodes {self.nodes}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """What was done: files and bytes that were copied, those that were there already, and shards that are linked."""
+
+    copied: int
+    bytes: int
+    there: int
+    linked: int
+
+
+def stage(folder: Path, to: Path, share: Share, *, wait_seconds: float) -> Staged:
+    """Copy a node's share; what is there already stays. The result opens as the original does.
+
+    One process of a node copies, and others that are called meanwhile wait and find all there.
+
+    Raises:
+        HpctrainError: ``folder`` is not whole, ``to`` holds something else, there is too little room, or the wait is
+            over.
+    """
+    manifest = read_manifest(folder)
+    if to.resolve() == folder.resolve():
+        raise HpctrainError(f"{folder} cannot be staged to itself", "name a folder on a disk of the node")
+    with locked(to, seconds=wait_seconds):
+        try:
+            return _stage(folder.absolute(), to, manifest, share)
+        except OSError as error:
+            raise disk_error(error, to, _ELSEWHERE) from error
+
+
+def _stage(folder: Path, to: Path, manifest: Manifest, share: Share) -> Staged:
+    content = (folder / MANIFEST).read_bytes()
+    _begin(to, content)
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    own = shards[share.node :: share.nodes]
+    missing = [shard for shard in own if not _is_there(to / shard.name, shard)]
+    _require_room(to, missing)
+    for shard in missing:
+        _copy(folder, to, shard)
+    linked = _link(folder, to, shards, own)
+    for name in manifest.splits:
+        write_whole(index_path(to, name), index_path(folder, name).read_bytes())
+    if not (to / MANIFEST).exists():
+        write_whole(to / MANIFEST, content)
+    (to / _BEGUN).unlink(missing_ok=True)
+    return Staged(
+        copied=len(missing), bytes=sum(shard.bytes for shard in missing), there=len(own) - len(missing), linked=linked
+    )
+
+
+def _begin(to: Path, content: bytes) -> None:
+    """Refuse a folder of something else; leave word of what this one is for."""
+    for name in (MANIFEST, _BEGUN):
+        if (to / name).exists() and (to / name).read_bytes() != content:
+            raise HpctrainError(f"{to} holds another set of shards", f"rm -r {quote(str(to))}, or {_ELSEWHERE}")
+    if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
+        others = sorted(path.name for path in to.iterdir() if not path.name.startswith("."))
+        if others:
+            raise HpctrainError(f"{to} holds other files already: {', '.join(others[:3])}", _ELSEWHERE)
+        write_whole(to / _BEGUN, content)
+    remove_leftovers(to)
+
+
+def _is_there(path: Path, shard: ShardFile) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == shard.bytes
+
+
+def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
+    wanted = sum(shard.bytes for shard in missing)
+    free = shutil.disk_usage(to).free
+    if wanted > free:
+        raise HpctrainError(
+            f"no space left for {to}: {wanted / 1e9:.3g} GB are to be copied, {free / 1e9:.3g} GB are free",
+            "free some space there, or stage a share to each node with --nodes N --node I",
+            exit_code=1,
+        )
+
+
+def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
+    path = to / shard.name
+    fresh = temporary(path)
+    digest = hashlib.sha256()
+    try:
+        with (folder / shard.name).open("rb") as source, fresh.open("xb") as file:
+            while block := source.read(_BLOCK_BYTES):
+                digest.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != shard.sha256:
+            raise HpctrainError(
+                f"{folder / shard.name} is not as it was written: cut short or changed",
+                f"{remake(folder)} makes it again",
+                exit_code=3,
+            )
+        put_in_place(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _link(folder: Path, to: Path, shards: Iterable[ShardFile], own: Iterable[ShardFile]) -> int:
+    """Let the shards of other nodes be reached where they are; how many that are."""
+    copied = {shard.name for shard in own}
+    others = [shard for shard in shards if shard.name not in copied]
+    for shard in others:
+        path = to / shard.name
+        if not path.exists():
+            path.unlink(missing_ok=True)
+            path.symlink_to(folder / shard.name)
+    return len(others)

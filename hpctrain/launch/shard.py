@@ -1,0 +1,51 @@
+"""Starts ``hpctrain data shard``: in this process, or on ranks of this machine."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import hpctrain
+from hpctrain.data.locks import locked
+from hpctrain.data.manifest import Manifest
+from hpctrain.data.sharding import Sharding, make_shards
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.bench import run_program
+from hpctrain.launch.start import prove_launcher
+from hpctrain.plan import Script
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import make_plan
+
+_PROGRAM = Path(hpctrain.__file__).parent / "bench" / "shard_ranks.py"
+
+
+def shard(sharding: Sharding, ranks: int) -> Manifest:
+    """Make the folder, or what of it is missing or damaged.
+
+    Args:
+        ranks: how many make shards; beyond one, a further one hands out the work.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.data.sharding.make_shards`; another process works in the folder, there is
+            no launcher, or a rank failed.
+    """
+    with locked(sharding.folder, seconds=0):
+        if ranks == 1:
+            return make_shards(sharding, map, partial(print, file=sys.stderr))
+        return _on_ranks(sharding, ranks)
+
+
+def _on_ranks(sharding: Sharding, ranks: int) -> Manifest:
+    absolute = sharding.model_copy(update={"source": sharding.source.absolute(), "folder": sharding.folder.absolute()})
+    machine = this_machine()
+    with tempfile.TemporaryDirectory(prefix="hpctrain-shard-") as name:
+        folder = Path(name)
+        out = folder / "made.json"
+        work = Script(path=_PROGRAM, arguments=(str(out), absolute.model_dump_json()))
+        plan = make_plan(work, machine, ranks=ranks + 1, backend="mpi")
+        made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
+    if "error" in made:
+        raise HpctrainError(made["error"]["message"], made["error"]["hint"], exit_code=made["error"]["exit_code"])
+    return Manifest.model_validate(made["manifest"])
