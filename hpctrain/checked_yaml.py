@@ -230,9 +230,10 @@ def _describe(fault: ErrorDetails, model: type[BaseModel], kind: str) -> str:
     match fault["type"]:
         case "extra_forbidden":
             section: type[BaseModel] | None = model
-            for part in parents:
+            # A number is a place in a list, whose items are what the key before it leads to.
+            for part in (part for part in parents if isinstance(part, str)):
                 assert section is not None
-                section = subsection(section, str(part))
+                section = subsection(section, part)
             assert section is not None
             return f"unknown key {key!r}; {nearest(str(last), section.model_fields)}"
         case "missing":

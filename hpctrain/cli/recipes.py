@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from hpctrain.recipes.entries import recipe_names
+from hpctrain.recipes.entries import Listed, all_entries
 from hpctrain.recipes.load import load_recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
     """The published recipes."""
-    recipes = [load_recipe(name) for name in recipe_names()]
+    recipes = [entry for entry in all_entries() if not isinstance(entry, Listed)]
     if as_json:
         rows = [{"name": r.name, "model": r.model.name, "data": r.data.name, "source": r.source} for r in recipes]
         typer.echo(json.dumps(rows, indent=2))

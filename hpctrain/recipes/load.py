@@ -20,14 +20,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         overrides: ``optimizer.learning_rate=0.2`` each; the value is YAML.
 
     Raises:
-        HpctrainError: no such recipe, one whose source does not establish all that it takes, or something in it or in
+        HpctrainError: no such recipe, one that cannot be run, with what is missing, or something in it or in
             an override that the schema refuses; names the file, the line and the key.
     """
     entry = load_entry(name_or_path)
     if isinstance(entry, Listed):
         missing = "".join(f"\n  - {text}" for text in entry.missing)
         raise HpctrainError(
-            f"{entry.name} cannot be run: its source does not establish{missing}",
+            f"{entry.name} cannot be run; what is missing:{missing}",
             f"hpctrain recipes show {name_or_path} prints what is known",
         )
     return override_recipe(entry, overrides) if overrides else entry
