@@ -1,0 +1,89 @@
+"""Makes the images of a folder of shards, one by one: in a rank, or in a worker of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.data.images import BrokenImageError, Pixels, size_at, training_image, validation_image
+from hpctrain.data.shards import Shards
+from hpctrain.recipes.schema import Images
+
+# Position among those asked for, key, and the decoder's message.
+Broken = tuple[int, str, str]
+
+_MESSAGE_CHARACTERS = 200
+
+
+class Job(BaseModel):
+    """What images are made of, and how.
+
+    Attributes:
+        folder: of the shards.
+        training: parts at random, rather than the middle.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    split: str
+    training: bool
+    seed: int
+    images: Images
+
+    def shape(self, epoch: int) -> tuple[int, int, int]:
+        """(height, width, channels) of an image."""
+        size = size_at(self.images, epoch) if self.training else self.images.test_size
+        return size, size, 3
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8, or float32 where the recipe wants images normalised."""
+        return np.dtype(np.uint8 if self.images.as_bytes else np.float32)
+
+
+class Decoder:
+    """Makes images of one split of a folder of shards.
+
+    Args:
+        job: which, and how.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._shards = Shards(job.folder, job.split)
+        mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
+        self._scale, self._shift = 1 / (255 * deviation), mean / deviation
+        self._blank = np.rint(255 * mean).astype(np.uint8)
+
+    def write(self, indices: Iterable[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
+        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns what is broken.
+
+        Raises:
+            HpctrainError: a shard cannot be read.
+        """
+        broken = []
+        for position, index in enumerate(indices):
+            try:
+                pixels = self._image(self._shards.read(index), index, epoch)
+            except BrokenImageError as error:
+                broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
+                pixels = np.broadcast_to(self._blank, images.shape[1:])
+            if images.dtype == np.uint8:
+                images[position] = pixels
+            else:
+                np.multiply(pixels, self._scale, out=images[position])
+                images[position] -= self._shift
+        return broken
+
+    def _image(self, content: bytes, index: int, epoch: int) -> Pixels:
+        job = self._job
+        if not job.training:
+            return validation_image(content, job.images)
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((job.seed, epoch, index))))
+        return training_image(content, size_at(job.images, epoch), job.images, random)

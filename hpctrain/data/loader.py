@@ -1,0 +1,192 @@
+"""ImageNet as a stream of pieces, which worker processes make ready ahead of what is trained on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.data.decoder import Broken, Decoder, Job
+from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.data.sampling import Indices
+from hpctrain.data.shards import open_shards
+from hpctrain.data.worker import Task
+from hpctrain.data.workers import Workers
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.schema import Recipe
+
+# Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
+# end of a stream wait longer.
+_TASK_IMAGES = 16
+# Pieces behind the one that is trained on, and at least as many tasks a worker.
+_PIECES_AHEAD = 3
+_TASKS_AHEAD = 3
+
+
+@dataclass(kw_only=True)
+class _Piece:
+    """What is being made ready.
+
+    Attributes:
+        indices: of the samples.
+        images: shape (N, height, width, 3), as far as they are written.
+        tasks: that are not done.
+        broken: so far.
+    """
+
+    indices: Indices
+    images: NDArray[Any]
+    tasks: int
+    broken: list[Broken]
+
+
+class ImageNet:
+    """One split of a folder of shards as a :class:`hpctrain.data.source.Source`; one stream at a time.
+
+    Nothing is started before the first stream.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        split: ``train``, whose images are cut and changed at random, or ``val``.
+        recipe: how images are made, how many processes make them, and what becomes of broken ones.
+
+    Raises:
+        HpctrainError: the folder, or the split, is not there or not whole.
+    """
+
+    def __init__(self, folder: Path, split: str, recipe: Recipe) -> None:
+        self.broken: set[str] = set()
+        self._shards = open_shards(folder, split)
+        self._job = Job(
+            folder=folder.absolute(), split=split, training=split == "train", seed=recipe.seed, images=recipe.images
+        )
+        self._count = recipe.data.workers
+        self._stops = recipe.data.broken_images == "stop"
+        self._workers: Workers | None = None
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """As of :class:`hpctrain.data.source.Source`.
+
+        Raises:
+            HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
+                does not answer.
+        """
+        ready = self._ahead(list(pieces), epoch) if self._count else self._here(pieces, epoch)
+        with contextlib.closing(ready):
+            for piece in ready:
+                yield self._samples(piece)
+
+    def close(self) -> None:
+        """End the workers. Idempotent; another stream starts them again."""
+        if self._workers:
+            self._workers.end()
+            self._workers = None
+        self._shards.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return self._workers.pids if self._workers else []
+
+    def _here(self, pieces: Iterable[Indices], epoch: int) -> Generator[_Piece]:
+        decoder = Decoder(self._job)
+        for indices in pieces:
+            images: NDArray[Any] = np.empty((len(indices), *self._job.shape(epoch)), self._job.dtype)
+            broken = decoder.write(indices.tolist(), epoch, images)
+            yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
+
+    def _ahead(self, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
+        if not pieces:
+            return
+        if self._workers is None:
+            self._workers = Workers(self._job, self._count)
+        try:
+            yield from _Ring(self._workers, self._job, self._count, pieces, epoch).run()
+        except GeneratorExit:
+            if not self._workers.drop():
+                self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _samples(self, piece: _Piece) -> Samples:
+        labels = self._shards.labels[piece.indices]
+        for position, key, message in piece.broken:
+            if self._stops:
+                raise HpctrainError(
+                    f"{self._shards.file(int(piece.indices[position]))}: {key} cannot be decoded: {message}",
+                    "--set data.broken_images=skip leaves such images out, counts and names them",
+                    exit_code=1,
+                )
+            self.broken.add(key)
+            labels[position] = BROKEN
+        return Samples(images=piece.images, labels=labels)
+
+
+class _Ring:
+    """The pieces of one stream, each in the next of a few places in the workers' memory.
+
+    Args:
+        workers: what makes them.
+        count: of the workers.
+        pieces: at least one.
+    """
+
+    def __init__(self, workers: Workers, job: Job, count: int, pieces: Sequence[Indices], epoch: int) -> None:
+        self._workers, self._job, self._pieces, self._epoch = workers, job, pieces, epoch
+        longest = max(map(len, pieces))
+        self._share = min(_TASK_IMAGES, -(-longest // count))
+        ahead = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * count * self._share // longest))
+        self._places = min(len(pieces), 1 + ahead)
+        self._image_bytes = int(np.prod(job.shape(epoch))) * job.dtype.itemsize
+        self._place_bytes = longest * self._image_bytes
+        self._memory = workers.reserve(self._places * self._place_bytes)
+        self._made: dict[int, _Piece] = {}
+        self._begun = 0
+        # by number: the piece, and where in it the task begins
+        self._tasks: dict[int, tuple[_Piece, int]] = {}
+
+    def run(self) -> Generator[_Piece]:
+        """The pieces in order; the place of one is used again when the next is asked for."""
+        for number in range(len(self._pieces)):
+            for other in range(number + len(self._made), min(number + self._places, len(self._pieces))):
+                self._made[other] = self._begin(other)
+            piece = self._made[number]
+            while piece.tasks:
+                self._note()
+            yield piece
+            del self._made[number]
+
+    def _begin(self, number: int) -> _Piece:
+        indices = self._pieces[number]
+        offset = number % self._places * self._place_bytes
+        shape = len(indices), *self._job.shape(self._epoch)
+        images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
+        starts = range(0, len(indices), self._share)
+        piece = _Piece(indices=indices, images=images, tasks=len(starts), broken=[])
+        for start in starts:
+            task = Task(
+                number=self._begun,
+                epoch=self._epoch,
+                indices=indices[start : start + self._share].tolist(),
+                offset=offset + start * self._image_bytes,
+            )
+            self._begun += 1
+            self._tasks[task.number] = piece, start
+            self._workers.put(task)
+        return piece
+
+    def _note(self) -> None:
+        result = self._workers.take()
+        piece, start = self._tasks.pop(result.number)
+        piece.tasks -= 1
+        piece.broken += [(start + position, key, message) for position, key, message in result.broken]

@@ -1,0 +1,107 @@
+"""A process that makes images ready for a rank: ``python -m hpctrain.data.worker TASKS RESULTS MEMORY JOB``.
+
+The first three are the numbers of inherited files: the sockets that tasks come from and results go to, and the memory
+that images are written to. It ends when its rank is gone, because then nobody is at the other end of the sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from hpctrain.data.decoder import Broken, Decoder, Job
+from hpctrain.errors import HpctrainError
+
+# Of a task or a result; sockets of the kind used keep each in one piece.
+_MESSAGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Images to make, one behind the other.
+
+    Attributes:
+        number: of the task.
+        epoch: from 0.
+        indices: of the samples.
+        offset: where the first image begins in the memory, in bytes.
+    """
+
+    number: int
+    epoch: int
+    indices: list[int]
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A task that is done, or has failed.
+
+    Attributes:
+        number: of the task.
+        broken: images that could not be decoded; positions are those in the task.
+        failure: message and hint of what else went wrong; empty where nothing did.
+    """
+
+    number: int
+    broken: list[Broken]
+    failure: list[str]
+
+
+def send(end: socket.socket, message: Task | Result, flags: int = 0) -> None:
+    """Raises OSError where nobody is at the other end, or with MSG_DONTWAIT where it takes no more now."""
+    end.send(json.dumps(asdict(message)).encode(), flags)
+
+
+def receive_task(end: socket.socket, flags: int = 0) -> Task | None:
+    """The next one, for whichever process asks first; None where nobody is at the other end."""
+    message = end.recv(_MESSAGE_BYTES, flags)
+    return Task(**json.loads(message)) if message else None
+
+
+def receive_result(end: socket.socket) -> Result:
+    """The next one."""
+    return Result(**json.loads(end.recv(_MESSAGE_BYTES)))
+
+
+def main(tasks: str, results: str, memory: str, job: str) -> None:
+    source, sink = socket.socket(fileno=int(tasks)), socket.socket(fileno=int(results))
+    worker = _Worker(Job.model_validate_json(job), int(memory))
+    while task := receive_task(source):
+        try:
+            send(sink, worker.do(task))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+class _Worker:
+    def __init__(self, job: Job, memory: int) -> None:
+        self._job = job
+        self._decoder = Decoder(job)
+        self._file = memory
+        self._memory: mmap.mmap | None = None
+
+    def do(self, task: Task) -> Result:
+        shape = (len(task.indices), *self._job.shape(task.epoch))
+        images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
+        try:
+            broken = self._decoder.write(task.indices, task.epoch, images)
+        except HpctrainError as error:
+            return Result(number=task.number, broken=[], failure=[error.message, error.hint])
+        return Result(number=task.number, broken=broken, failure=[])
+
+    def _mapped(self) -> mmap.mmap:
+        size = os.fstat(self._file).st_size
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self._file, size)
+        return self._memory
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
