@@ -6,7 +6,8 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from hpctrain.recipes.schema import Schedule, Transition
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.schema import Recipe, Schedule, Transition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,46 +44,73 @@ class LearningRate:
 
         A part of a step is one of ``batch_size`` samples.
         """
-        epoch = iteration / self.iterations_per_epoch
         if self.schedule.held == "epoch":
-            epoch = math.floor(epoch)
-        if epoch < self.schedule.climb_epochs:
-            return self._warmup(epoch)
-        return self._decayed(epoch)
+            iteration = math.floor(iteration / self.iterations_per_epoch) * self.iterations_per_epoch
+        if iteration < self._climb:
+            return self._warmup(iteration)
+        return self._decayed(iteration)
 
-    def _warmup(self, epoch: float) -> float:
+    @property
+    def _climb(self) -> float:
+        """Steps of the warm-up."""
+        return self.schedule.climb_epochs * self.iterations_per_epoch
+
+    def _warmup(self, iteration: float) -> float:
         if self.schedule.warmup == "constant":
             return self.begin
         # A rate for a whole epoch is the one that it ends with: it would begin at none at all.
-        climbed = epoch + 1 if self.schedule.held == "epoch" else epoch
-        return self.begin + (self.peak - self.begin) * min(1.0, climbed / self.schedule.climb_epochs)
+        climbed = iteration + (self.iterations_per_epoch if self.schedule.held == "epoch" else 0)
+        return self.begin + (self.peak - self.begin) * min(1.0, climbed / self._climb)
 
-    def _decayed(self, epoch: float) -> float:
+    def _decayed(self, iteration: float) -> float:
         schedule = self.schedule
+        passed = bisect_right(schedule.milestones, iteration / self.iterations_per_epoch)
         match schedule.name:
             case "constant":
                 return self.peak
             case "step":
-                return self.peak * schedule.gamma ** bisect_right(schedule.milestones, epoch)
+                return self.peak * schedule.gamma**passed
             case "piecewise":
-                return self.peak * schedule.factors[bisect_right(schedule.milestones, epoch)]
+                return self.peak * schedule.factors[passed]
             case "cosine":
-                return self._between((1 + math.cos(math.pi * self._done(epoch))) / 2)
+                return self._between((1 + math.cos(math.pi * (1 - self._left(iteration)))) / 2)
             case "polynomial":
-                return self._between((1 - self._done(epoch)) ** schedule.power)
+                return self._between(self._left(iteration) ** schedule.power)
             case "triangular":
-                return self._between(1 - self._done(epoch))
+                return self._between(self._left(iteration))
 
-    def _done(self, epoch: float) -> float:
-        """What part of the decay is behind, 0 to 1."""
-        since = epoch - self.schedule.climb_epochs
-        if self.schedule.decay_steps:
-            return min(1.0, since * self.iterations_per_epoch / self.schedule.decay_steps)
-        span = self.epochs - self.schedule.climb_epochs
-        return since / span if span else 0.0
+    def _left(self, iteration: float) -> float:
+        """What part of the decay is ahead, 1 to 0."""
+        steps = self.schedule.decay_steps or self.epochs * self.iterations_per_epoch - self._climb
+        return max(0.0, (self._climb + steps - iteration) / steps) if steps else 1.0
 
     def _between(self, share: float) -> float:
         return self.schedule.end_rate + (self.peak - self.schedule.end_rate) * share
+
+
+def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
+    """The rate of a recipe's steps over ``samples`` training samples.
+
+    Args:
+        recipe: worked out for a number of ranks.
+
+    Raises:
+        HpctrainError: the batch is so large that an epoch has no step.
+    """
+    iterations = recipe.batch.iterations(samples)
+    if not iterations:
+        raise HpctrainError(
+            f"batch.size={recipe.global_batch} with batch.drop_last leaves no step: there are {samples} training "
+            "samples",
+            f"--set batch.size={samples} or less, or --set batch.drop_last=false",
+        )
+    return LearningRate(
+        schedule=recipe.schedule,
+        learning_rate=recipe.optimizer.learning_rate,
+        batch_size=recipe.global_batch,
+        iterations_per_epoch=iterations,
+        epochs=recipe.epochs,
+    )
 
 
 def sgd_share(epoch: float, transition: Transition) -> float:
