@@ -22,8 +22,8 @@ stall         rank, host, iteration (of the step in progress, or null), waiting_
               written by the lowest rank that waits, once a wait
 fault         rank, host (both null where nobody knows), message; written by the launcher. Where the other ranks go on,
               by them: rank (as the attempt began), host, message, iteration (of the step in progress),
-              recovery_seconds, samples_affected (whose loss is missing in that step's; told with the first of those that died
-              at once), ranks (that are left)
+              recovery_seconds, samples_affected (whose loss is missing in that step's; told with the first of those
+              that died at once), ranks (that are left)
 end           status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
 ============= =======================================================================================
 

@@ -24,6 +24,7 @@ from hpctrain.cli.start_options import (
     LauncherArguments,
     LauncherName,
     Mounts,
+    Smoke,
     SshPort,
     StopSeconds,
     StopSignal,
@@ -83,6 +84,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
+    small: Smoke = False,
     hosts: HostList = None,
     hostfile: HostFile = None,
     fabric: FabricFile = None,
@@ -131,7 +133,7 @@ def run(
     options = given(hosts=hosts, hostfile=hostfile, fabric=fabric, routes=routes, node=node, interface=interface)
     stop = stop_changes(signal=stop_signal, seconds=stop_seconds, idle_restarts=idle_restarts)
     asked = _Asked(
-        work=_work(work, overrides or [], arguments or [], resume=resume),
+        work=_work(work, overrides or [], arguments or [], small=small, resume=resume),
         ranks=ranks,
         backend=backend,
         framework=framework,
@@ -148,10 +150,12 @@ def run(
     raise typer.Exit(code)
 
 
-def _work(work: str | None, overrides: list[str], arguments: list[str], *, resume: bool) -> Recipe | Script | None:
+def _work(
+    work: str | None, overrides: list[str], arguments: list[str], *, small: bool, resume: bool
+) -> Recipe | Script | None:
     if work is not None:
-        return read_work(work, overrides, arguments)
-    if not resume or overrides:
+        return read_work(work, overrides, arguments, small=small)
+    if not resume or overrides or small:
         raise HpctrainError(
             "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
         )

@@ -22,6 +22,9 @@ Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="NAME", help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default."),
 ]
+Smoke = Annotated[
+    bool, typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that.")
+]
 LauncherName = Annotated[
     str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
 ]

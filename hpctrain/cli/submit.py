@@ -22,6 +22,7 @@ from hpctrain.cli.start_options import (
     Image,
     LauncherName,
     Mounts,
+    Smoke,
     start_changes,
 )
 from hpctrain.cli.work import default_directory, read_tasks
@@ -53,6 +54,7 @@ def submit(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
+    small: Smoke = False,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
     backend: Backend = None,
     launcher: LauncherName = None,
@@ -109,7 +111,7 @@ def submit(
     job = prepare(
         found,
         request,
-        read_tasks(work, overrides or [], arguments or [], request.tasks),
+        read_tasks(work, overrides or [], arguments or [], request.tasks, small=small),
         framework=framework,
         backend=backend or "auto",
         hosts=host_options(found.profile, fabric, node, interface),

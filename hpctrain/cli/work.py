@@ -11,15 +11,17 @@ from hpctrain.errors import HpctrainError
 from hpctrain.plan import Script
 from hpctrain.recipes.load import load_recipe, override_recipe
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.smoke import smoke
 
 
-def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> Recipe | Script:
+def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
     """The recipe or script.
 
     Args:
         work: a recipe's name or file, or a script's file.
         overrides: ``key=value`` each, for a recipe.
         arguments: for a script.
+        small: the recipe as :func:`hpctrain.recipes.smoke.smoke` makes it, which overrides then change.
 
     Raises:
         HpctrainError: it cannot be read, or gets what is for the other kind.
@@ -27,7 +29,11 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> 
     if not work.endswith(".py"):
         if arguments:
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
-        return load_recipe(work, overrides)
+        if not small:
+            return load_recipe(work, overrides)
+        return override_recipe(smoke(load_recipe(work)), overrides)
+    if small:
+        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go behind --")
     if overrides:
         raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
     path = Path(work).resolve()
@@ -39,7 +45,7 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str]) -> 
 
 
 def read_tasks(
-    work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int]
+    work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int], *, small: bool = False
 ) -> dict[int | None, Recipe | Script]:
     """What each task of an array does, ``%a`` in overrides and arguments being its number; of any other run under None.
 
@@ -47,9 +53,9 @@ def read_tasks(
         HpctrainError: as of :func:`read_work`, or every task would do the same training.
     """
     if not tasks:
-        return {None: read_work(work, overrides, arguments)}
+        return {None: read_work(work, overrides, arguments, small=small)}
     # The file is read once: a recipe's overrides follow.
-    chosen = read_work(work, overrides if work.endswith(".py") else (), arguments)
+    chosen = read_work(work, overrides if work.endswith(".py") else (), arguments, small=small)
     if isinstance(chosen, Script):
         return {
             task: chosen.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.data.samples import Samples
@@ -35,3 +36,27 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End what works for this source. Idempotent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """The first samples of a source, which belongs to it."""
+
+    source: Source
+    count: int
+
+    @property
+    def broken(self) -> set[str]:
+        """Those of the source."""
+        return self.source.broken
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
+        """The samples of each piece; no index is beyond the length."""
+        return self.source.stream(pieces, epoch)
+
+    def close(self) -> None:
+        """End what works for the source."""
+        self.source.close()

@@ -48,6 +48,7 @@ class Data(Section):
         None, description="of digits: decides what is tested with; by default the recipe's seed, which decides the rest"
     )
     path: str | None = Field(None, description="of imagenet: the folder that hpctrain data shard wrote")
+    limit: Count | None = Field(None, description="of imagenet: only the first so many images of each split")
     workers: Annotated[int, Field(ge=0)] = Field(
         2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
     )
@@ -121,6 +122,11 @@ class Batch(Section):
         size = self.per_rank * (self.emulated_ranks or ranks)
         piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
         return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
+
+    def iterations(self, samples: int) -> int:
+        """Steps of an epoch over so many samples, of a batch that :meth:`at` made."""
+        assert self.size is not None
+        return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def at_once(self, ranks: int) -> int:
         """The most samples that one of so many ranks computes at once, of a batch that :meth:`at` made."""

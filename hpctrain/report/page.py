@@ -15,7 +15,7 @@ from hpctrain.plan import Plan
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.faults import fault_line, stall_line
+from hpctrain.report.faults import broken_images_line, fault_line, stall_line
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
@@ -73,6 +73,7 @@ def render(directory: RunDirectory) -> str:
         survived=[
             *map(fault_line, record.survived),
             *(stall_line(stall) for attempt in record.attempts for stall in attempt.stalls),
+            *(broken_images_line(event) for event in record.events if event["event"] == "broken_images"),
         ],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
@@ -102,6 +103,8 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
     if summary["communication_share"] is not None:
         figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
+    if summary["data_share"] is not None:
+        figures.append(("data", f"{summary['data_share']:.1%}", "of a step, waiting for samples"))
     if summary.get("seconds") is not None:
         figures.append(("time", _duration(summary["seconds"]), f"{summary['epochs']} epochs, {summary['steps']} steps"))
     return figures

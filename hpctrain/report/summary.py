@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.events import Event
 from hpctrain.plan import Plan
-from hpctrain.report.record import Record, communication_share, samples_per_s
+from hpctrain.report.record import Record, communication_share, data_share, samples_per_s
 from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.rundir import RunDirectory
 
@@ -29,6 +29,7 @@ class Summary(BaseModel):
     steps: int | None
     samples_per_s: float | None
     communication_share: float | None
+    data_share: float | None = None
     metrics: dict[str, float | None]
 
 
@@ -41,9 +42,9 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         status: ``done``, ``failed`` or ``resumable``.
 
     Returns:
-        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
-        communication are over all steps but the first of each attempt, which also compiles and allocates. ``metrics``
-        are those of the last epoch, and the median of several where that is the recipe's result. ``survived`` are the
+        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput
+        and shares are over all steps but the first of each attempt, which also compiles and allocates. ``metrics`` are
+        those of the last epoch, and the median of several where that is the recipe's result. ``survived`` are the
         faults that the run got over by itself, each with its attempt, by whose start its rank is numbered.
     """
     return summarise_record(Record.read(directory), plan, status)
@@ -63,6 +64,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "steps": len(record.steps) if record.run else None,
         "samples_per_s": samples_per_s(record.timed_steps),
         "communication_share": communication_share(record.timed_steps),
+        "data_share": data_share(record.timed_steps),
         "seconds": record.end.get("seconds"),
         "survived": [
             {"attempt": attempt} | {key: value for key, value in fault.items() if key not in _OF_EVENTS}

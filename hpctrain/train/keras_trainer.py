@@ -16,6 +16,7 @@ from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.models.keras_batch_norm import average_statistics
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
@@ -39,8 +40,9 @@ class KerasTrainer:
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
         tf.config.set_visible_devices(gpus[own], "GPU")
         keras.utils.set_random_seed(recipe.seed)
+        self._comm = comm
         model = _build(recipe, comm)
-        optimizer = make_optimizer(recipe.optimizer, model)
+        self._rule = optimizer = make_optimizer(recipe.optimizer, model)
         if recipe.precision == "fp16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
         self.model, self._optimizer = distribute(
@@ -65,6 +67,7 @@ class KerasTrainer:
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
         self._label_smoothing = recipe.label_smoothing
+        self._has_transition = recipe.optimizer.transition is not None
         # Of the micro-batches of one step; made with the first that has several.
         self._sums: list[tf.Variable] = []
         self._apply_sums = tf.function(self._traced_application)
@@ -74,10 +77,14 @@ class KerasTrainer:
     def communication_seconds(self) -> float:
         return float(self._reduction.waited)
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
+    def step(
+        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
+    ) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
-        self._optimizer.learning_rate.assign(learning_rate)
+        self._rule.learning_rate.assign(learning_rate)
+        if self._has_transition:
+            self._rule.sgd_share.assign(sgd_share)
         with unwrapped():
             if count == 1:
                 losses = [self._run(self._traced_step, part, tf.constant(scale, tf.float32)) for part in parts]
@@ -96,7 +103,7 @@ class KerasTrainer:
                 variable.assign(value)
 
     def average_statistics(self) -> None:
-        pass
+        average_statistics(self.model, self._comm)
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._run(self._traced_evaluation, samples)

@@ -12,11 +12,10 @@ import numpy as np
 from hpctrain.checkpoints import Progress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, share
+from hpctrain.data.sampling import Indices, Share, cut, epoch_order, global_batches, share
 from hpctrain.data.source import Source
-from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
-from hpctrain.optim.schedule import LearningRate
+from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.recovery import Recovery
@@ -228,7 +227,8 @@ class Loop:
         # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
         scale = own.weight / len(own.indices)
         count = len(self._pieces(batch))
-        own_loss = self._trainer.step(self._waited_for(stream, count), count, scale, self._begun.learning_rate)
+        parts, rate = self._waited_for(stream, count), self._begun.learning_rate
+        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
         return bool(stop > 0)
@@ -276,9 +276,17 @@ class Loop:
     @property
     def _learning_rate(self) -> float:
         """The schedule's where the epoch is, scaled linearly with the batch where that was shrunk."""
-        size = self._recipe.global_batch
-        steps = self._epoch * self._rate.iterations_per_epoch + sum(self._sizes) / size
-        return self._rate(steps) * (self._batch_size / size)
+        return self._rate(self._steps) * (self._batch_size / self._recipe.global_batch)
+
+    @property
+    def _sgd_share(self) -> float:
+        transition = self._recipe.optimizer.transition
+        return sgd_share(self._steps / self._rate.iterations_per_epoch, transition) if transition else 1.0
+
+    @property
+    def _steps(self) -> float:
+        """How far the run is, in steps of the recipe's batch."""
+        return self._epoch * self._rate.iterations_per_epoch + sum(self._sizes) / self._recipe.global_batch
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""
@@ -292,21 +300,3 @@ class Loop:
         loss_sum, correct, broken = self._comm.allreduce(sums, "sum")
         seen = len(self._test) - broken
         return float(loss_sum / seen), float(correct / seen)
-
-
-def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
-    """The rate of a recipe's steps over ``samples`` training samples."""
-    size = recipe.global_batch
-    iterations = batch_count(samples, size, drop_last=recipe.batch.drop_last)
-    if not iterations:
-        raise HpctrainError(
-            f"batch.size={size} with batch.drop_last leaves no step: there are {samples} training samples",
-            f"--set batch.size={samples} or less, or --set batch.drop_last=false",
-        )
-    return LearningRate(
-        schedule=recipe.schedule,
-        learning_rate=recipe.optimizer.learning_rate,
-        batch_size=size,
-        iterations_per_epoch=iterations,
-        epochs=recipe.epochs,
-    )

@@ -7,6 +7,7 @@ import contextlib
 from hpctrain import stopping
 from hpctrain.comm import Communicator, init
 from hpctrain.data import open_sources
+from hpctrain.data.source import First, Source
 from hpctrain.events import EventWriter, read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
@@ -28,7 +29,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     recipe = plan.recipe
     comm = init()
     require_healing(comm, recipe.fault_tolerance)
-    train, test = open_sources(recipe)
+    train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
     with (
         contextlib.closing(train),
         contextlib.closing(test),
@@ -52,6 +53,10 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     if not done:
         stopping.agree()
         raise SystemExit(stopping.RESUMABLE)
+
+
+def _limited(source: Source, limit: int | None) -> Source:
+    return First(source=source, count=limit) if limit else source
 
 
 def _resumed_from(directory: RunDirectory) -> int:

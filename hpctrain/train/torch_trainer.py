@@ -14,6 +14,7 @@ from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.models.torch_batch_norm import average_statistics
 from hpctrain.optim.torch_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
@@ -32,12 +33,13 @@ class TorchTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
+        self._comm = comm
         # A GPU a rank or none at all: NCCL does not let two ranks share one. The MPI engine reduces in host memory.
         gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
-        model: torch.nn.Module = models.build(
-            recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)
-        ).to(self._device)
+        model: torch.nn.Module = models.build(recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)).to(
+            self._device
+        )
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
             for each in (recipe.images.mean, recipe.images.deviation)
@@ -74,12 +76,16 @@ class TorchTrainer:
     def timeline(self) -> Timeline:
         return self._statistics.timeline
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
+    def step(
+        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
+    ) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self.model.train()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+            if "sgd_share" in group:
+                group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, last=number == count) for number, part in enumerate(parts, start=1)]
         # Of reduced gradients: every rank finds the same infinities.
@@ -102,7 +108,7 @@ class TorchTrainer:
             self._undo_forward(state)
 
     def average_statistics(self) -> None:
-        pass
+        average_statistics(self.model, self._comm)
 
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, int]:

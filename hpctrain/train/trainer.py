@@ -58,8 +58,13 @@ class Trainer(Stateful, Protocol):
     @property
     def timeline(self) -> Timeline: ...
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float) -> float:
+    def step(
+        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
+    ) -> float:
         """One update by the mean over the ranks of the gradient of the returned loss.
+
+        A broken sample has no part in loss and gradient; batch normalisation sees what stands in its place. In fp16
+        all ranks alike leave out an update whose gradient is not finite; it counts in ``updates``.
 
         Args:
             parts: this rank's micro-batches, none of them empty, each good until the next is asked for. Only the sum
@@ -67,6 +72,7 @@ class Trainer(Stateful, Protocol):
             count: of the parts.
             scale: what the sum of the samples' losses is multiplied by.
             learning_rate: of this step.
+            sgd_share: of this step, for an optimizer with a transition.
 
         Returns:
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.

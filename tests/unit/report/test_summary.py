@@ -24,6 +24,7 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         # The slow first step (5 s, 4 s of it in communication) is not in either.
         "samples_per_s": pytest.approx(128),
         "communication_share": pytest.approx(0.2),
+        "data_share": pytest.approx(0.1),
         "seconds": 10.5,
         "survived": [],
         "metrics": {

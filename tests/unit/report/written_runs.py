@@ -70,6 +70,7 @@ def run_events(epochs: int = EPOCHS) -> list[Event]:
                 "samples": 64,
                 "seconds": 5.0 if iteration == 1 else 0.5,
                 "communication_seconds": 4.0 if iteration == 1 else 0.1,
+                "data_seconds": 0.05,
             }
         )
         if iteration == 2:

@@ -30,7 +30,7 @@ class Recorder:
         self.trained: list[list[int]] = []
         self.updates = 0
 
-    def step(self, parts, count, scale, learning_rate):
+    def step(self, parts, count, scale, learning_rate, sgd_share=1.0):
         parts = list(parts)
         assert len(parts) == count
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())

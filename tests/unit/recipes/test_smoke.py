@@ -1,0 +1,93 @@
+"""``--smoke`` makes every recipe small and leaves what it goes through."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.cli.work import read_work
+from hpctrain.errors import HpctrainError
+from hpctrain.optim.schedule import LearningRate, sgd_share
+from hpctrain.recipes.entries import all_entries
+from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.smoke import smoke
+
+RECIPES = {recipe.name: recipe for recipe in all_entries() if isinstance(recipe, Recipe)}
+
+
+def schedule(recipe: Recipe, steps: int) -> LearningRate:
+    return LearningRate(
+        schedule=recipe.schedule,
+        learning_rate=recipe.optimizer.learning_rate,
+        batch_size=recipe.global_batch,
+        iterations_per_epoch=steps,
+        epochs=recipe.epochs,
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_stays_a_valid_one(name, ranks):
+    small = smoke(RECIPES[name])
+    small = Recipe.model_validate_json(small.model_dump_json()).at(ranks)
+    assert (small.name, small.epochs, small.global_batch) == (f"{name}-smoke", 3, 16)
+    assert small.optimizer.name == RECIPES[name].optimizer.name
+    if small.data.name == "imagenet":
+        assert (small.images.size, small.images.test_size, small.data.limit) == (64, 64, 256)
+        assert small.images.test_resize >= 64
+    else:
+        assert (small.data, small.images) == (RECIPES[name].data, RECIPES[name].images)
+    rate = schedule(small, 16)
+    rates = [rate(step) for step in range(48)]
+    assert all(0 <= value <= rate.peak * (1 + 1e-12) for value in rates) and max(rates) > 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_rate_goes_through_the_same_curve(name):
+    """In every thirtieth part of the run it is the same part of the peak, behind a warm-up that may begin elsewhere."""
+    recipe, small = RECIPES[name], smoke(RECIPES[name])
+    if recipe.schedule.held == "epoch" or recipe.schedule.decay_steps or recipe.schedule.end_rate:
+        pytest.skip("not the same by nature: the small run has other epochs and steps")
+    size = recipe.batch.size or (recipe.batch.per_rank or 0) * (recipe.batch.emulated_ranks or 1)
+    large = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"size": size, "per_rank": None})})
+    whole, shrunk = schedule(large, 300 * 16), schedule(small.at(1), 300 * 16)
+    begin = recipe.schedule.climb_epochs / recipe.epochs
+    for part in ((number + 0.5) / 30 for number in range(30)):
+        if part > begin:
+            one, other = (rate(part * rate.epochs * rate.iterations_per_epoch) for rate in (whole, shrunk))
+            assert other / shrunk.peak == pytest.approx(one / whole.peak, rel=1e-6)
+
+
+def test_rates_follow_the_batch():
+    goyal = load_recipe("goyal2017")
+    base = goyal.schedule.base_batch
+    small = smoke(goyal).at(2)
+    assert schedule(small, 15).peak == pytest.approx(goyal.optimizer.learning_rate * 16 / base)
+    assert schedule(small, 15)(0) < schedule(small, 15).peak
+
+
+def test_parts_of_a_batch_and_transitions_stay():
+    values = RECIPES["digits"].model_dump(mode="json")
+    transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01}
+    optimizer = {"name": "rmsprop_to_sgd", "learning_rate": 0.1, "momentum": 0.9, "transition": transition}
+    batch = {"per_rank": 32, "emulated_ranks": 256}
+    norm = {"batch_norm": {"span": 64}}
+    changes = {"optimizer": optimizer, "batch": batch, "epochs": 30, "model": {**values["model"], **norm}}
+    small = smoke(Recipe.model_validate_json(json.dumps({**values, **changes})))
+    assert (small.at(2).global_batch, small.at(2).batch.micro_batch) == (16, 4)
+    assert small.model.batch_norm.span == "world"
+    assert sgd_share(0.6, small.optimizer.transition) == pytest.approx(0.5)
+
+
+def test_a_smaller_network_can_be_asked_for_on_top():
+    recipe = read_work("goyal2017", ["model.name=resnet18", "epochs=5"], [], small=True)
+    assert isinstance(recipe, Recipe)
+    assert (recipe.model.name, recipe.epochs, recipe.images.size) == ("resnet18", 5, 64)
+
+
+def test_a_script_has_no_smaller_form(tmp_path):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(HpctrainError, match="--smoke is for recipes"):
+        read_work(str(tmp_path / "train.py"), [], [], small=True)
