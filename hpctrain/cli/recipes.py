@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-from hpctrain.recipes.entries import Listed, all_entries
+from hpctrain.cli.output_files import require_places, save
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.difference import differences
+from hpctrain.recipes.entries import Listed, all_entries, load_entry
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -19,25 +24,45 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """The published recipes."""
-    recipes = [entry for entry in all_entries() if not isinstance(entry, Listed)]
+    """The published recipes with their variants, those that cannot be run included."""
+    from hpctrain.report.recipes import list_row, list_tables
+
+    entries = list(all_entries())
     if as_json:
-        rows = [{"name": r.name, "model": r.model.name, "data": r.data.name, "source": r.source} for r in recipes]
-        typer.echo(json.dumps(rows, indent=2))
+        _print([list_row(entry) for entry in entries])
         return
-    for recipe in recipes:
-        typer.echo(f"{recipe.name}  {recipe.model.name} on {recipe.data.name}, {recipe.epochs} epochs")
+    for table in list_tables(entries):
+        _print(table)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A published recipe, or the path of a recipe file.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A published recipe, or the path of a recipe file.")
+    ] = None,
     overrides: Overrides = None,
+    world: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Also what it does over a run on N ranks, epoch by epoch.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw batch, rate and momentum over the run (PNG).")
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Instead: the values in which two recipes differ.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """A recipe with every value, the defaults included."""
-    values = load_recipe(name, overrides or []).model_dump(mode="json")
-    typer.echo(json.dumps(values, indent=2) if as_json else yaml.safe_dump(values, sort_keys=False).rstrip())
+    if diff is not None:
+        if name or overrides or world or plot:
+            raise HpctrainError("--diff A B shows how two recipes differ, and nothing else", "leave the rest out")
+        _show_differences(*map(load_recipe, diff), as_json=as_json)
+    elif name is None:
+        raise HpctrainError("which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them")
+    elif overrides or world or plot:
+        _show_run(load_recipe(name, overrides or []), world, plot, as_json=as_json)
+    else:
+        _show_values(load_entry(name), as_json=as_json)
 
 
 @app.command()
@@ -48,3 +73,41 @@ def check(
     """Check a recipe against the schema; exits 2 and says what is wrong, and where, if it does not hold."""
     recipe = load_recipe(file)
     typer.echo(json.dumps({"name": recipe.name, "status": "ok"}) if as_json else f"{recipe.name}: ok")
+
+
+def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
+    values = entry.model_dump(mode="json")
+    _print(values) if as_json else typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip())
+
+
+def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
+    from hpctrain.report.course import at_world, course, plot, table
+
+    if file is not None:
+        require_places([file])
+        save({file: plot(at_world(recipe, world))})
+    if not (as_json and world):
+        _show_values(recipe, as_json=as_json)
+    if world:
+        found = course(at_world(recipe, world))
+        _print(found if as_json else table(found))
+
+
+def _show_differences(one: Recipe, other: Recipe, *, as_json: bool) -> None:
+    from hpctrain.report.recipes import difference_table
+
+    found = differences(one, other)
+    if as_json:
+        _print({key: {one.name: first, other.name: second} for key, (first, second) in found.items()})
+    else:
+        _print(difference_table(one, other, found))
+
+
+def _print(what: Any) -> None:
+    """Values as JSON, or a table."""
+    if isinstance(what, dict | list):
+        typer.echo(json.dumps(what, indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(what)

@@ -141,10 +141,14 @@ def read_series(path: Path) -> Series | None:
     """The series of a directory; None where it holds none.
 
     Raises:
-        HpctrainError: its file is damaged.
+        HpctrainError: its file is damaged, or cannot be looked for.
     """
     file = path / "repeats.json"
-    return Series(path=path, seeds=read_model(file, _Seeds).seeds) if file.exists() else None
+    try:
+        there = file.exists()
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    return Series(path=path, seeds=read_model(file, _Seeds).seeds) if there else None
 
 
 def require_count(series: Series, count: int | None) -> None:

@@ -13,6 +13,7 @@ from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
+from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -78,21 +79,13 @@ def require_same_work(plan: Plan, work: Recipe | Script) -> None:
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # Ranks may have changed since.
         work = work.at(max(1, begun.global_batch // work.batch.per_rank))
-    before, now = dict(_flat(begun.model_dump(mode="json"))), dict(_flat(work.model_dump(mode="json")))
+    before, now = dict(flat(begun.model_dump(mode="json"))), dict(flat(work.model_dump(mode="json")))
     for key in [*before, *now]:
         if before.get(key) != now.get(key):
             raise HpctrainError(f"the run has {key}={before.get(key)}, and {key}={now.get(key)} was asked for", _HINT)
 
 
 _HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def resumed_plan(

@@ -1,0 +1,135 @@
+"""What a recipe does over a run, for a number of ranks: its batch, its rate and its momentum."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.optim.schedule import LearningRate, learning_rate
+from hpctrain.recipes.schema import Data, Optimizer, Recipe
+from hpctrain.report.recipes import fixed_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+# ILSVRC 2012 (Russakovsky et al. 2015, arXiv 1409.0575, table 2).
+_IMAGENET = 1_281_167
+# The UCI test set that scikit-learn ships (Alpaydin and Kaynak 1998).
+_DIGITS = 1_797
+# More a picture cannot show.
+_POINTS = 2000
+
+
+def training_samples(data: Data) -> int:
+    """How many there are: of ImageNet the whole set's, whatever ``path`` holds, or the first ``limit``."""
+    if data.name == "imagenet":
+        return min(_IMAGENET, data.limit or _IMAGENET)
+    return _DIGITS - math.ceil(_DIGITS * data.test_fraction)
+
+
+def at_world(recipe: Recipe, world: int | None) -> Recipe:
+    """The recipe for ``world`` ranks.
+
+    Raises:
+        HpctrainError: the batch depends on their number, and it is None.
+    """
+    if world is None and fixed_size(recipe.batch) is None:
+        raise HpctrainError(
+            f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
+            "name it: --world 8",
+        )
+    return recipe.at(world or 1)
+
+
+def course(recipe: Recipe) -> dict[str, Any]:
+    """The run in figures; the lists have a value for the start of each epoch and one for the end of the last.
+
+    Args:
+        recipe: of :func:`at_world`.
+
+    Raises:
+        HpctrainError: an epoch would have no step.
+    """
+    samples = training_samples(recipe.data)
+    rate = learning_rate(recipe, samples)
+    return {
+        "name": recipe.name,
+        "global_batch": recipe.global_batch,
+        "epochs": recipe.epochs,
+        "training_samples": samples,
+        "iterations_per_epoch": rate.iterations_per_epoch,
+        "learning_rate": [rate(epoch * rate.iterations_per_epoch) for epoch in range(recipe.epochs + 1)],
+        "momentum": [momentum(recipe.optimizer)] * (recipe.epochs + 1),
+        "source": recipe.source,
+        "reported": [row.model_dump(mode="json") for row in recipe.reported],
+    }
+
+
+def momentum(optimizer: Optimizer) -> float:
+    """What is kept of the mean of past gradients; of Adam and its like the first of ``betas``."""
+    return optimizer.betas[0] if optimizer.name in ("adam", "adamw", "lamb") else optimizer.momentum
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Of :func:`course`."""
+    from rich import box
+    from rich.table import Table
+
+    title = (
+        f"{found['name']}: batch {found['global_batch']}, {found['epochs']} epochs of {found['iterations_per_epoch']} "
+        f"iterations over {found['training_samples']:,} samples"
+    )
+    rows = Table(title=title, box=box.SIMPLE_HEAD)
+    for column in ("epoch", "learning rate", "momentum"):
+        rows.add_column(column, justify="right")
+    for epoch, (rate, kept) in enumerate(zip(found["learning_rate"], found["momentum"], strict=True)):
+        rows.add_row("end" if epoch == found["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
+    return rows
+
+
+def plot(recipe: Recipe) -> bytes:
+    """Batch, rate and momentum over the run as a PNG file.
+
+    Args:
+        recipe: of :func:`at_world`.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rate = learning_rate(recipe, training_samples(recipe.data))
+    curves: dict[str, Callable[[float], float]] = {
+        "batch": lambda iteration: recipe.global_batch,
+        "learning rate": rate,
+        "momentum": lambda iteration: momentum(recipe.optimizer),
+    }
+    iterations = _iterations(rate)
+    epochs = [iteration / rate.iterations_per_epoch for iteration in iterations]
+    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+        panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2.5, 1))
+        for panel, (label, value) in zip(panels, curves.items(), strict=True):
+            _draw(panel, label, epochs, [value(iteration) for iteration in iterations])
+        panels[0].set_title(f"{recipe.name}: {rate.iterations_per_epoch} iterations an epoch")
+        panels[-1].set_xlabel("epoch")
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def _iterations(rate: LearningRate) -> list[int]:
+    """Evenly spread, and both sides of each epoch's begin, where rates jump."""
+    each, last = rate.iterations_per_epoch, rate.epochs * rate.iterations_per_epoch
+    spread = range(0, last + 1, max(1, last // _POINTS))
+    edges = (edge for begin in range(each, last + 1, each) for edge in (begin - 1, begin))
+    return sorted({0, last, *spread, *edges})
+
+
+def _draw(panel: Axes, label: str, epochs: list[float], values: list[float]) -> None:
+    panel.plot(epochs, values, color="#0072B2", linewidth=1.6)
+    panel.set(ylabel=label, xlim=(0, epochs[-1]), ylim=(0, 1.08 * max(values) or 1))
+    panel.grid(color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)

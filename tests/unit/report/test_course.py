@@ -1,0 +1,100 @@
+"""``recipes show --world`` against the formulas of the papers and of scikit-learn's own division."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from hpctrain.cli.main import main
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.load import load_recipe
+from hpctrain.report.course import at_world, course, momentum, plot, training_samples
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["recipes", "show", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_digits_on_any_world(capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, "digits", "--world", "4")
+    assert (found["global_batch"], found["epochs"], found["iterations_per_epoch"]) == (64, 20, math.ceil(1437 / 64))
+    peak = 0.025 * 64 / 32
+    cosine = [peak * (1 + math.cos(math.pi * (epoch - 2) / 18)) / 2 for epoch in range(2, 21)]
+    assert found["learning_rate"] == pytest.approx([0.025, (0.025 + peak) / 2, *cosine], abs=1e-15)
+    assert found["momentum"] == [0.9] * 21
+    assert found["source"] == load_recipe("digits").source
+    assert [row["value"] for row in found["reported"]] == [0.975]
+
+
+@pytest.mark.parametrize(("world", "peak"), [(8, 0.1), (256, 3.2), (2048, 25.6)])
+def test_goyal(capsys: pytest.CaptureFixture[str], world: int, peak: float) -> None:
+    found = shown(capsys, "goyal2017", "--world", str(world))
+    assert (found["global_batch"], found["epochs"]) == (32 * world, 90)
+    iterations = 1_281_167 / (32 * world)
+    assert found["iterations_per_epoch"] in (math.floor(iterations), math.ceil(iterations))
+    expected = [0.1 + (peak - 0.1) * epoch / 5 for epoch in range(5)]
+    expected += [peak] * 25 + [peak / 10] * 30 + [peak / 100] * 20 + [peak / 1000] * 11
+    assert found["learning_rate"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.25, 0.43, 0.333, 0.5])
+def test_digits_are_counted_as_they_are_divided(fraction: float) -> None:
+    labels = load_digits().target
+    train, _ = train_test_split(np.arange(len(labels)), test_size=fraction, random_state=0, stratify=labels)
+    assert training_samples(load_recipe("digits", [f"data.test_fraction={fraction}"]).data) == len(train)
+
+
+def test_overrides_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, "digits", "--world", "2", "--set", "epochs=3", "--set", "batch.size=128")
+    assert (found["global_batch"], found["iterations_per_epoch"], len(found["learning_rate"])) == (128, 12, 4)
+    with pytest.raises(HpctrainError, match="32 samples a rank") as caught:
+        at_world(load_recipe("goyal2017"), None)
+    assert caught.value.hint == "name it: --world 8"
+    with pytest.raises(HpctrainError, match="leaves no step: there are 1437"):
+        course(at_world(load_recipe("digits", ["batch.size=2000", "batch.drop_last=true"]), 1))
+
+
+def test_momentum_of_adam_is_its_first_beta() -> None:
+    adam = load_recipe("digits", ["optimizer={name: adam, learning_rate: 0.1, betas: [0.8, 0.95]}"]).optimizer
+    assert momentum(adam) == 0.8
+
+
+def test_table_ends_with_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "digits", "--world", "1"]) == 0
+    out = capsys.readouterr().out
+    # The recipe goes first.
+    assert out.startswith("name: digits\n")
+    assert out.splitlines()[-2].split() == ["end", "0", "0.9"]
+
+
+def test_picture() -> None:
+    """Three panels, each with a curve in the one colour; the rate's falls to the panel's foot."""
+    file = plot(at_world(load_recipe("goyal2017"), 256))
+    pixels = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)
+    curve = (np.abs(pixels - (0x00, 0x72, 0xB2)).sum(axis=2) < 30).any(axis=1)
+    starts = np.flatnonzero(np.diff(curve.astype(int)) == 1)
+    assert len(starts) == 3
+    heights = [np.flatnonzero(~curve[start + 1 :])[0] for start in starts]
+    # Batch and momentum are constant.
+    assert heights[0] < 10 > heights[2]
+    assert heights[1] > 300
+
+
+def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "course.png"
+    assert main(["recipes", "show", "digits", "--world", "2", "--plot", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["global_batch"] == 64
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert main(["recipes", "show", "digits", "--plot", str(tmp_path / "no" / "course.png")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(["recipes", "show", "goyal2017", "--plot", str(tmp_path / "goyal.png")]) == 2
+    assert not (tmp_path / "goyal.png").exists()
