@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.comm.base import Communicator, Group
-from hpctrain.errors import HpctrainError
+from hpctrain.recipes.batch_statistics import ranks_together
 from hpctrain.recipes.schema import BatchNorm
 
 
@@ -52,21 +52,6 @@ def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: in
         raise ValueError("a span in images is for a known number of images that a rank computes at once")
     if settings.span <= at_once:
         return Extent(part=settings.span if settings.span < at_once else None)
-    size = _group_size(settings.span, at_once, ranks)
+    size = ranks_together(settings.span, at_once, ranks)
     assert comm is not None
     return Extent(group=comm.group(size))
-
-
-def _group_size(span: int, at_once: int, ranks: int) -> int:
-    size, rest = divmod(span, at_once)
-    if not rest and ranks % size == 0:
-        return size
-    possible = [at_once * count for count in range(1, ranks + 1) if ranks % count == 0]
-    why = f"no multiple of the {at_once} images that a rank computes at once"
-    if not rest:
-        why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
-    raise HpctrainError(
-        f"model.batch_norm.span={span} is {why}",
-        f"with {ranks} ranks and {at_once} images each it is {', '.join(map(str, possible))} or world, or at most "
-        f"{at_once}; batch.size, batch.per_rank and batch.micro_batch say how many images a rank computes at once",
-    )

@@ -9,6 +9,7 @@ from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
+from hpctrain.recipes.batch_statistics import require_span
 from hpctrain.recipes.schema import Framework, Recipe
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
@@ -77,7 +78,8 @@ def unplaced_plan(
 
     Raises:
         HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that does not
-            serve it or does not go on without a rank where the recipe wants that.
+            serve it or does not go on without a rank where the recipe wants that, or batch statistics that the ranks'
+            shares do not come out at.
     """
     require_ranks(ranks)
     # What a container has cannot be seen from outside.
@@ -95,6 +97,8 @@ def unplaced_plan(
         threads_per_rank=1,
     )
     _require_backend(plan)
+    if plan.recipe:
+        require_span(plan.recipe, ranks)
     return plan
 
 

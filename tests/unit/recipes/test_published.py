@@ -26,7 +26,7 @@ def goyal(batch: int) -> tuple[int, int, float, Rate]:
     def rate(step: int) -> float:
         if step < 5 * steps:
             return 0.1 + step * (scaled - 0.1) / (5 * steps)
-        return scaled * 0.1 ** float(sum(step >= milestone * steps for milestone in (30, 60, 80)))
+        return scaled * math.pow(0.1, sum(step >= milestone * steps for milestone in (30, 60, 80)))
 
     return steps, 90, 5, rate
 
