@@ -1,0 +1,137 @@
+"""A small residual network whose batch norm goes over several ranks; the tests compute the same in one process.
+
+``python batch_norm.py FRAMEWORK IN OUT BACKEND …`` reads weights, and images and labels of each rank, from IN and
+writes OUT-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
+
+``python batch_norm.py absent`` leaves a rank out of a sum, ``python batch_norm.py dies`` ends one by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import hpctrain as ht
+from hpctrain.comm.base import RanksLostError
+from hpctrain.errors import HpctrainError
+from hpctrain.models.batch_norm import extent
+from hpctrain.recipes.schema import BatchNorm
+
+# Of ranks 0 to 3. With groups of two, a rank's share is smaller than its neighbour's.
+IMAGES = (3, 1, 2, 3)
+SPANS = (6, "world")
+MOMENTUM = 0.9
+
+
+def torch_step(layers, given, comm) -> dict[str, np.ndarray]:
+    import torch
+
+    from hpctrain.models.torch_batch_norm import BatchNorm, average_statistics
+    from hpctrain.models.torch_resnet import Basic, ResNet
+
+    norm = functools.partial(BatchNorm, extent=layers, momentum=MOMENTUM)
+    model = ResNet(Basic, (1, 1), classes=5, zero_gamma=False, norm=norm).double()
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in given["state"].items()})
+    x = torch.from_numpy(given["images"]).movedim(-1, 1).requires_grad_()
+    logits = model(x)
+    torch.nn.functional.cross_entropy(logits, torch.from_numpy(given["labels"]), reduction="sum").backward()
+    found = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    found |= {name: buffer.numpy().copy() for name, buffer in model.named_buffers() if "running" in name}
+    found |= {"logits": logits.detach().numpy(), "images": x.grad.movedim(1, -1).numpy()}
+    with torch.no_grad():
+        model.bn1.running_mean.fill_(comm.rank)
+        model.layer2[0].bn2.running_var.fill_(comm.rank**2)
+    average_statistics(model, comm)
+    return found | {"averaged": np.stack([model.bn1.running_mean[:8], model.layer2[0].bn2.running_var[:8]])}
+
+
+def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
+    import keras
+    import tensorflow as tf
+
+    from hpctrain.models.convert import load_state, state_of
+    from hpctrain.models.keras_batch_norm import BatchNorm, average_statistics
+    from hpctrain.models.keras_resnet import _basic, _resnet
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    norm = functools.partial(BatchNorm, extent=layers, momentum=MOMENTUM)
+    model = _resnet(_basic, (1, 1), classes=5, zero_gamma=False, norm=norm)
+    load_state(model, given["state"])
+
+    @tf.function
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            logits = model(x, training=True)
+            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        return logits, tape.gradient(loss, [x, *model.trainable_variables])
+
+    logits, gradients = step(tf.constant(given["images"]), tf.constant(given["labels"]))
+    found = {name: value for name, value in state_of(model).items() if "running" in name}
+    first, last = model.get_layer("bn1"), model.get_layer("layer2.0.bn2")
+    first.moving_mean.assign(np.full(64, comm.rank))
+    last.moving_variance.assign(np.full(128, comm.rank**2))
+    average_statistics(model, comm)
+    found["averaged"] = np.stack([first.moving_mean[:8], last.moving_variance[:8]])
+    # The conversion of weights converts their gradients too.
+    for variable, gradient in zip(model.trainable_variables, gradients[1:], strict=True):
+        variable.assign(gradient)
+    found |= {name: value for name, value in state_of(model).items() if "running" not in name}
+    return found | {"logits": logits.numpy(), "images": gradients[0].numpy()}
+
+
+def compare(framework: str, source: str, out: str, *backends: str) -> None:
+    arrays = np.load(source)
+    step = {"torch": torch_step, "keras": keras_step}[framework]
+    for backend in backends:
+        comm = ht.init(backend)
+        given = {"images": arrays[f"images.{comm.rank}"], "labels": arrays[f"labels.{comm.rank}"]}
+        given["state"] = {name[6:]: arrays[name] for name in arrays.files if name.startswith("state.")}
+        for span in SPANS:
+            layers = extent(BatchNorm(span=span), comm, at_once=max(IMAGES))
+            np.savez(f"{out}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
+        ht.shutdown()
+
+
+def absent() -> None:
+    comm = ht.init("mpi")
+    group = comm.group(2)
+    assert group.allreduce(np.array([comm.rank])) == [4 * (comm.rank // 2) + 1]
+    try:
+        if comm.rank != 3:
+            group.allreduce(np.ones(3))
+    except HpctrainError as error:
+        print(f"rank {comm.rank}: {error.message}", flush=True)
+        os._exit(0)
+    # mpirun ends them as soon as one has left: that is the neighbour of the rank that is absent.
+    time.sleep(30)
+
+
+def dies() -> None:
+    comm = ht.init("mpi")
+    pair, world = comm.group(2), comm.group()
+    assert world.allreduce(np.ones(1)) == [4]
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            world.allreduce(np.ones(1))
+    except RanksLostError:
+        comm.recover()
+    print(f"sum over those that are left: {world.allreduce(np.ones(1))[0]:g}", flush=True)
+    try:
+        pair.allreduce(np.ones(1))
+    except HpctrainError as error:
+        print(f"pairs: {error.message}", flush=True)
+    ht.shutdown()
+
+
+if __name__ == "__main__":
+    mode, *arguments = sys.argv[1:]
+    {"absent": absent, "dies": dies}.get(mode, functools.partial(compare, mode))(*arguments)

@@ -1,0 +1,175 @@
+"""Batch norm over parts of a batch against PyTorch's own layer on each part, in both frameworks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpctrain.comm.base import Group
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.errors import HpctrainError
+from hpctrain.models.batch_norm import WHOLE, Extent, extent
+from hpctrain.recipes.schema import Batch, BatchNorm
+
+torch = pytest.importorskip("torch")
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+from hpctrain.models import keras_batch_norm, torch_batch_norm  # noqa: E402
+
+CHANNELS, EPSILON = 5, 1e-3
+
+
+class Ranks(SingleCommunicator):
+    """As many ranks as asked for; their groups only say how many they are."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("")
+        self.size = size
+
+    def _group(self, size: int | None) -> Group:
+        return ("group", size)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("span", "ranks", "at_once", "expected"),
+    [
+        (None, 4, 8, WHOLE),
+        (8, 4, 8, WHOLE),
+        (3, 4, 8, Extent(part=3)),
+        (16, 4, 8, Extent(group=("group", 2))),
+        (32, 4, 8, Extent(group=("group", 4))),
+        ("world", 4, 8, Extent(group=("group", None))),
+        ("world", 1, 8, WHOLE),
+    ],
+)
+def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
+    assert extent(BatchNorm(span=span), Ranks(ranks), at_once=at_once) == expected
+
+
+@pytest.mark.parametrize(
+    ("span", "ranks", "at_once", "message"),
+    [
+        (12, 4, 8, "span=12 is no multiple of the 8 images that a rank computes at once"),
+        (24, 4, 8, "span=24 is what 3 ranks compute at once .*, and 4 ranks do not make groups of 3"),
+        (16, 1, 8, "1 ranks do not make groups of 2"),
+        (64, 4, 8, "4 ranks do not make groups of 8"),
+    ],
+)
+def test_a_span_that_ranks_cannot_make_is_refused(span, ranks, at_once, message):
+    with pytest.raises(HpctrainError, match=message) as raised:
+        extent(BatchNorm(span=span), Ranks(ranks), at_once=at_once)
+    assert "batch.micro_batch" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "at_once"),
+    [
+        (Batch(size=256), 8, 32),
+        (Batch(size=256), 3, 86),
+        (Batch(size=256, micro_batch=32), 4, 32),
+        (Batch(size=172, micro_batch=32), 4, 22),
+        (Batch(size=8, micro_batch=32), 4, 2),
+        (Batch(per_rank=32, emulated_ranks=256).at(2), 2, 32),
+    ],
+)
+def test_images_that_a_rank_computes_at_once(batch, ranks, at_once):
+    assert batch.at_once(ranks) == at_once
+
+
+def given(images: int):
+    """Images (N, H, W, C) that differ in mean from each other and by channel, gradients of the outputs, gamma, beta."""
+    random = np.random.default_rng(images)
+    x = random.normal(random.normal(size=(images, 1, 1, CHANNELS)), size=(images, 4, 3, CHANNELS))
+    return x, random.normal(size=x.shape), random.uniform(0.5, 1.5, CHANNELS), random.normal(size=CHANNELS)
+
+
+def expected(images: int, parts: int, kept: float) -> dict[str, np.ndarray]:
+    """PyTorch's own layer, one for each part; what they keep is averaged."""
+    x, cotangent, gamma, beta = given(images)
+    found: dict[str, list] = {}
+    cuts = np.array_split(np.arange(images), parts)
+    for cut in cuts:
+        layer = torch.nn.BatchNorm2d(CHANNELS, eps=EPSILON, momentum=1 - kept, dtype=torch.float64)
+        layer.load_state_dict({"weight": torch.tensor(gamma), "bias": torch.tensor(beta)}, strict=False)
+        own = torch.from_numpy(np.moveaxis(x[cut], -1, 1)).requires_grad_()
+        y = layer(own)
+        y.backward(torch.from_numpy(np.moveaxis(cotangent[cut], -1, 1)))
+        values = {"y": y, "x": own.grad, "gamma": layer.weight.grad, "beta": layer.bias.grad}
+        for name, value in (values | {"mean": layer.running_mean, "variance": layer.running_var}).items():
+            array = value.detach().numpy()
+            found.setdefault(name, []).append(np.moveaxis(array, 1, -1) if array.ndim == 4 else array)
+    joined = {name: np.concatenate(found[name]) for name in ("y", "x")}
+    joined |= {name: np.sum(found[name], axis=0) for name in ("gamma", "beta")}
+    return joined | {name: np.mean(found[name], axis=0) for name in ("mean", "variance")}
+
+
+def of_torch(layers: Extent, images: int, kept: float, dtype) -> dict[str, np.ndarray]:
+    x, cotangent, gamma, beta = (torch.tensor(array, dtype=dtype) for array in given(images))
+    layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, momentum=kept, epsilon=EPSILON).to(dtype)
+    layer.load_state_dict({"weight": gamma, "bias": beta}, strict=False)
+    x = x.movedim(-1, 1).requires_grad_()
+    y = layer(x)
+    y.backward(cotangent.movedim(-1, 1))
+    assert layer.num_batches_tracked == 1
+    found = {"gamma": layer.weight.grad, "beta": layer.bias.grad}
+    found |= {"mean": layer.running_mean, "variance": layer.running_var}
+    found |= {"y": y.detach().movedim(1, -1), "x": x.grad.movedim(1, -1)}
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def of_keras(layers: Extent, images: int, kept: float, dtype: str) -> dict[str, np.ndarray]:
+    x, cotangent, gamma, beta = (array.astype(dtype) for array in given(images))
+    layer = keras_batch_norm.BatchNorm(extent=layers, momentum=kept, epsilon=EPSILON, dtype=dtype)
+    layer.build(x.shape)
+    layer.gamma.assign(gamma)
+    layer.beta.assign(beta)
+
+    # A graph that does not know how many images there are.
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, CHANNELS), dtype)] * 2)
+    def graph(x, cotangent):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return y, tape.gradient(y, [x, layer.gamma.value, layer.beta.value], cotangent)
+
+    y, gradients = graph(x, cotangent)
+    found = dict(zip(("x", "gamma", "beta"), gradients, strict=True)) | {"y": y}
+    found |= {"mean": layer.moving_mean.value, "variance": layer.moving_variance.value}
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.0])
+@pytest.mark.parametrize(("images", "part", "parts"), [(8, 4, 2), (7, 3, 3), (7, 2, 4), (3, 4, 1), (5, 1, 5)])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_parts_are_those_of_a_loop_over_them(framework, images, part, parts, kept):
+    run, dtype = {"torch": (of_torch, torch.float64), "keras": (of_keras, "float64")}[framework]
+    found = run(Extent(part=part), images, kept, dtype)
+    for name, value in expected(images, parts, kept).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_the_whole_batch_in_float32_keeps_the_unbiased_variance(framework):
+    run, dtype = {"torch": (of_torch, torch.float32), "keras": (of_keras, "float32")}[framework]
+    found = run(WHOLE, 2, 0.9, dtype)
+    for name, value in expected(2, 1, 0.9).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("layers", [WHOLE, Extent(part=2), Extent(group=SingleCommunicator("").group())])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_half_precision_goes_in_and_out_and_statistics_stay_exact(framework, layers):
+    x = given(4)[0]
+    if framework == "torch":
+        layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, momentum=0.0)
+        y = layer(torch.from_numpy(x).bfloat16().movedim(-1, 1))
+        assert y.dtype == torch.bfloat16
+        mean = layer.running_mean.numpy()
+    else:
+        layer = keras_batch_norm.BatchNorm(extent=layers, momentum=0.0, dtype="mixed_bfloat16")
+        y = layer(x, training=True)
+        assert y.dtype == tf.bfloat16
+        mean = layer.moving_mean.numpy()
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, x.mean(axis=(0, 1, 2)), atol=5e-3)
