@@ -88,7 +88,7 @@ def _find(name_or_path: str) -> tuple[Path, str]:
     if "/" in name_or_path or name.endswith((".yaml", ".yml")):
         # A path may hold an @ of its own.
         whole = Path(name_or_path)
-        return (whole, "") if whole.exists() or not variant else (Path(name), variant)
+        return (whole, "") if not variant or whole.exists() else (Path(name), variant)
     names = recipe_names()
     if name not in names:
         raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
