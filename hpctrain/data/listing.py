@@ -119,7 +119,7 @@ class ClassFolder:
         """Sorted by name.
 
         Raises:
-            HpctrainError: it holds what is no image, or cannot be read.
+            HpctrainError: it holds what is no image, or nothing.
         """
         found = []
         for path in sorted(self.folder.iterdir()):
@@ -130,6 +130,8 @@ class ClassFolder:
                     f"{path} is no image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
                 )
             found.append(Member(str(path), 0, path.stat().st_size, self.label, self._key(path)))
+        if not found:
+            raise HpctrainError(f"{self.folder} holds no image", "each class needs some, in train/ and in val/")
         return found
 
     def _key(self, path: Path) -> str:

@@ -139,12 +139,16 @@ def _pillow_fault(content: bytes) -> str | None:
     try:
         with Image.open(io.BytesIO(content)) as image:
             image.convert("RGB")
-    except UnidentifiedImageError:
-        return "no image that Pillow knows"
-    # Pillow's decoders raise these, by the kind of file and of damage.
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, Image.DecompressionBombError) as error:
-        return str(error) or type(error).__name__
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Pillow's plug-ins raise whatever their parsing stumbles over. What it does not know it names by its address.
+        return "no image that Pillow knows" if isinstance(error, UnidentifiedImageError) else _words(error)
     return None
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _contents(members: Sequence[Member]) -> dict[Member, bytes]:

@@ -1,0 +1,115 @@
+"""``hpctrain data shard`` on real ranks: the same bytes on any number of them, also where they were killed half-way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import Launch
+
+from hpctrain.data.fake import FakeSet, make_fake
+from hpctrain.data.shards import open_shards
+from hpctrain.errors import HpctrainError
+
+_SHARD = ("--shard-mb", "0.25", "--seed", "5")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imagenet")
+    make_fake(folder, FakeSet(images=5000, classes=10, seed=0, size=40, broken=4))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes."""
+    folder = tmp_path_factory.mktemp("alone") / "shards"
+    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), *_SHARD]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_any_number_of_ranks_makes_the_same_bytes(
+    ranks: int, source: Path, alone: Path, hpctrain: Launch, tmp_path: Path
+):
+    result = hpctrain("data", "shard", str(source), "shards", "-np", str(ranks), *_SHARD)
+    assert result.returncode == 0, result.stdout
+    assert "4 images cannot be decoded" in result.stdout
+    assert _contents(tmp_path / "shards") == _contents(alone)
+    assert len(open_shards(tmp_path / "shards", "train")) == 4500
+    assert len(open_shards(tmp_path / "shards", "val")) == 500
+    assert len(list(alone.glob("train-*.tar"))) > 20
+
+
+def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Launch, tmp_path: Path):
+    folder = tmp_path / "shards"
+    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
+    process = subprocess.Popen(
+        [*command, *_SHARD], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        _wait_for(lambda: len(list(folder.glob("train-*.tar"))) >= 5, process)
+        ranks = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_rank(child)]
+        assert len(ranks) == 3
+        for rank in ranks:
+            rank.send_signal(signal.SIGKILL)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            # It ends its ranks.
+            process.terminate()
+            process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "SIGKILL" in output or "signal 9" in output
+    done = len(list(folder.glob("train-*.tar")))
+    assert 5 <= done < len(list(alone.glob("train-*.tar")))
+    with pytest.raises(HpctrainError, match="holds no whole set of shards"):
+        open_shards(folder, "train")
+    result = hpctrain("data", "shard", str(source), str(folder), "-np", "2", *_SHARD)
+    assert result.returncode == 0, result.stdout
+    assert _contents(folder) == _contents(alone)
+
+
+def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, tmp_path: Path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for archive in source.iterdir():
+        (broken / archive.name).symlink_to(archive)
+    (broken / "ILSVRC2012_img_val.tar").unlink()
+    content = (source / "ILSVRC2012_img_val.tar").read_bytes()
+    (broken / "ILSVRC2012_img_val.tar").write_bytes(content[: len(content) // 2])
+    result = hpctrain("data", "shard", str(broken), "shards", "-np", "2", *_SHARD)
+    assert result.returncode == 2, result.stdout
+    assert "ILSVRC2012_img_val.tar is cut short or damaged" in result.stdout
+    assert "Traceback" not in result.stdout
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        # The launcher has the ranks' command line behind its own.
+        command = process.cmdline()
+        return "hpctrain.train" in command and Path(command[0]).name.startswith("python")
+    except psutil.Error:
+        return False
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until, "no shards were made"
+        time.sleep(0.005)
