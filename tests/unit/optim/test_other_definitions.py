@@ -1,0 +1,158 @@
+"""The update rules beside other libraries', over 50 steps with a rate that changes (float64).
+
+Keras casts its settings to float32 first: here they are numbers that this leaves as they are.
+
+=================================  =============================================  ===================================
+library                            is ours with                                   and differs from
+=================================  =============================================  ===================================
+PyTorch SGD                        sgd
+Keras SGD                          sgd, rate_in_momentum and decoupled_decay      sgd without them
+pytorch_optimizer LARS             lars, norm and bias undecayed and unadapted    lars of the paper: rate_in_momentum
+optax lars                         lars, rate_in_momentum and norm_of_sum         lars of the paper: sum_of_norms
+optax lamb                         lamb
+Keras Lamb                         lamb without decay                             lamb with decay, which Keras applies
+                                                                                  outside the trust ratio
+pytorch_optimizer Lamb             lamb without decay and epsilon, of weights     lamb otherwise: its decay is outside
+                                   that do not start at 0, where |w| is below     the ratio, the ratio has an epsilon,
+                                   10 and adam_debias is set                      |w| is cut off at 10, and by default
+                                                                                  only the mean is bias-corrected
+=================================  =============================================  ===================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+import jax
+import keras
+import optax
+import pytorch_optimizer
+import torch
+from optimizer_runs import (
+    GRADIENTS,
+    INTERRUPTED,
+    RATES,
+    START,
+    Arrays,
+    distance,
+    keras_model,
+    keras_path,
+    keras_steps,
+    settings,
+    torch_model,
+    torch_path,
+    torch_steps,
+)
+
+SAME, OTHER = 1e-10, 1e-3
+_LARS = {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.5}
+_BETAS = (0.875, 0.96875)
+_EPSILON = 2.0**-20
+_VECTORS = ("norm", "bias")
+PAPER = settings("lars", **_LARS, rate_in_momentum=True)
+
+
+def of_torch(optimizer: Callable[..., torch.optim.Optimizer], **values) -> list[Arrays]:
+    model = torch_model()
+    return torch_steps(model, optimizer(model.parameters(), **values))
+
+
+def of_optax(make: Callable[..., optax.GradientTransformation], **values) -> list[Arrays]:
+    with jax.enable_x64(True):
+        optimizer = optax.inject_hyperparams(make)(learning_rate=RATES[0], **values)
+        weights = [jax.numpy.asarray(each) for each in START]
+        state = optimizer.init(weights)
+        path = []
+        for rate, gradients in zip(RATES, GRADIENTS, strict=True):
+            state.hyperparams["learning_rate"] = jax.numpy.asarray(rate)
+            updates, state = optimizer.update([jax.numpy.asarray(each) for each in gradients], state, weights)
+            weights = optax.apply_updates(weights, updates)
+            path.append([np.asarray(each) for each in weights])
+        return path
+
+
+def of_keras(make: Callable[..., keras.optimizers.Optimizer], **values) -> list[Arrays]:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        return keras_steps(keras_model(), make(RATES[0], **values))
+    finally:
+        keras.config.set_floatx(before)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_of_pytorch(nesterov):
+    values = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
+    theirs = of_torch(torch.optim.SGD, lr=0.1, **values)
+    # With the rate inside and corrected: the rule, where make_optimizer takes PyTorch's own for the plain recipe.
+    same = settings("sgd", **values, rate_in_momentum=True, momentum_correction=True)
+    assert distance(torch_path(same), theirs) < SAME
+    assert distance(keras_path(settings("sgd", **values)), theirs) < SAME
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_of_keras(nesterov):
+    theirs = of_keras(keras.optimizers.SGD, momentum=0.875, nesterov=nesterov, weight_decay=0.125)
+    decayed = {"momentum": 0.875, "nesterov": nesterov, "weight_decay": 0.125}
+    assert distance(torch_path(settings("sgd", **decayed, rate_in_momentum=True, decoupled_decay=True)), theirs) < SAME
+    assert distance(torch_path(settings("sgd", **decayed, rate_in_momentum=True)), theirs) > OTHER
+    assert distance(torch_path(settings("sgd", **decayed, decoupled_decay=True)), theirs) > OTHER
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_of_pytorch_optimizer(nesterov):
+    theirs = of_torch(pytorch_optimizer.LARS, **_LARS, nesterov=nesterov)
+    same = settings("lars", **_LARS, undecayed=_VECTORS, unadapted=_VECTORS, nesterov=nesterov)
+    assert distance(torch_path(same), theirs) < SAME
+    assert distance(torch_path(same.model_copy(update={"rate_in_momentum": True})), theirs) > OTHER
+    assert distance(torch_path(PAPER), theirs) > OTHER
+
+
+def test_a_step_without_a_gradient_is_where_libraries_and_the_papers_formula_part():
+    """eta |w| / (0 + beta |w|) is eta / beta in pytorch_optimizer; here and in MLPerf's reference the ratio is 1."""
+    model = torch_model()
+    theirs = torch_steps(model, pytorch_optimizer.LARS(model.parameters(), **_LARS), INTERRUPTED)
+    ours = torch_path(settings("lars", **_LARS, undecayed=_VECTORS, unadapted=_VECTORS), INTERRUPTED)
+    assert distance(ours[:7], theirs[:7]) < SAME
+    assert distance(ours[7:], theirs[7:]) > OTHER
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_of_optax(nesterov):
+    values = {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.5, "nesterov": nesterov}
+    theirs = of_optax(optax.lars, **values)
+    same = settings("lars", **values, rate_in_momentum=True, trust_denominator="norm_of_sum")
+    assert distance(torch_path(same), theirs) < SAME
+    assert distance(torch_path(same.model_copy(update={"rate_in_momentum": False})), theirs) > OTHER
+    assert distance(torch_path(PAPER), theirs) > OTHER
+
+
+def test_lamb_of_optax():
+    assert distance(torch_path(settings("lamb", weight_decay=0.1)), of_optax(optax.lamb, weight_decay=0.1)) < SAME
+
+
+def test_lamb_of_keras():
+    theirs = {"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _EPSILON}
+    ours = settings("lamb", betas=_BETAS, epsilon=_EPSILON)
+    assert distance(torch_path(ours), of_keras(keras.optimizers.Lamb, **theirs)) < SAME
+    decayed = of_keras(keras.optimizers.Lamb, **theirs, weight_decay=0.125)
+    assert distance(torch_path(ours.model_copy(update={"weight_decay": 0.125})), decayed) > OTHER
+
+
+def test_lamb_of_pytorch_optimizer():
+    """The first parameter's norm passes 10 between steps 20 and 30; the second starts at 0."""
+    ours = torch_path(settings("lamb", epsilon=0.0))
+    same = of_torch(pytorch_optimizer.Lamb, eps=0.0, adam_debias=True)
+    assert distance(ours[:20], same[:20], only=1) < SAME
+    assert distance(ours, same, only=1) > OTHER
+    assert distance(ours[:20], same[:20]) > OTHER
+    assert distance(ours[:20], of_torch(pytorch_optimizer.Lamb, eps=0.0)[:20], only=1) > OTHER
+    decayed = torch_path(settings("lamb", epsilon=0.0, weight_decay=0.1))
+    theirs = of_torch(pytorch_optimizer.Lamb, eps=0.0, adam_debias=True, weight_decay=0.1)
+    assert distance(decayed[:20], theirs[:20], only=1) > OTHER
