@@ -7,7 +7,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe, Schedule, Transition
+from hpctrain.recipes.schedule import Schedule
+from hpctrain.recipes.schema import Recipe, Transition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hpctrain.recipes.schema import Batch, Images, Optimizer, Recipe, Schedule, Transition
+from hpctrain.recipes.schedule import Schedule
+from hpctrain.recipes.schema import Batch, Images, Optimizer, Recipe, Transition
 
 EPOCHS = 3
 # Of each split of imagenet.

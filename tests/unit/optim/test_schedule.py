@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hpctrain.optim.schedule import LearningRate
-from hpctrain.recipes.schema import Schedule
+from hpctrain.optim.schedule import LearningRate, sgd_share
+from hpctrain.recipes.schedule import Schedule
+from hpctrain.recipes.schema import Transition
 
 IMAGENET = 1_281_167
 
@@ -26,23 +28,37 @@ def rate(batch_size: int = 64, per_epoch: int = 10, epochs: int = 20, base: floa
     )
 
 
+ENDS = ("cosine", "polynomial", "triangular")
+
+
 @st.composite
 def rates(draw) -> LearningRate:
-    name = draw(st.sampled_from(["constant", "cosine", "step"]))
+    name = draw(st.sampled_from(["constant", "cosine", "step", "piecewise", "polynomial", "triangular"]))
     epochs = draw(st.integers(2, 50))
+    batch, base = draw(st.integers(1, 65536)), draw(st.floats(1e-4, 10))
     base_batch = draw(st.none() | st.integers(1, 4096))
-    warmup = draw(st.floats(0, epochs)) if base_batch else 0.0
-    milestones = draw(st.lists(st.floats(warmup + 0.01, epochs + 1), min_size=1, max_size=4, unique=True))
-    return rate(
-        batch_size=draw(st.integers(1, 65536)),
-        per_epoch=draw(st.integers(1, 300)),
-        epochs=epochs,
-        base=draw(st.floats(1e-4, 10)),
-        name=name,
-        base_batch=base_batch,
-        warmup_epochs=warmup,
-        milestones=tuple(sorted(milestones)) if name == "step" else (),
-    )
+    schedule = {"name": name, "base_batch": base_batch, "held": draw(st.sampled_from(["iteration", "epoch"]))}
+    begin = draw(st.floats(0, 10))
+    warmup = 0.0
+    if name == "triangular":
+        schedule |= {"peak_epoch": draw(st.floats(0.01, epochs - 0.01)), "warmup_from": begin}
+    elif draw(st.booleans()):
+        warmup = draw(st.floats(0.01, epochs))
+        schedule |= {"warmup_epochs": warmup, "warmup": draw(st.sampled_from(["gradual", "constant"]))}
+        if base_batch is None or draw(st.booleans()):
+            schedule["warmup_from"] = begin
+    if name in ("step", "piecewise"):
+        milestones = draw(st.lists(st.floats(warmup + 0.01, epochs + 1), min_size=1, max_size=4, unique=True))
+        schedule["milestones"] = tuple(sorted(milestones))
+    if name == "piecewise":
+        factor = st.floats(1e-4, 1)
+        factors = draw(st.lists(factor, min_size=len(milestones) + 1, max_size=len(milestones) + 1))
+        schedule["factors"] = tuple(sorted(factors, reverse=True))
+    if name in ENDS:
+        schedule["end_rate"] = draw(st.floats(0, 1)) * base * batch / (base_batch or batch)
+    if name == "polynomial":
+        schedule |= {"power": draw(st.floats(0.5, 4)), "decay_steps": draw(st.none() | st.integers(1, 20000))}
+    return rate(batch, draw(st.integers(1, 300)), epochs, base, **schedule)
 
 
 def test_goyal_2017_at_8192():
@@ -73,36 +89,151 @@ def test_warmup_over_the_whole_run_ends_at_the_scaled_rate():
     assert rate(name="cosine", base_batch=32, warmup_epochs=20)(200) == pytest.approx(0.2)
 
 
-@given(rates())
-def test_warmup_climbs_steadily_from_the_base_rate_to_the_scaled_one(rate):
-    warmup = math.floor(rate.schedule.warmup_epochs * rate.iterations_per_epoch)
-    climb = [rate(iteration) for iteration in range(0, warmup + 1, 1 + warmup // 50)]
-    if rate.schedule.warmup_epochs:
-        assert rate(0) == pytest.approx(rate.learning_rate)
-    assert climb in (sorted(climb), sorted(climb, reverse=True))
-    low, high = sorted([rate.learning_rate, rate.peak])
-    assert all(low * (1 - 1e-12) <= value <= high * (1 + 1e-12) for value in climb)
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"name": "polynomial"}, [0.1, 0.1 * 0.75**2, 0.1 * 0.25, 0.1 * 0.25**2, 0]),
+        ({"name": "polynomial", "power": 1.0, "end_rate": 0.02}, [0.1, 0.08, 0.06, 0.04, 0.02]),
+        ({"name": "polynomial", "decay_steps": 100, "end_rate": 0.001}, [0.1, 0.001 + 0.099 / 4, 0.001, 0.001, 0.001]),
+        (
+            {"name": "cosine", "end_rate": 0.02},
+            [0.1, 0.06 + 0.04 * math.sqrt(0.5), 0.06, 0.06 - 0.04 * math.sqrt(0.5), 0.02],
+        ),
+        ({"name": "triangular", "peak_epoch": 5, "warmup_from": 0}, [0, 0.1, 0.2 / 3, 0.1 / 3, 0]),
+        (
+            {"name": "triangular", "peak_epoch": 10, "warmup_from": 0.05, "end_rate": 0.01},
+            [0.05, 0.075, 0.1, 0.055, 0.01],
+        ),
+        ({"name": "piecewise", "milestones": (5, 15), "factors": (0.5, 2, 0.25)}, [0.05, 0.2, 0.2, 0.025, 0.025]),
+        ({"name": "step", "milestones": (5, 15), "gamma": 0.5}, [0.1, 0.05, 0.05, 0.025, 0.025]),
+        ({"warmup_epochs": 10, "warmup_from": 0}, [0, 0.05, 0.1, 0.1, 0.1]),
+        ({"warmup_epochs": 10, "warmup": "constant", "warmup_from": 0.03}, [0.03, 0.03, 0.1, 0.1, 0.1]),
+        ({"warmup_epochs": 10, "warmup": "constant", "base_batch": 32}, [0.1, 0.1, 0.2, 0.2, 0.2]),
+        ({"warmup_epochs": 8, "warmup_from": 0, "held": "epoch"}, [0.1 / 8, 0.1 * 6 / 8, 0.1, 0.1, 0.1]),
+    ],
+)
+def test_every_quarter_of_a_run_of_20_epochs(schedule, expected):
+    assert [rate(**schedule)(epoch * 10) for epoch in (0, 5, 10, 15, 20)] == pytest.approx(
+        expected, rel=1e-12, abs=1e-15
+    )
 
 
 @given(rates())
-def test_no_jump_where_the_warmup_ends(rate):
-    warmup = rate.schedule.warmup_epochs * rate.iterations_per_epoch
-    before, after = math.ceil(warmup) - 1, math.ceil(warmup)
-    if before < 0 or any(warmup <= m * rate.iterations_per_epoch <= after for m in rate.schedule.milestones):
+def test_a_gradual_warmup_climbs_in_equal_steps_from_where_it_begins_to_the_scaled_rate(rate):
+    warmup = rate.schedule.climb_epochs * rate.iterations_per_epoch
+    iterations = range(0, math.ceil(warmup), 1 + math.ceil(warmup) // 50)
+    if rate.schedule.warmup == "constant":
+        assert {rate(iteration) for iteration in iterations} <= {rate.begin}
+    elif rate.schedule.held == "iteration":
+        line = [rate.begin * (1 - t / warmup) + rate.peak * (t / warmup) for t in iterations]
+        assert [rate(iteration) for iteration in iterations] == pytest.approx(line, rel=1e-9, abs=1e-12)
+
+
+@given(rates())
+def test_no_jump_where_a_gradual_warmup_ends(rate):
+    schedule = rate.schedule
+    if schedule.warmup == "constant" or schedule.held == "epoch" or schedule.name in ("step", "piecewise"):
         return
-    one_climb = abs(rate.peak - rate.learning_rate) / warmup
-    total = rate.epochs * rate.iterations_per_epoch
-    one_decay = rate.peak * math.pi / 2 / (total - warmup) if total > warmup else 0.0
-    assert abs(rate(after) - rate(before)) <= one_climb + one_decay + 1e-9 * rate.peak
+    warmup = schedule.climb_epochs * rate.iterations_per_epoch
+    near = 1e-9 * max(1.0, warmup)
+    if warmup and warmup + near < rate.epochs * rate.iterations_per_epoch:
+        largest = max(rate.begin, rate.peak)
+        steepest = math.pi * max(4, schedule.power) * largest * near
+        assert abs(rate(warmup + near) - rate(warmup - near)) <= steepest / min(1.0, warmup) * 2 + 1e-9 * largest + (
+            largest * (near / (schedule.decay_steps or 1)) ** min(1.0, schedule.power)
+        )
 
 
 @given(rates())
-def test_never_climbs_after_the_warmup_and_stays_positive(rate):
-    first = math.ceil(rate.schedule.warmup_epochs * rate.iterations_per_epoch)
+def test_a_rate_that_is_held_changes_with_the_epoch_only(rate):
+    if rate.schedule.held == "iteration":
+        return
+    steps = rate.iterations_per_epoch
+    for epoch in range(rate.epochs):
+        assert len({rate(epoch * steps + within) for within in (0, steps // 2, steps - 1)}) == 1
+
+
+@given(rates())
+def test_never_climbs_after_the_warmup_and_ends_where_it_is_told(rate):
+    first = math.ceil(rate.schedule.climb_epochs * rate.iterations_per_epoch)
     total = rate.epochs * rate.iterations_per_epoch
     values = [rate(iteration) for iteration in range(first, total, 1 + total // 100)]
-    assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(values))
-    assert all(value > 0 for value in values)
+    if rate.schedule.held == "iteration":
+        assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(values))
+    decays = rate.schedule.name in ENDS and not rate.schedule.decay_steps
+    if decays and rate.schedule.climb_epochs < rate.epochs:
+        assert rate(total) == pytest.approx(rate.schedule.end_rate, rel=1e-9, abs=1e-9 * rate.peak)
+
+
+@given(rates())
+def test_never_above_where_it_begins_and_the_scaled_rate_and_positive_behind_the_first_step(rate):
+    total = rate.epochs * rate.iterations_per_epoch
+    highest = max(rate.peak, rate.begin if rate.schedule.climb_epochs else 0.0)
+    values = [rate(iteration) for iteration in range(0, total, 1 + total // 100)]
+    assert all(0 <= value <= highest * (1 + 1e-12) for value in values)
+    # Where it stays at what it begins with, that may be nothing; and so may what is behind decay_steps.
+    if rate.schedule.warmup == "gradual" and not rate.schedule.decay_steps:
+        assert all(value > 0 for value in values[1:])
+
+
+@given(rates(), st.integers(2, 64))
+def test_linear_scaling_multiplies_the_rate_behind_the_warmup(rate, times):
+    if rate.schedule.base_batch is None or rate.schedule.end_rate:
+        return
+    larger = dataclasses.replace(rate, batch_size=rate.batch_size * times)
+    total = rate.epochs * rate.iterations_per_epoch
+    first = math.ceil(rate.schedule.climb_epochs * rate.iterations_per_epoch) + rate.iterations_per_epoch
+    iterations = range(first, total, 1 + total // 20)
+    assert [larger(t) for t in iterations] == pytest.approx([times * rate(t) for t in iterations], rel=1e-9, abs=1e-15)
+
+
+TRANSITION = Transition(center=10, period=5, rmsprop_rate=1e-3)
+
+
+@given(st.floats(0, 100))
+def test_the_part_of_sgd_grows_without_a_jump_or_a_kink_to_one(epoch):
+    near = 1e-6
+    before, at, after = (sgd_share(epoch + offset, TRANSITION) for offset in (-near, 0, near))
+    assert 0 < before <= at <= after <= 1
+    assert after - before <= 2 * near / TRANSITION.period * (1 + 1e-3)
+    if epoch >= 12.5:
+        assert at == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"name": "step"}, "needs milestones"),
+        ({"name": "cosine", "milestones": (3,)}, "milestones belongs to step and piecewise, not to cosine"),
+        ({"name": "step", "milestones": (3, 2)}, "milestones must rise"),
+        ({"name": "step", "milestones": (2, 2)}, "milestones must rise"),
+        ({"name": "step", "milestones": (0,)}, "greater than 0"),
+        ({"name": "step", "milestones": (3,), "factors": (1, 2)}, "factors belongs to piecewise, not to step"),
+        ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "one factor more than milestones"),
+        ({"name": "piecewise", "milestones": (3,), "factors": (1, -1)}, "greater than 0"),
+        ({"name": "polynomial", "gamma": 0.5}, "gamma belongs to step, not to polynomial"),
+        ({"name": "cosine", "power": 1.0}, "power belongs to polynomial, not to cosine"),
+        ({"name": "cosine", "decay_steps": 3}, "decay_steps belongs to polynomial"),
+        (
+            {"name": "step", "milestones": (3,), "end_rate": 0.1},
+            "end_rate belongs to polynomial and cosine and triangular",
+        ),
+        ({"name": "polynomial", "end_rate": -0.1}, "greater than or equal to 0"),
+        ({"name": "triangular", "peak_epoch": 2}, "needs peak_epoch, and warmup_from"),
+        ({"name": "triangular", "warmup_from": 0}, "needs peak_epoch, and warmup_from"),
+        ({"name": "triangular", "peak_epoch": 2, "warmup_from": 0, "warmup_epochs": 1}, "has no other warm-up"),
+        ({"name": "cosine", "peak_epoch": 2}, "peak_epoch belongs to triangular"),
+        ({"warmup_epochs": -1, "base_batch": 32}, "greater than or equal to 0"),
+        ({"warmup_epochs": 3}, "warmup_epochs needs base_batch"),
+        ({"warmup_from": 0.1}, "warmup and warmup_from need warmup_epochs above 0"),
+        ({"warmup": "constant"}, "warmup and warmup_from need warmup_epochs above 0"),
+        ({"warmup_epochs": 3, "warmup_from": -1}, "greater than or equal to 0"),
+        ({"base_batch": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_schedules_that_cannot_be(schedule, said):
+    with pytest.raises(ValidationError, match=said):
+        Schedule(**schedule)
 
 
 def test_a_milestone_within_the_warmup_is_refused():

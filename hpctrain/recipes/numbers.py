@@ -1,0 +1,12 @@
+"""What numbers of a recipe can be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]

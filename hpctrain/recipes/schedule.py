@@ -1,0 +1,88 @@
+"""The schema of a recipe's learning rate. What it comes to at a step is in hpctrain.optim.schedule."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.checked_yaml import Section
+from hpctrain.recipes.numbers import Count, NotNegative, Positive
+
+_OWN_KEYS = {
+    "milestones": ("step", "piecewise"),
+    "gamma": ("step",),
+    "factors": ("piecewise",),
+    "power": ("polynomial",),
+    "decay_steps": ("polynomial",),
+    "end_rate": ("polynomial", "cosine", "triangular"),
+    "peak_epoch": ("triangular",),
+}
+
+
+class Schedule(Section):
+    """The learning rate over the run."""
+
+    name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = "constant"
+    base_batch: Count | None = Field(
+        None,
+        description="linear scaling: the rate is learning_rate x batch.size / base_batch (Goyal et al. 2017)",
+    )
+    warmup_epochs: NotNegative = Field(0, description="epochs in front of what the schedule says")
+    warmup: Literal["gradual", "constant"] = Field(
+        "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
+    )
+    warmup_from: NotNegative | None = Field(
+        None, description="where it begins, and where triangular begins; by default learning_rate, unscaled"
+    )
+    milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
+    gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")
+    factors: tuple[Positive, ...] = Field(
+        (), description="what piecewise multiplies the scaled rate by before, between and behind the milestones"
+    )
+    power: Positive = Field(2.0, description="of polynomial")
+    decay_steps: Count | None = Field(
+        None,
+        description="steps behind the warm-up after which polynomial is at end_rate (MLPerf's "
+        "opt_learning_rate_decay_steps); by default those that the run has",
+    )
+    end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")
+    peak_epoch: Positive | None = Field(None, description="of triangular, which climbs from warmup_from until then")
+    held: Literal["iteration", "epoch"] = Field(
+        "iteration",
+        description="how long each value is kept; for an epoch: the warm-up's as it ends, any other as it begins",
+    )
+
+    @property
+    def climb_epochs(self) -> float:
+        """Epochs in which the rate climbs from where it begins to the scaled rate."""
+        return self.peak_epoch or self.warmup_epochs
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Schedule:
+        for key, names in _OWN_KEYS.items():
+            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} belongs to {' and '.join(names)}, not to {self.name}")
+        if self.name in ("step", "piecewise") and not self.milestones:
+            raise ValueError(f"schedule {self.name!r} needs milestones")
+        if self.name == "piecewise" and len(self.factors) != len(self.milestones) + 1:
+            raise ValueError("schedule 'piecewise' needs one factor more than milestones")
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError("milestones must rise")
+        return self
+
+    @model_validator(mode="after")
+    def _climb(self) -> Schedule:
+        if self.name == "triangular" and (self.peak_epoch is None or self.warmup_from is None):
+            raise ValueError("schedule 'triangular' needs peak_epoch, and warmup_from, where it begins")
+        if self.name == "triangular" and (self.warmup_epochs or self.warmup == "constant"):
+            raise ValueError("schedule 'triangular' climbs until peak_epoch and has no other warm-up")
+        if not self.climb_epochs and (self.warmup_from is not None or self.warmup == "constant"):
+            raise ValueError("warmup and warmup_from need warmup_epochs above 0, during which they hold")
+        if self.milestones and self.milestones[0] <= self.warmup_epochs:
+            raise ValueError("milestones must come after the warm-up")
+        if self.warmup_epochs and self.base_batch is None and self.warmup_from is None:
+            raise ValueError(
+                "warmup_epochs needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
+            )
+        return self
