@@ -123,7 +123,9 @@ def table(repeats: Repeats) -> Table:
     from rich import box
     from rich.table import Table
 
-    found = Table(title=f"{repeats.recipe}: {repeats.title}", caption=repeats.reported_text, box=box.SIMPLE_HEAD)
+    found = Table(
+        title=f"{repeats.recipe}: {repeats.title}", caption=repeats.reported_text, box=box.SIMPLE_HEAD, min_width=72
+    )
     for column in ("seed", "status", "result"):
         found.add_column(column, justify="right" if column == "result" else "left")
     for row in repeats.rows[:-1]:
