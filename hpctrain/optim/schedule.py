@@ -115,12 +115,11 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
 
 
 def sgd_share(epoch: float, transition: Transition) -> float:
-    """SGD's part in the update of rmsprop_to_sgd, 0 to 1 (Akiba et al. 2017, arXiv 1711.04325, section 3.1).
+    """SGD's part in the update of rmsprop_to_sgd, 0 to 1 (Akiba et al. 2017, arXiv 1711.04325).
 
     Exponential up to one half at ``transition.center``, then linear with the same slope up to 1 at
-    ``transition.period / 2`` epochs behind it, as the text has it. RMSprop's part is what is left, times
-    ``transition.rmsprop_rate``.
+    ``transition.period / 2`` epochs behind it. RMSprop's part is what is left, times ``transition.rmsprop_rate``.
     """
-    # The displayed formula has twice this slope behind the centre, with which the part would pass 1 on the way.
+    # The formula is also found with twice this slope behind the centre, where it would pass 1 before it is set to 1.
     periods = (epoch - transition.center) / transition.period
     return math.exp(2 * periods) / 2 if periods < 0 else min(1.0, 0.5 + periods)

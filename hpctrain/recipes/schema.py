@@ -88,6 +88,9 @@ class Images(Section):
             raise ValueError("crop_area is a smallest and a largest share, at most 1")
         if self.crop_ratio[0] > self.crop_ratio[1]:
             raise ValueError("crop_ratio is a smallest and a largest one")
+        epochs = [epoch for epoch, _ in self.size_ramp]
+        if epochs != sorted(set(epochs)):
+            raise ValueError("the epochs of size_ramp must rise")
         return self
 
 
@@ -317,6 +320,6 @@ class Recipe(Section):
         if self.schedule.base_batch is None and self.schedule.end_rate > self.optimizer.learning_rate:
             raise ValueError(
                 f"schedule.end_rate ({self.schedule.end_rate:g}) is above optimizer.learning_rate "
-                f"({self.optimizer.learning_rate:g}), from which it is come down to; --set schedule.end_rate=0"
+                f"({self.optimizer.learning_rate:g}), which falls to it; --set schedule.end_rate=0"
             )
         return self

@@ -95,6 +95,24 @@ def test_overrides() -> None:
         ("schedule.base_batch=null", "warmup_epochs needs base_batch"),
         ("epochs=1", "is longer than the run (epochs: 1); --set schedule.warmup_epochs=0 does without"),
         ("schedule={name: step, milestones: [5, 20]}", "schedule.milestones (20) are not all within the run"),
+        (
+            "schedule={name: triangular, peak_epoch: 20, warmup_from: 0}",
+            "schedule.peak_epoch (20) is not within the run (epochs: 20); for example --set schedule.peak_epoch=10",
+        ),
+        (
+            "schedule={name: polynomial, end_rate: 0.1}",
+            "schedule.end_rate (0.1) is above optimizer.learning_rate (0.025), which falls to it; --set ",
+        ),
+        ("schedule.milestones=[3]", "schedule: milestones belongs to step and piecewise, not to cosine"),
+        ("schedule.warmup_from=-0.1", "schedule.warmup_from: input should be greater than or equal to 0"),
+        ("images.size_ramp=[[4, 160], [4, 192]]", "images: the epochs of size_ramp must rise"),
+        ("images.crop_area=[0.5, 0.1]", "images: crop_area is a smallest and a largest share, at most 1"),
+        ("images.crop_area=[0.5, 1.1]", "images: crop_area is a smallest and a largest share, at most 1"),
+        ("images.crop_ratio=[2, 1]", "images: crop_ratio is a smallest and a largest one"),
+        ("images.test_size=300", "images: test_size (300) is more than test_resize (256) leaves"),
+        ("schedule.decay_steps=0", "schedule.decay_steps: input should be greater than or equal to 1"),
+        ("model.batch_norm.span=0", "model.batch_norm.span"),
+        ("batch.per_rank=0", "batch.per_rank: input should be greater than or equal to 1"),
     ],
 )
 def test_a_wrong_override(override: str, said: str) -> None:

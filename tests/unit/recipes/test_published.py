@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.data.sampling import batch_count
-from hpctrain.optim.schedule import LearningRate, sgd_share
+from hpctrain.data.images import size_at
+from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.entries import Listed, all_entries, load_entry
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
@@ -112,16 +112,6 @@ def runnable() -> Iterator[Recipe]:
     return (entry for entry in all_entries() if isinstance(entry, Recipe) and entry.data.name == "imagenet")
 
 
-def learning_rate(recipe: Recipe) -> LearningRate:
-    return LearningRate(
-        schedule=recipe.schedule,
-        learning_rate=recipe.optimizer.learning_rate,
-        batch_size=recipe.global_batch,
-        iterations_per_epoch=batch_count(IMAGES, recipe.global_batch, drop_last=recipe.batch.drop_last),
-        epochs=recipe.epochs,
-    )
-
-
 def test_no_recipe_is_left_out() -> None:
     assert {recipe.name for recipe in runnable()} == {name for name, _ in PUBLISHED}
 
@@ -130,7 +120,7 @@ def test_no_recipe_is_left_out() -> None:
 def test_rate_and_momentum_are_those_of_the_source(name: str, ranks: int) -> None:
     steps, epochs, warmup, expected = PUBLISHED[name, ranks]
     recipe = load_recipe(name).at(ranks)
-    rate = learning_rate(recipe)
+    rate = learning_rate(recipe, IMAGES)
     assert (rate.iterations_per_epoch, recipe.epochs) == (steps, epochs)
     boundaries = {epoch * steps + offset for epoch in range(epochs) for offset in (0, 1, steps // 2, steps - 1)}
     for step in sorted(boundaries | set(range(math.ceil(warmup * steps) + 2))):
@@ -139,7 +129,7 @@ def test_rate_and_momentum_are_those_of_the_source(name: str, ranks: int) -> Non
 
 
 def test_goyal_in_the_papers_own_numbers() -> None:
-    rate = learning_rate(load_recipe("goyal2017").at(256))
+    rate = learning_rate(load_recipe("goyal2017").at(256), IMAGES)
     assert [rate(epoch * 156) for epoch in (0, 5, 30, 60, 80)] == pytest.approx([0.1, 3.2, 0.32, 0.032, 0.0032])
 
 
@@ -150,7 +140,7 @@ def test_the_points_of_mlperf_end_where_their_decay_steps_say() -> None:
         steps = recipe.schedule.decay_steps
         assert steps is not None
         peak, end = recipe.optimizer.learning_rate, 1e-4
-        assert learning_rate(recipe)(last) == pytest.approx((peak - end) * (2 / steps) ** 2 + end, rel=1e-12)
+        assert learning_rate(recipe, IMAGES)(last) == pytest.approx((peak - end) * (2 / steps) ** 2 + end, rel=1e-12)
     # Submissions counted images across epochs: 6875 and 1738 steps, of which 781 and 606 are the warm-up.
     assert (6875 - int(5 * IMAGES / 8192) + 1, 1738 - int(31 * IMAGES / 65536) + 1) == (6095, 1133)
 
@@ -162,6 +152,17 @@ def test_the_part_of_sgd_in_akibas_transition() -> None:
     assert {epoch: sgd_share(epoch, transition) for epoch in expected} == pytest.approx(expected, rel=1e-12)
     # The rate of RMSprop alone, in the first 40 epochs.
     assert transition.rmsprop_rate * 0.5 * 12.8 == pytest.approx(3e-4, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("variant", "start", "end"), [(16, 11, 13), (24, 17, 20), (32, 23, 27), (40, 29, 34), (56, 41, 48), (88, 65, 76)]
+)
+def test_ffcvs_images_grow_by_multiples_of_32_in_its_ramp(variant: int, start: int, end: int) -> None:
+    recipe = load_recipe(f"ffcv-rn50@{variant}")
+    for epoch in range(recipe.epochs):
+        # From 160 to 192 in equal parts, so that 192 is the nearer one behind the middle; there, Python and NumPy round
+        # 5.5 to 6.
+        assert size_at(recipe.images, epoch) == (192 if 2 * epoch >= start + end else 160), epoch
 
 
 @pytest.mark.parametrize(
