@@ -20,7 +20,9 @@ _NORMALISATIONS = (
 )
 
 
-_OPERATIONS = Operations(norm=lambda x: ops.norm(ops.reshape(x, (-1,))), sqrt=ops.sqrt, expm1=ops.expm1, where=ops.where)
+_OPERATIONS = Operations(
+    norm=lambda x: ops.norm(ops.reshape(x, (-1,))), sqrt=ops.sqrt, expm1=ops.expm1, where=ops.where
+)
 
 
 def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
