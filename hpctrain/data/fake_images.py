@@ -6,16 +6,20 @@ import colorsys
 import io
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
 
 _PHOTOGRAPHS = ("china.jpg", "flower.jpg")
 _TINT = 0.45
 _GRATING = 45.0
+_MIDDLE = 115
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +66,16 @@ def _odd(pixels: NDArray[np.uint8], kind: Kind) -> bytes:
 
 def _draw(image: FakeImage, rng: np.random.Generator) -> NDArray[np.uint8]:
     """uint8, shape (height, width, 3)."""
+    from PIL import Image, ImageChops
+
     width, height = _shape(image.size, rng)
-    base = _crop(rng, width, height) if rng.random() < 0.7 else _generated(rng, width, height)
-    colour = 255 * np.array(colorsys.hsv_to_rgb(image.label / image.classes, 0.8, 0.9), np.float32)
-    stripes = _stripes(np.pi * (image.label + rng.uniform(-0.2, 0.2)) / image.classes, rng, width, height)
-    grain = rng.integers(-12, 13, (height, width, 1), np.int8)
-    pixels = base
-    pixels *= np.float32(1 - _TINT)
-    pixels += colour * np.float32(_TINT)
-    pixels += stripes[..., None]
-    pixels += grain
-    drawn: NDArray[np.uint8] = np.clip(pixels, 0, 255, out=pixels).astype(np.uint8)
-    return drawn
+    base = _crop(rng, width, height) if rng.random() < 0.7 else _clouds(rng, width, height)
+    red, green, blue = colorsys.hsv_to_rgb(image.label / image.classes, 0.8, 0.9)
+    colour = Image.new("RGB", base.size, (round(255 * red), round(255 * green), round(255 * blue)))
+    angle = np.pi * (image.label + rng.uniform(-0.2, 0.2)) / image.classes
+    over = Image.fromarray(_stripes(angle, rng, width, height) + rng.integers(0, 25, (height, width), np.uint8))
+    tinted = Image.blend(base, colour, _TINT)
+    return np.asarray(ImageChops.add(tinted, Image.merge("RGB", (over, over, over)), offset=-_MIDDLE))
 
 
 def _shape(size: int, rng: np.random.Generator) -> tuple[int, int]:
@@ -82,32 +84,31 @@ def _shape(size: int, rng: np.random.Generator) -> tuple[int, int]:
     return (longer, shorter) if rng.random() < 0.75 else (shorter, longer)
 
 
-def _crop(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+def _crop(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     from PIL import Image
 
-    photograph = photographs()[int(rng.integers(len(_PHOTOGRAPHS)))]
+    photograph = Image.fromarray(photographs()[int(rng.integers(len(_PHOTOGRAPHS)))])
     part = rng.uniform(0.4, 1.0)
-    wide, high = int(photograph.shape[1] * part), int(photograph.shape[0] * part)
-    left = int(rng.integers(photograph.shape[1] - wide + 1))
-    top = int(rng.integers(photograph.shape[0] - high + 1))
-    crop = Image.fromarray(photograph[top : top + high, left : left + wide])
-    pixels = np.array(crop.resize((width, height), Image.Resampling.BILINEAR), np.float32)
-    return pixels[:, ::-1] if rng.random() < 0.5 else pixels
+    wide, high = int(photograph.width * part), int(photograph.height * part)
+    left = int(rng.integers(photograph.width - wide + 1))
+    top = int(rng.integers(photograph.height - high + 1))
+    crop = photograph.resize((width, height), Image.Resampling.BILINEAR, (left, top, left + wide, top + high))
+    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
 
 
-def _generated(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
-    """Soft clouds of colour."""
+def _clouds(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     from PIL import Image
 
-    seeds = rng.integers(0, 256, (6, 8, 3), np.uint8)
-    return np.array(Image.fromarray(seeds).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+    seeds = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+    return seeds.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _stripes(angle: float, rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+def _stripes(angle: float, rng: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:
+    """Brightness around :data:`_MIDDLE`."""
     waves = rng.uniform(5, 9) * 2 * np.pi / max(width, height)
     across = np.arange(width, dtype=np.float32) * np.float32(waves * np.cos(angle))
     down = np.arange(height, dtype=np.float32) * np.float32(waves * np.sin(angle)) + np.float32(rng.uniform(0, 6))
-    return np.float32(_GRATING) * np.sin(across[None, :] + down[:, None])
+    return (_MIDDLE + np.float32(_GRATING) * np.sin(across[None, :] + down[:, None])).astype(np.uint8)
 
 
 @cache

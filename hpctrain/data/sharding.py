@@ -125,7 +125,7 @@ def command(settings: Settings, folder: Path) -> str:
     size = (
         f"--shard-samples {settings.shard_samples}"
         if settings.shard_samples
-        else f"--shard-mb {(settings.shard_bytes or 0) / (1 << 20):g}"
+        else f"--shard-mb {(settings.shard_bytes or 0) / (1 << 20):.17g}"
     )
     return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}"
 

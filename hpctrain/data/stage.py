@@ -11,7 +11,8 @@ from pathlib import Path
 from shlex import quote
 
 from hpctrain.data.locks import locked
-from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, read_manifest, remake
+from hpctrain.data.making_shards import sha256
+from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, Split, read_manifest, remake
 from hpctrain.data.shards import index_path
 from hpctrain.data.whole_files import put_in_place, remove_leftovers, temporary, write_whole
 from hpctrain.errors import HpctrainError
@@ -77,8 +78,8 @@ def _stage(folder: Path, to: Path, manifest: Manifest, share: Share) -> Staged:
     for shard in missing:
         _copy(folder, to, shard)
     linked = _link(folder, to, shards, own)
-    for name in manifest.splits:
-        write_whole(index_path(to, name), index_path(folder, name).read_bytes())
+    for name, split in manifest.splits.items():
+        _copy_index(index_path(folder, name), index_path(to, name), split)
     if not (to / MANIFEST).exists():
         write_whole(to / MANIFEST, content)
     (to / _BEGUN).unlink(missing_ok=True)
@@ -127,14 +128,25 @@ def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
             file.flush()
             os.fsync(file.fileno())
         if digest.hexdigest() != shard.sha256:
-            raise HpctrainError(
-                f"{folder / shard.name} is not as it was written: cut short or changed",
-                f"{remake(folder)} makes it again",
-                exit_code=3,
-            )
+            raise _damaged(folder / shard.name)
         put_in_place(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _copy_index(path: Path, to: Path, split: Split) -> None:
+    if to.exists() and sha256(to)[0] == split.index_sha256:
+        return
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != split.index_sha256:
+        raise _damaged(path)
+    write_whole(to, content)
+
+
+def _damaged(path: Path) -> HpctrainError:
+    return HpctrainError(
+        f"{path} is not as it was written: cut short or changed", f"{remake(path.parent)} makes it again", exit_code=3
+    )
 
 
 def _link(folder: Path, to: Path, shards: Iterable[ShardFile], own: Iterable[ShardFile]) -> int:
