@@ -1,6 +1,6 @@
-"""A dense layer and a batch norm in float64, trained in either framework by gradients that are given.
+"""A convolution and a batch norm in float64, trained in either framework by gradients that are given.
 
-Arrays are PyTorch's: weight (3, 4), bias (3,), gamma (3,), beta (3,).
+Arrays are PyTorch's: weight (3, 1, 2, 2), bias (3,), gamma (3,), beta (3,).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Arrays = list[np.ndarray]
 
 _random = np.random.default_rng(0)
 # Both biases start at zero, where a trust ratio is undefined.
-START = [_random.normal(size=(3, 4)), np.zeros(3), np.ones(3), np.zeros(3)]
+START = [_random.normal(size=(3, 1, 2, 2)), np.zeros(3), np.ones(3), np.zeros(3)]
 GRADIENTS = [[_random.normal(size=each.shape) for each in START] for _ in range(STEPS)]
 # With a step in which nothing has a gradient, as in a residual block that starts as the identity.
 INTERRUPTED = [*GRADIENTS[:7], [np.zeros_like(each) for each in START], *GRADIENTS[8:]]
@@ -32,7 +32,7 @@ def settings(name: str, **values) -> Optimizer:
 
 
 def torch_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).to(dtype)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2), torch.nn.BatchNorm2d(3)).to(dtype)
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), START, strict=True):
             parameter.copy_(torch.tensor(value))
@@ -66,8 +66,8 @@ def torch_path(values: Optimizer, gradients: list[Arrays] = GRADIENTS) -> list[A
 
 
 def keras_model(dtype: str = "float64") -> keras.Model:
-    dense, norm = keras.layers.Dense(3, dtype=dtype), keras.layers.BatchNormalization(dtype=dtype)
-    model = keras.Sequential([keras.Input((4,), dtype=dtype), dense, norm])
+    convolution, norm = keras.layers.Conv2D(3, 2, dtype=dtype), keras.layers.BatchNormalization(dtype=dtype)
+    model = keras.Sequential([keras.Input((5, 5, 1), dtype=dtype), convolution, norm])
     for variable, value in zip(model.trainable_variables, START, strict=True):
         variable.assign(value.T)
     return model
