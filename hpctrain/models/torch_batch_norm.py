@@ -38,10 +38,13 @@ class BatchNorm(nn.BatchNorm2d):
     def _in_parts(self, x: torch.Tensor, count: int) -> torch.Tensor:
         means = x.new_zeros(count, self.num_features, dtype=self.weight.dtype)
         variances = torch.zeros_like(means)
+        whole, rest = divmod(len(x), count)
+        # Not tensor_split, whose gradients are as many tensors of the whole batch's size.
+        sizes = [whole + (number < rest) for number in range(count)]
         # With momentum 1 the kernel leaves the part's own statistics.
         parts = [
             F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
-            for part, mean, variance in zip(x.tensor_split(count), means, variances, strict=True)
+            for part, mean, variance in zip(x.split(sizes), means, variances, strict=True)
         ]
         self._keep(means.mean(dim=0), variances.mean(dim=0))
         return torch.cat(parts)
