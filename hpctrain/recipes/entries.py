@@ -35,8 +35,9 @@ def recipe_names() -> list[str]:
 def all_entries() -> Iterator[Recipe | Listed]:
     """Every published recipe in each of its variants; ``load_entry(entry.name)`` is the same again."""
     for name in recipe_names():
-        for variant in variant_names(name) or ("",):
-            yield load_entry(f"{name}@{variant}" if variant else name)
+        document = _document(_find(name)[0])
+        for variant in _variants(document) or ("",):
+            yield _entry(document, variant)
 
 
 def variant_names(name_or_path: str) -> tuple[str, ...]:
@@ -67,16 +68,20 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
         name = name_or_path.removesuffix(f"@{variant}")
         choices = nearest(variant, variants) if variants else f"{name} has no variants"
         raise HpctrainError(f"unknown variant {variant!r} of {name}", choices)
-    chosen = variant or next(iter(variants), "")
-    changes = variants.get(chosen, {})
+    return _entry(document, variant or next(iter(variants), ""))
+
+
+def _entry(document: Document, variant: str) -> Recipe | Listed:
+    """What the file holds, in a variant of those that it has."""
+    changes = _variants(document).get(variant, {})
     values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
-    if chosen and isinstance(values.get("name"), str):
-        values["name"] = f"{values['name']}@{chosen}"
-    where = _Where(document, chosen, changes)
+    if variant and isinstance(values.get("name"), str):
+        values["name"] = f"{values['name']}@{variant}"
+    where = _Where(document, variant, changes)
     if values.get("missing"):
-        known = {key: value for key, value in values.items() if key not in Recipe.model_fields} | {
-            key: values[key] for key in Listed.model_fields if key in values
-        }
+        # What other variants run with is not of this one; keys that nothing has are still refused.
+        foreign = Recipe.model_fields.keys() - Listed.model_fields.keys()
+        known = {key: value for key, value in values.items() if key not in foreign}
         return validate(known, Listed, where, "recipe", HINT)
     values.pop("missing", None)
     return validate(values, Recipe, where, "recipe", HINT)
