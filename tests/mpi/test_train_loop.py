@@ -38,3 +38,9 @@ def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
         *_, last, _ = read_events(tmp_path / f"out-{case}.jsonl")
         assert last["test_accuracy"] == right / 50
         assert last["test_loss"] == pytest.approx(loss, abs=1e-4)
+    for result in results:
+        first, skipped, last = (result[f"fp16 {number}"] for number in range(3))
+        np.testing.assert_array_equal(skipped, first)
+        assert np.isfinite(last).all() and (last != first).any()
+        np.testing.assert_array_equal(last, results[0]["fp16 2"])
+        assert [result[f"fp16 {number} scale"] for number in range(3)] == [2**16, 2**15, 2**15]

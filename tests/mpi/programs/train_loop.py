@@ -14,6 +14,7 @@ import torch
 
 import hpctrain as ht
 from hpctrain import models
+from hpctrain.comm import Communicator
 from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order
@@ -77,6 +78,21 @@ def reference(case: str) -> tuple[list[np.ndarray], float, int]:
     return [parameter.detach().numpy() for parameter in model.parameters()], loss, right
 
 
+def overflow(comm: Communicator) -> dict[str, np.ndarray]:
+    """Steps in fp16: a good one, one whose gradient is infinite on the last rank alone, and a good one again."""
+    train, _ = data()
+    values = {**BASE, "batch": {"size": 8}, "precision": "fp16"}
+    trainer = TorchTrainer(Recipe.model_validate_json(json.dumps(values)).at(comm.size), comm)
+    results = {}
+    for number, factor in enumerate([1.0, np.inf if comm.rank == comm.size - 1 else 1.0, 1.0]):
+        own = train[np.arange(8) + 8 * comm.rank]
+        trainer.step([own], 1, factor / 8, 0.02)
+        flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
+        results[f"fp16 {number}"] = np.concatenate(flat)
+        results[f"fp16 {number} scale"] = trainer.state()["scaler.scale"]
+    return results
+
+
 def main(output: str) -> None:
     comm = ht.init()
     train, test = data()
@@ -96,6 +112,7 @@ def main(output: str) -> None:
             ).run()
         flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
         results[case] = np.concatenate(flat)
+    results |= overflow(comm)
     np.savez(f"{output}-{comm.rank}.npz", **results)
 
 

@@ -1,0 +1,63 @@
+"""Runs that are interrupted while they train, and what must be the same as without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from hpctrain.events import kept, read_events
+
+BIN = Path(sys.executable).parent
+
+
+def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Callable[[int], None]) -> tuple[int, str]:
+    """Run hpctrain, interrupt it after some steps of this attempt; returns its exit status and what it printed."""
+    events = folder / "run" / "events.jsonl"
+    before = events.read_bytes().count(b'"event": "step"') if events.exists() else 0
+    with subprocess.Popen(
+        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            deadline = time.monotonic() + 100
+            while not events.exists() or events.read_bytes().count(b'"event": "step"') < before + steps:
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
+                time.sleep(0.02)
+            interrupt(process.pid)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.terminate()
+    return process.returncode, output
+
+
+def parameters(run: Path) -> dict[str, np.ndarray]:
+    *_, newest = sorted((run / "checkpoints").iterdir())
+    return load_file(newest / "state.safetensors")
+
+
+def numbers(run: Path) -> list[tuple[object, ...]]:
+    """All that was measured and does not depend on time."""
+    keys = ("iteration", "epoch", "loss", "learning_rate", "train_loss", "test_loss", "test_accuracy")
+    events = kept(read_events(run / "events.jsonl"))
+    return [tuple(event.get(key) for key in keys) for event in events if event["event"] in ("step", "epoch")]
+
+
+def assert_same_bits(run: Path, whole: Path) -> None:
+    one, other = parameters(run), parameters(whole)
+    assert one.keys() == other.keys()
+    assert {name for name in one if one[name].tobytes() != other[name].tobytes()} == set()
+    assert numbers(run) == numbers(whole)
