@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def samples(count: int) -> InMemory:
     return InMemory(samples=Samples(images=np.zeros((count, 1, 1, 1), np.float32), labels=np.arange(count)))
 
 
-def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=lambda trainer: None):
+def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=lambda trainer: None, source=samples):
     trainer = Recorder()
     comm = comm or SingleCommunicator("test")
     path = tmp_path / "events.jsonl"
@@ -78,8 +79,8 @@ def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=l
             recipe,
             comm,
             trainer,
-            samples(train),
-            samples(test),
+            source(train),
+            source(test),
             events,
             checkpoints=checkpoints,
             asked=lambda: asked(trainer),
@@ -104,6 +105,7 @@ def test_a_run_is_recorded(tmp_path):
     assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2]
     assert [step["samples"] for step in steps] == [4, 4, 2, 4, 4, 2]
     assert all(step["communication_seconds"] == 0.25 for step in steps)
+    assert all(0 <= step["data_seconds"] <= step["seconds"] for step in steps)
     for event in (event for event in events if event["event"] == "epoch"):
         # the mean over all samples, although the last batch is smaller
         assert event["train_loss"] == pytest.approx(np.arange(10).mean())
@@ -201,3 +203,37 @@ def test_a_rank_without_a_sample_takes_part_with_weight_0(tmp_path):
     trainer, _ = run(tmp_path, recipe(), comm=Alone(3, 4))
     parts, scale, _ = trainer.steps[2]
     assert (len(parts), len(parts[0]), scale) == (1, 1, 0)
+
+
+class Slow(InMemory):
+    """Each piece takes its time; every epoch comes upon another broken image."""
+
+    def stream(self, pieces, epoch):
+        self.broken.update({"first"} if epoch == 0 else {f"later {number:02}" for number in range(25)})
+        for piece in pieces:
+            time.sleep(0.02)
+            yield self.samples[piece]
+
+
+def test_waiting_for_samples_is_told_and_broken_images_once(tmp_path):
+    settings = recipe(batch={"size": 4, "micro_batch": 2}, epochs=3)
+    _, events = run(tmp_path, settings, source=lambda count: Slow(samples=samples(count).samples))
+    steps = [event for event in events if event["event"] == "step"]
+    assert all(step["seconds"] >= step["data_seconds"] >= 0.02 * -(-step["samples"] // 2) for step in steps)
+    kinds = [event["event"] for event in events]
+    assert [kinds[index - 1] for index, kind in enumerate(kinds) if kind == "broken_images"] == ["epoch", "epoch"]
+    told = [event for event in events if event["event"] == "broken_images"]
+    assert [(event["epoch"], event["count"]) for event in told] == [(1, 1), (2, 25)]
+    assert told[0]["names"] == ["first"]
+    assert told[1]["names"] == [f"later {number:02}" for number in range(20)]
+
+
+def test_every_rank_has_as_many_pieces(tmp_path):
+    """Layers that talk to other ranks do so once a piece."""
+    counts = []
+    for rank in range(2):
+        (tmp_path / f"{rank}").mkdir()
+        batch = {"size": 9, "micro_batch": 4}
+        trainer, _ = run(tmp_path / f"{rank}", recipe(batch=batch), comm=Alone(rank, 2), train=9)
+        counts.append([[len(part) for part in parts] for parts, _, _ in trainer.steps])
+    assert counts == [[[3, 2]] * 2, [[2, 2]] * 2]
