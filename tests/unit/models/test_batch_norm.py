@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -173,3 +175,40 @@ def test_half_precision_goes_in_and_out_and_statistics_stay_exact(framework, lay
         mean = layer.moving_mean.numpy()
     assert mean.dtype == np.float32
     np.testing.assert_allclose(mean, x.mean(axis=(0, 1, 2)), atol=5e-3)
+
+
+def test_sums_of_branches_that_need_nothing_of_each_other_keep_the_order_of_the_program():
+    group = SingleCommunicator("").group()
+    branches = [keras_batch_norm.BatchNorm(extent=Extent(group=group)) for _ in range(3)]
+    for layer in branches:
+        layer.build((None, None, None, CHANNELS))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4, 3, CHANNELS))])
+    def graph(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.add_n([layer(x, training=True) for layer in branches])
+        return tape.gradient(y, x)
+
+    operations = graph.get_concrete_function().graph.get_operations()
+    sums = [operation for operation in operations if operation.type == "PyFunc"]
+    assert len(sums) == 6
+    assert all(first in second.control_inputs for first, second in itertools.pairwise(sums))
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_validation_takes_the_kept_statistics(framework):
+    x, _, gamma, beta = given(4)
+    mean, variance = np.arange(CHANNELS) / 10, np.arange(1, CHANNELS + 1.0)
+    for layers in (WHOLE, Extent(part=2), Extent(group=SingleCommunicator("").group())):
+        if framework == "torch":
+            layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, epsilon=EPSILON).double().eval()
+            state = {"weight": gamma, "bias": beta, "running_mean": mean, "running_var": variance}
+            layer.load_state_dict({name: torch.tensor(value) for name, value in state.items()}, strict=False)
+            y = layer(torch.from_numpy(x).movedim(-1, 1)).movedim(1, -1).detach().numpy()
+        else:
+            layer = keras_batch_norm.BatchNorm(extent=layers, epsilon=EPSILON, dtype="float64")
+            layer.build(x.shape)
+            layer.set_weights([gamma, beta, mean, variance])
+            y = layer(x).numpy()
+        np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance + EPSILON) * gamma + beta, rtol=1e-9, atol=1e-9)
