@@ -43,8 +43,9 @@ def write_shards(folder: Path, splits: Mapping[str, Sequence[Photograph]], shard
     """What ``hpctrain data shard`` would make of them, less the records by which it goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = Settings(source="photographs", listing="", seed=0, shard_bytes=None, shard_samples=shard_samples)
+    labels = max(label for samples in splits.values() for _, _, label in samples) + 1
     manifest = Manifest(
-        classes=("n00000000", "n00000001"),
+        classes=tuple(f"n{label:08}" for label in range(labels)),
         splits={split: _write_split(folder, split, samples, shard_samples) for split, samples in splits.items()},
         broken=(),
         settings=settings,

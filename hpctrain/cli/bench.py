@@ -116,6 +116,40 @@ def step(
     _print(table, left_out=measured["left_out"], load=measured["load"])
 
 
+@app.command()
+def loader(
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Shards; by default photographs that are made for it.")
+    ] = None,
+    workers: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=1, help="Processes of each loader (1 and 2); repeat for more.")
+    ] = None,
+    image_size: Annotated[int, typer.Option(min=32, help="Pixels a side of what they make.")] = 224,
+    rounds: Annotated[int, typer.Option(min=1, help="Passes of each over the photographs.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Images a second of hpctrain's loader, PyTorch's DataLoader and webdataset, both with Pillow, and of simplejpeg
+    decoding whole photographs in as many processes, which is the limit, interleaved.
+    """
+    from hpctrain.launch.bench import measure
+    from hpctrain.planning.machine import usable_cores
+    from hpctrain.report.benchmarks import loader_rows, loader_table
+
+    numbers = list(dict.fromkeys(workers or [1, 2]))
+    if data and not (data / "manifest.json").is_file():
+        raise HpctrainError(f"{data} is no folder of shards", "hpctrain data shard SOURCE DIR makes one")
+    folder = str(data.absolute()) if data else ""
+    measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
+    rows = loader_rows(measured["seconds"])
+    if as_json:
+        settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
+        about = {name: measured[name] for name in ("images", "bytes_each", "load")}
+        typer.echo(json.dumps({**settings, **about, "rows": rows}))
+        return
+    title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
+    _print(loader_table(rows, title), left_out={}, load=measured["load"])
+
+
 def _print(*tables: object, left_out: Mapping[str, str], load: float) -> None:
     from rich.console import Console
 

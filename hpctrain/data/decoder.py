@@ -85,5 +85,6 @@ class Decoder:
         job = self._job
         if not job.training:
             return validation_image(content, job.images)
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((job.seed, epoch, index))))
+        # Streams of different counters never meet.
+        random = np.random.Generator(np.random.Philox(key=epoch << 64 | job.seed, counter=index << 128))
         return training_image(content, size_at(job.images, epoch), job.images, random)

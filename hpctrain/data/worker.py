@@ -65,9 +65,10 @@ def receive_task(end: socket.socket, flags: int = 0) -> Task | None:
     return Task(**json.loads(message)) if message else None
 
 
-def receive_result(end: socket.socket) -> Result:
-    """The next one."""
-    return Result(**json.loads(end.recv(_MESSAGE_BYTES)))
+def receive_result(end: socket.socket) -> Result | None:
+    """The next one; None where all workers are gone."""
+    message = end.recv(_MESSAGE_BYTES)
+    return Result(**json.loads(message)) if message else None
 
 
 def main(tasks: str, results: str, memory: str, job: str) -> None:

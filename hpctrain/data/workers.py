@@ -108,7 +108,13 @@ class Workers:
                 )
             self._require_life()
             self._send()
-        result = self._receive()
+        result = receive_result(self._results)
+        if result is None:
+            # all are ending, if they have not ended
+            self._processes[0].wait(self._timeout)
+            self._require_life()
+            raise AssertionError("workers without a process")
+        self._waiting -= 1
         self._send()
         if result.failure:
             raise HpctrainError(*result.failure, exit_code=1)
@@ -124,7 +130,9 @@ class Workers:
         limit = time.monotonic() + _END_SECONDS
         while self._waiting and time.monotonic() < limit:
             if self._arrived(limit):
-                self._receive()
+                if receive_result(self._results) is None:
+                    return False
+                self._waiting -= 1
         return not self._waiting
 
     def end(self) -> None:
@@ -147,10 +155,6 @@ class Workers:
         """Whether there is a result, at the latest at the limit, and before that after a while."""
         patience = min(_LOOK_SECONDS, max(0, limit - time.monotonic()))
         return bool(select.select([self._results], [], [], patience)[0])
-
-    def _receive(self) -> Result:
-        self._waiting -= 1
-        return receive_result(self._results)
 
     def _send(self) -> None:
         with contextlib.suppress(BlockingIOError):

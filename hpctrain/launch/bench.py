@@ -48,8 +48,12 @@ def oversubscribed(ranks: int) -> bool:
     return ranks > this_machine().cores
 
 
-def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
+def measure(program: str, ranks: int, *arguments: str, backend: str = "mpi") -> dict[str, Any]:
     """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it.
+
+    Args:
+        program: its name.
+        ranks: how many, 1 for the backend ``single``, which needs no MPI.
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core in the minute before.
@@ -64,13 +68,13 @@ def measure(program: str, ranks: int, *arguments: str) -> dict[str, Any]:
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        plan = make_plan(work, machine, ranks=ranks, backend="mpi")
+        plan = make_plan(work, machine, ranks=ranks, backend=backend)
         # Horovod may be missing: then it is left out.
-        launcher = prove_launcher(plan, machine, folder)
+        launcher = prove_launcher(plan, machine, folder) if backend != "single" else None
         return {**run_program(plan, folder, machine, launcher, out), "load": round(load, 2)}
 
 
-def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher, out: Path) -> dict[str, Any]:
+def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher | None, out: Path) -> dict[str, Any]:
     """Run the plan of one of hpctrain.bench's programs in a folder, and read what it wrote to ``out``.
 
     Raises:

@@ -15,6 +15,7 @@ Seconds = Mapping[str, Sequence[float]]
 COPY = "copy"
 OURS = "mpi"
 LIMIT = "no communication"
+LOADER, DECODING = "hpctrain", "decoding alone"
 HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 
 
@@ -40,6 +41,25 @@ def step_rows(seconds: Seconds) -> list[Row]:
             "ratio_to_ddp": ratio(seconds, name, DDP),
         }
         for name, times in seconds.items()
+    ]
+
+
+def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
+    """A row a number of processes and loader of ``bench loader``.
+
+    Args:
+        seconds: of an image, by processes, then by loader.
+    """
+    return [
+        {
+            "workers": int(workers),
+            "variant": name,
+            "samples_per_s": 1 / statistics.median(times),
+            "share_of_limit": ratio(loaders, DECODING, name),
+            "hpctrain_to_it": ratio(loaders, name, LOADER),
+        }
+        for workers, loaders in seconds.items()
+        for name, times in loaders.items()
     ]
 
 
@@ -84,6 +104,17 @@ def step_table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         ratios = (row["ratio_to_limit"], row["ratio_to_horovod"], row["ratio_to_ddp"])
         table.add_row(row["variant"], time_text(row["median_s"]), *map(_ratio, ratios))
+    return table
+
+
+def loader_table(rows: Sequence[Row], title: str) -> Table:
+    """Of :func:`loader_rows`."""
+    from rich.table import Table
+
+    table = Table("processes", "loader", "images/s", "of the limit", "hpctrain to it", title=title)
+    for row in rows:
+        ratios = (row["share_of_limit"], row["hpctrain_to_it"])
+        table.add_row(str(row["workers"]), row["variant"], f"{row['samples_per_s']:.0f}", *map(_ratio, ratios))
     return table
 
 

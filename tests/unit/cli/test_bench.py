@@ -27,6 +27,8 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
         (["step", "--model", "vgg"], "resnet50"),
         (["step", "--batch", "0"], "--batch"),
         (["allreduce", "-np", "1"], "-np"),
+        (["loader", "--data", "nowhere"], "nowhere is no folder of shards"),
+        (["loader", "--workers", "0"], "--workers"),
         (["allreduce", "--plot", "nowhere/plot.png"], "there is no folder nowhere"),
     ],
 )

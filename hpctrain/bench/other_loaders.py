@@ -1,0 +1,127 @@
+"""What the loader is measured against: PyTorch's DataLoader and webdataset, both with Pillow, and decoding alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+# Goes once over all images; gets the epoch's number.
+Epoch = Callable[[int], None]
+Files = Sequence[tuple[Path, int]]
+
+
+_random = np.random.default_rng()
+
+
+def require_all(count: int, batches: Iterable[int]) -> None:
+    """Raises RuntimeError where batches of such lengths are not ``count`` images."""
+    seen = sum(batches)
+    if seen != count:
+        raise RuntimeError(f"{seen} of {count} images came")
+
+
+def random_crop_by_pillow(photograph: Image.Image, size: int) -> torch.Tensor:
+    """Goyal et al.'s augmentation as it is usually written: crop of random area and ratio, resized, flipped.
+
+    Returns:
+        uint8, shape (size, size, 3), like hpctrain's.
+    """
+    width, height = photograph.size
+    for _ in range(10):
+        area = width * height * _random.uniform(0.08, 1)
+        ratio = math.exp(_random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if wide <= width and tall <= height:
+            left, top = (int(_random.integers(room + 1)) for room in (width - wide, height - tall))
+            break
+    else:
+        wide = tall = min(width, height)
+        left, top = (width - wide) // 2, (height - tall) // 2
+    cut = photograph.crop((left, top, left + wide, top + tall))
+    image = cut.resize((size, size), Image.Resampling.BILINEAR)
+    if _random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image))
+
+
+class Folder(Dataset[tuple[torch.Tensor, int]]):
+    """Image files and their labels, read by Pillow."""
+
+    def __init__(self, files: Files, size: int) -> None:
+        self._files, self._size = files, size
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self._files[index]
+        with Image.open(path) as photograph:
+            return random_crop_by_pillow(photograph.convert("RGB"), self._size), label
+
+
+def torch_folder(files: Files, size: int, workers: int, batch: int) -> Epoch:
+    """PyTorch's DataLoader over a folder of files, its processes kept between epochs."""
+    loader = DataLoader(Folder(files, size), batch, num_workers=workers, persistent_workers=True)
+    return lambda _: require_all(len(files), (len(labels) for _, labels in loader))
+
+
+def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, batch: int) -> Epoch:
+    """webdataset's pipeline, each process with its part of the shards."""
+    import webdataset as wds
+
+    def decoded(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+        with Image.open(io.BytesIO(sample["jpg"])) as photograph:
+            return random_crop_by_pillow(photograph.convert("RGB"), size), int(sample["cls"])
+
+    pipeline = wds.DataPipeline(
+        wds.SimpleShardList([str(shard) for shard in shards]),
+        wds.split_by_worker,
+        wds.tarfile_to_samples(),
+        wds.map(decoded),
+        wds.batched(batch),
+    )
+    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=workers, persistent_workers=True)
+    return lambda _: require_all(images, (len(labels) for _, labels in loader))
+
+
+def raw_decode(files: Files, workers: int, stack: ExitStack) -> Epoch:
+    """simplejpeg decoding whole photographs that are in memory, in as many processes, and nothing else."""
+    program = Path(__file__).with_name("raw_decode.py")
+    processes = []
+    for start in range(workers):
+        paths = json.dumps([str(path) for path, _ in files[start::workers]])
+        process = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(stack.enter_context(process))
+        # Forked processes of the others hold its input open too.
+        stack.callback(process.kill)
+        _tell(process, paths)
+
+    def epoch(_: int) -> None:
+        for process in processes:
+            _tell(process, "again")
+        require_all(len(files), [_answer(process) for process in processes])
+
+    return epoch
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _answer(process: subprocess.Popen[str]) -> int:
+    assert process.stdout
+    return int(process.stdout.readline())
