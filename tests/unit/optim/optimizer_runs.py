@@ -5,6 +5,8 @@ Arrays are PyTorch's: weight (3, 1, 2, 2), bias (3,), gamma (3,), beta (3,).
 
 from __future__ import annotations
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,7 +25,7 @@ START = [_random.normal(size=(3, 1, 2, 2)), np.zeros(3), np.ones(3), np.zeros(3)
 GRADIENTS = [[_random.normal(size=each.shape) for each in START] for _ in range(STEPS)]
 # With a step in which nothing has a gradient, as in a residual block that starts as the identity.
 INTERRUPTED = [*GRADIENTS[:7], [np.zeros_like(each) for each in START], *GRADIENTS[8:]]
-RATES = [0.1 * (1 + np.sin(step)) + 0.01 for step in range(STEPS)]
+RATES = [0.1 * (1 + math.sin(step)) + 0.01 for step in range(STEPS)]
 SHARES = [step / (STEPS - 1) for step in range(STEPS)]
 
 
