@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+
+from hpctrain.recipes.load import load_recipe
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 _CELL_TIMEOUT_SECONDS = 240
@@ -60,6 +63,17 @@ def test_topology(folder: Path) -> None:
     (picture,) = pictures
     assert all(picture.count(f">{name}</text>") == 2 for name in ("node0031", "leaf001", "spine004"))
     assert all(picture.count(f">{title}</text>") == 1 for title in ("as given", "placed"))
+
+
+@pytest.mark.slow
+def test_large_minibatch(folder: Path) -> None:
+    shutil.copy(_NOTEBOOKS / "large_minibatch.json", folder)
+    printed = _printed(_run("03_large_minibatch.ipynb", folder))
+    after = {kind: float(error) for kind, error in re.findall(r"(gradual|no) warm-up: test error ([\d.]+) %", printed)}
+    assert after["gradual"] < 30 < after["no"]
+    rows = {int(batch): float(gradual) for batch, gradual in re.findall(r"^ *(\d+) +([\d.]+) ±", printed, re.M)}
+    reported = {row.batch: 100 * (1 - row.value) for row in load_recipe("digits-large-minibatch").reported}
+    assert rows == pytest.approx(reported, abs=0.011)
 
 
 @pytest.mark.parametrize("path", sorted(_NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
