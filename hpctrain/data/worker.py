@@ -20,6 +20,7 @@ from hpctrain.errors import HpctrainError
 
 # Of a task or a result; sockets of the kind used keep each in one piece.
 _MESSAGE_BYTES = 1 << 16
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,18 @@ def receive_result(end: socket.socket) -> Result | None:
 
 def main(tasks: str, results: str, memory: str, job: str) -> None:
     source, sink = socket.socket(fileno=int(tasks)), socket.socket(fileno=int(results))
+    rank = os.getppid()
+    source.settimeout(_LOOK_SECONDS)
     worker = _Worker(Job.model_validate_json(job), int(memory))
-    while task := receive_task(source):
+    # A process that the rank forked may hold the other ends when the rank is gone.
+    while os.getppid() == rank:
         try:
+            task = receive_task(source)
+            if task is None:
+                return
             send(sink, worker.do(task))
+        except TimeoutError:
+            continue
         except (BrokenPipeError, ConnectionResetError):
             return
 
