@@ -57,6 +57,7 @@ class Decoder:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._shards = Shards(job.folder, job.split)
+        self._random = _Random(job.seed)
         mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
         self._scale, self._shift = 1 / (255 * deviation), mean / deviation
         self._blank = np.rint(255 * mean).astype(np.uint8)
@@ -85,6 +86,24 @@ class Decoder:
         job = self._job
         if not job.training:
             return validation_image(content, job.images)
-        # Streams of different counters never meet.
-        random = np.random.Generator(np.random.Philox(key=epoch << 64 | job.seed, counter=index << 128))
-        return training_image(content, size_at(job.images, epoch), job.images, random)
+        return training_image(content, size_at(job.images, epoch), job.images, self._random.of(epoch, index))
+
+
+class _Random:
+    """The random numbers of each sample: Philox with the key (seed, epoch), from a counter that is the sample's own.
+
+    One generator is set anew for each: making one takes four times as long, as it asks the system for entropy.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(self._bits)
+        self._state = self._bits.state
+        self._seed = seed
+
+    def of(self, epoch: int, index: int) -> np.random.Generator:
+        """Good until the next is asked for."""
+        self._state["state"]["key"][:] = self._seed, epoch
+        self._state["state"]["counter"][:] = 0, 0, index, 0
+        self._bits.state = self._state
+        return self._generator

@@ -17,6 +17,7 @@ import pytest
 from hpctrain import HpctrainError
 from hpctrain.bench.photographs import photographs, write_shards
 from hpctrain.data import open_sources
+from hpctrain.data.decoder import _Random
 from hpctrain.data.loader import ImageNet
 from hpctrain.data.samples import BROKEN
 from hpctrain.data.sampling import cut, epoch_order, global_batches, share
@@ -86,6 +87,18 @@ def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, worke
         np.testing.assert_array_equal(labels, reference[1][order])
         again, _ = seen(source, cut(order, 7), epoch=4)
     assert (images != again).any(axis=(1, 2, 3)).all()
+
+
+def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
+    random = _Random(7)
+    for epoch, index in ((3, 5), (3, 6), (4, 5), (3, 5)):
+        expected = np.random.Generator(np.random.Philox(key=epoch << 64 | 7, counter=index << 128))
+        own = random.of(epoch, index)
+        assert [own.random(), own.integers(7), own.normal()] == [
+            expected.random(),
+            expected.integers(7),
+            expected.normal(),
+        ]
 
 
 def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(folder, reference):
