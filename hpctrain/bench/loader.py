@@ -27,7 +27,7 @@ from hpctrain.data.shards import open_shards
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 
-_MADE = 192
+_MADE = 384
 # Of a folder that is given: what fits into memory and a round.
 _MOST = 768
 _BATCH = 64
