@@ -1,0 +1,78 @@
+"""Published recipes, made small, end to end on a small ImageNet: trained, stopped, resumed, reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from interrupted_runs import BIN, assert_same_bits, interrupted
+from launching import Launch
+
+from hpctrain.events import Event, read_events
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """99 images to train on, two of them broken, and 11 for validation."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    fake = ["fake", "archives", "--images", "110", "--size", "80", "--broken", "2"]
+    for arguments in (fake, ["shard", "archives", "shards"]):
+        command = [str(BIN / "hpctrain"), "data", *arguments]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=100)
+    return folder / "shards"
+
+
+def options(shards: Path, *overrides: str) -> list[str]:
+    settings = (f"data.path={shards}", "data.broken_images=skip", "data.workers=1", *overrides)
+    return ["--smoke", "-np", "2", *(word for setting in settings for word in ("--set", setting))]
+
+
+def of_kind(run: Path, kind: str) -> list[Event]:
+    return [event for event in read_events(run / "events.jsonl") if event["event"] == kind]
+
+
+def assert_learned(run: Path, *, broken: int) -> None:
+    losses = [epoch["train_loss"] for epoch in of_kind(run, "epoch")]
+    assert len(losses) == 3 and losses[2] < losses[1] < losses[0], losses
+    (told,) = of_kind(run, "broken_images")
+    assert (told["epoch"], told["count"], len(told["names"])) == (1, broken, broken)
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_resnet50_learns_and_is_reported(hpctrain: Launch, tmp_path: Path, shards: Path, framework: str) -> None:
+    pytest.importorskip(framework)
+    arguments = [*options(shards, "data.limit=64"), "--framework", framework, "--run-dir", "run"]
+    result = hpctrain("run", "you2017-lars", *arguments)
+    assert result.returncode == 0, result.stdout
+    assert "25,557,032 parameters, 3 epochs of 4 steps" in result.stdout
+    # The other one is not among the first 64.
+    assert_learned(tmp_path / "run", broken=1)
+    assert hpctrain("report", "run").returncode == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "1 image could not be decoded" in page and "waiting for samples" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_stopped_and_resumed_to_the_same_bits(hpctrain: Launch, tmp_path: Path, shards: Path, framework: str) -> None:
+    """Batch statistics and the loader's random numbers included."""
+    pytest.importorskip(framework)
+    arguments = ["goyal2017", *options(shards, "model.name=resnet18"), "--framework", framework]
+    whole = hpctrain("run", *arguments, "--run-dir", "whole")
+    assert whole.returncode == 0, whole.stdout
+    assert_learned(tmp_path / "whole", broken=2)
+
+    def interrupt(launcher: int) -> None:
+        if framework == "torch":
+            os.kill(launcher, signal.SIGUSR2)
+        else:
+            (tmp_path / "run" / "stop").write_text("the time is over\n")
+
+    status, output = interrupted(tmp_path, 2, arguments, interrupt)
+    assert status == 4, output
+    last = hpctrain("run", "--resume", "--run-dir", "run")
+    assert last.returncode == 0, last.stdout
+    assert_same_bits(tmp_path / "run", tmp_path / "whole")
