@@ -137,7 +137,7 @@ signal_seconds: 40
 """
 SHORT = 30
 # Of this much training such a job has room for 25 s if it is the first, and for about 16 s if it was requeued.
-LONG_SECONDS = 60
+LONG_SECONDS = 45
 
 
 @pytest.fixture
