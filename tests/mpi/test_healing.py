@@ -15,6 +15,7 @@ from launching import Launch
 
 from hpctrain.checkpoints import newest_checkpoint
 from hpctrain.comm.single import SingleCommunicator
+from hpctrain.data.samples import InMemory
 from hpctrain.data.sampling import epoch_order, global_batches, share
 from hpctrain.events import Event, EventWriter, read_events
 from hpctrain.records import read_records
@@ -53,8 +54,9 @@ def whole_run(program: ModuleType, framework: str, tmp_path: Path) -> tuple[np.n
     """The same without any death, in one process: parameters and events."""
     comm, settings = SingleCommunicator("test"), program.recipe("keep")
     trainer = program.trainer_of(framework, settings, comm)
+    train, test = (InMemory(samples=each) for each in program.data())
     with EventWriter(tmp_path / "events.jsonl") as events:
-        Loop(settings, comm, trainer, *program.data(), events, checkpoints=Checkpoints(tmp_path, comm, events)).run()
+        Loop(settings, comm, trainer, train, test, events, checkpoints=Checkpoints(tmp_path, comm, events)).run()
     return program.parameters(trainer), list(read_events(tmp_path / "events.jsonl"))
 
 
