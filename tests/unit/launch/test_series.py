@@ -62,13 +62,18 @@ def test_what_a_run_raises_says_how_all_go_on(series: Series) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 def test_a_signal_between_two_runs_begins_no_other(series: Series, number: signal.Signals) -> None:
     begun: list[int] = []
+    # A shell has its background jobs ignore SIGINT.
+    before = signal.signal(number, signal.SIG_DFL)
 
     def run_one(seed: int, directory: RunDirectory) -> int:
         begun.append(seed)
         os.kill(os.getpid(), number)
         return 0
 
-    assert series.run(run_one, lambda text: None) == RESUMABLE
+    try:
+        assert series.run(run_one, lambda text: None) == RESUMABLE
+    finally:
+        signal.signal(number, before)
     assert begun == [0]
 
 
