@@ -28,6 +28,7 @@ from hpctrain.launch.launcher_choice import (
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine, same_host, this_machine
+from hpctrain.recipes.requirements import shard_folder
 from hpctrain.rundir import RunDirectory
 
 
@@ -47,12 +48,13 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
 
     Raises:
         HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
-            rank where the plan wants that, or a container's image, its runtime or the interpreter of the ranks is
-            missing.
+            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks or what
+            they are to train on is missing.
     """
     require_choices(plan)
     require_image(plan)
     _require_program(plan, machine)
+    _require_data(plan, machine)
     if plan.backend == "single":
         return None
     launcher = first_launcher(plan)
@@ -88,6 +90,17 @@ def _require_program(plan: Plan, machine: Machine) -> None:
     if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
         option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
         raise HpctrainError(f"there is no program {program}", option)
+
+
+def _require_data(plan: Plan, machine: Machine) -> None:
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it."""
+    if plan.recipe is None or plan.recipe.data.name != "imagenet" or plan.start.container:
+        return
+    if any(same_host(host.host, machine.host) for host in plan.hosts):
+        # NumPy comes with it.
+        from hpctrain.data.manifest import read_manifest
+
+        read_manifest(shard_folder(plan.recipe))
 
 
 def command_for(

@@ -9,7 +9,7 @@ from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
-from hpctrain.recipes.batch_statistics import require_span
+from hpctrain.recipes.requirements import require_recipe
 from hpctrain.recipes.schema import Framework, Recipe
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
@@ -65,29 +65,24 @@ def unplaced_plan(
     """The plan of a run whose hosts are not known yet.
 
     Args:
-        work: what to run.
+        work: what ``ranks`` processes are to run.
         machine: where.
-        ranks: how many processes.
         backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
             ``mpi`` where the recipe goes on without ranks that die, else that of
             :func:`hpctrain.cluster.gpus.fitting_backend`.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
         host_options: what the hosts are to be chosen by.
-        start: how the ranks are started.
-        stop: how they are stopped.
+        start, stop: how the ranks are started and stopped.
 
     Raises:
-        HpctrainError: no rank at all, an unknown name, a framework that is not installed, or a backend that does not
-            serve it or does not go on without a rank where the recipe wants that, or batch statistics that the ranks'
-            shares do not come out at.
+        HpctrainError: no rank at all, an unknown name, a framework that is not installed, a backend that does not
+            serve it or the recipe, or as of :func:`hpctrain.recipes.requirements.require_recipe`.
     """
     require_ranks(ranks)
-    # What a container has cannot be seen from outside.
-    installed = frozenset(FRAMEWORKS) if start.container else machine.frameworks
     plan = Plan(
         recipe=work.at(ranks) if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
-        framework=_framework(work, installed, framework),
+        framework=_framework(work, _installed(machine, start), framework),
         backend=backend,
         asked_backend=backend,
         ranks=ranks,
@@ -96,9 +91,7 @@ def unplaced_plan(
         stop=stop,
         threads_per_rank=1,
     )
-    _require_backend(plan)
-    if plan.recipe:
-        require_span(plan.recipe, ranks)
+    _require_possible(plan)
     return plan
 
 
@@ -115,7 +108,8 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
             those of :func:`unplaced_plan`, or a script for GPUs where only the user knows which backend serves it.
     """
     assert sum(host.slots for host in hosts.slots) == plan.ranks
-    _require_backend(plan)
+    # Again: a run that goes on may have other ranks, and another backend, than it was begun with.
+    _require_possible(plan)
     backend, reason = _backend(plan, hosts.slots, machine)
     placed: dict[str, object] = {
         "backend": backend,
@@ -146,9 +140,14 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     )
 
 
-def _require_backend(plan: Plan) -> None:
-    """Refuse a backend that is unknown or cannot do what the plan's recipe needs, on whatever hosts."""
-    backend = plan.asked_backend
+def _require_possible(plan: Plan) -> None:
+    """Refuse what cannot be on whatever hosts: a backend, or values of the recipe for the number of ranks."""
+    _require_backend(plan.asked_backend, plan)
+    if plan.recipe:
+        require_recipe(plan.recipe, plan.ranks)
+
+
+def _require_backend(backend: str, plan: Plan) -> None:
     if backend not in BACKENDS:
         raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
     if backend in ("gloo", "nccl") and plan.framework == "keras":
@@ -156,18 +155,10 @@ def _require_backend(plan: Plan) -> None:
             f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
             "choose --backend mpi or horovod, or --framework torch",
         )
-    if plan.recipe is None:
-        return
-    tolerance = plan.recipe.fault_tolerance
     if plan.heals and backend not in ("auto", "mpi", "single"):
         raise HpctrainError(
             f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
-        )
-    if tolerance.min_ranks > plan.ranks:
-        raise HpctrainError(
-            f"fault_tolerance.min_ranks is {tolerance.min_ranks}, and the run has {plan.ranks} ranks",
-            f"-np {tolerance.min_ranks}, or --set fault_tolerance.min_ranks={plan.ranks}",
         )
 
 
@@ -219,6 +210,11 @@ def _gpus(host: Slots, machine: Machine) -> int:
     if host.places:
         return sum(place.gpu is not None for place in host.places)
     return machine.gpus
+
+
+def _installed(machine: Machine, start: Start) -> frozenset[Framework]:
+    # What a container has cannot be seen from outside.
+    return frozenset(FRAMEWORKS) if start.container else machine.frameworks
 
 
 def _framework(work: Recipe | Script, installed: frozenset[Framework], framework: str | None) -> Framework | None:

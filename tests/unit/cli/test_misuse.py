@@ -58,6 +58,30 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    "command", [["run"], ["run", "--dry-run"], ["run", "--repeat", "2"], ["plan"], ["submit", "--cluster", "generic"]]
+)
+def test_photographs_that_nobody_named(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command[0], "goyal2017", *command[1:]]) == 2
+    said = capsys.readouterr()
+    assert "recipe goyal2017 needs data.path" in said.err
+    assert "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it" in said.err
+    assert said.out == ""
+    assert not any(Path().iterdir())
+
+
+def test_photographs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "goyal2017", "--run-dir", "run", "--backend", "single", "--set", "data.path=shards"]
+    assert main(command) == 2
+    assert "shards is not there\n  hpctrain data shard SOURCE shards makes it" in capsys.readouterr().err
+    Path("shards").mkdir()
+    assert main(command) == 2
+    assert "there is no shards/manifest.json" in capsys.readouterr().err
+    assert not Path("run").exists()
+    # A plan touches no files.
+    assert main(["plan", "goyal2017", "--set", "data.path=shards"]) == 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["train.py", "--set", "epochs=2"], "--set is for recipes, and train.py is a script"),

@@ -37,6 +37,8 @@ for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
     (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
 """
 HOSTS = ["--hosts", "n1:2,n2:1,n3:1", "--backend", "mpi", "--run-dir", "run"]
+# What each of four ranks computes at once.
+GROUPS = ["--set", "model.name=resnet18", "--set", "model.batch_norm.span=16"]
 SHRINK = ["--set", "fault_tolerance.lost_rank=shrink"]
 
 
@@ -114,6 +116,24 @@ def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
         assert main(["run", "--resume", "--run-dir", "run", "--idle-restarts", "9", *options]) == 0
         plan = json.loads(Path("run/plan.json").read_text())
         assert (plan["ranks"], plan["begun_ranks"]) == (2, None)
+
+
+def test_batch_statistics_must_come_out_on_the_ranks_of_now(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lose").write_text("nothing")
+    assert main(["run", "digits", *HOSTS, *GROUPS]) != 0
+    before = Path("run/plan.json").read_text()
+    resume = ["run", "--resume", "--run-dir", "run", "--hosts", "n1:3,n2:1,n3:1"]
+    capsys.readouterr()
+    assert main([*resume, "-np", "3"]) == 2
+    assert "model.batch_norm.span=16" in capsys.readouterr().err
+    assert Path("run/plan.json").read_text() == before
+    assert main([*resume, "-np", "2"]) == 0
+
+
+def test_hosts_that_are_left_and_do_not_come_out_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lose").write_text("n2")
+    assert main(["run", "digits", *HOSTS, *SHRINK, *GROUPS]) == 4
+    assert "the run cannot go on by itself: model.batch_norm.span=16" in capsys.readouterr().err
 
 
 def test_two_hosts_at_once() -> None:
