@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from hpctrain.batch.outcome import array_task, task_number
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
@@ -13,6 +14,9 @@ from hpctrain.errors import HpctrainError
 from hpctrain.rundir import RunDirectory, read_model
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
+
+# Seeds of a series.
+_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +57,23 @@ def find_run(target: str) -> FoundRun:
     tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
     if not tasks and not found.plan.exists():
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
+        _refuse_series(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
         raise HpctrainError(f"{called} holds no run", hint)
     return FoundRun(directory=found, task=task, tasks=tasks)
+
+
+def _refuse_series(path: Path) -> None:
+    # It imports what starts runs, which nothing else here needs.
+    from hpctrain.launch.repeats import read_series
+
+    if series := read_series(path):
+        runs = [str(run.path) for run in series.runs.values()]
+        shown = ", ".join(runs[:_SHOWN]) + (f" … {runs[-1]}" if len(runs) > _SHOWN else "")
+        raise HpctrainError(
+            f"{path} holds repeated runs of one recipe, a directory for each seed",
+            f"name one of them: {shown}; hpctrain report {quote(str(path))} tells of all",
+        )
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:

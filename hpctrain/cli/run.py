@@ -42,7 +42,15 @@ from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.launch.repeats import Series, create_series, read_series, repeated, require_count
+from hpctrain.launch.repeats import (
+    MOST,
+    Series,
+    create_series,
+    read_series,
+    repeated,
+    require_count,
+    require_no_series,
+)
 from hpctrain.launch.resume import resumption
 from hpctrain.launch.start import available_launcher, command_for
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
@@ -99,7 +107,9 @@ def run(
     ] = False,
     repeat: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Run the recipe with N seeds, its own first; mean and deviation."),
+        typer.Option(
+            metavar="N", min=1, max=MOST, help="Run the recipe with N seeds from its own on; mean and deviation."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command with its environment; run nothing.")
@@ -190,6 +200,8 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
 
 def _begin(asked: _Asked) -> int:
     """A run that is not there yet; returns the exit code."""
+    if asked.run_dir:
+        require_no_series(asked.run_dir)
     machine = this_machine()
     with Interrupts(Stop(**asked.changes["stop"]).signal) as interrupts:
         with interrupts.raised():
@@ -209,8 +221,11 @@ def _begin_series(asked: _Asked, count: int) -> int:
     """Runs that are not there yet; returns the exit code."""
     machine = this_machine()
     with Interrupts(Stop(**asked.changes["stop"]).signal) as interrupts, interrupts.raised():
-        plan, _ = _make_plan(asked, machine)
+        plan, warnings = _make_plan(asked, machine)
         plans = repeated(plan, count)
+        if asked.dry_run:
+            # Else each seed says them.
+            _warn(plan, machine, warnings)
         found = available_launcher(plan, machine)
     path = asked.run_dir or default_directory(plan.title)
     if asked.dry_run:

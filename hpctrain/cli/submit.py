@@ -26,6 +26,7 @@ from hpctrain.cli.start_options import (
     start_changes,
 )
 from hpctrain.cli.work import default_directory, read_tasks
+from hpctrain.launch.repeats import require_no_series
 from hpctrain.plan import Start
 from hpctrain.rundir import RunDirectory
 
@@ -82,6 +83,8 @@ def submit(
 
     Prints the run directory and the numbers of its jobs.
     """
+    if run_dir:
+        require_no_series(run_dir)
     found = find_cluster(cluster, partition)
     asked = {
         "name": job_name,

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from hpctrain.rundir import RunDirectory, read_model, write_json
 from hpctrain.stopping import RESUMABLE
 
 _LARGEST_SEED = 2**32 - 1
+MOST = 1000
+_FILE = "repeats.json"
 
 
 class _Seeds(BaseModel):
@@ -38,7 +41,7 @@ class Series:
 
     @property
     def file(self) -> Path:
-        return self.path / "repeats.json"
+        return self.path / _FILE
 
     @property
     def runs(self) -> dict[int, RunDirectory]:
@@ -143,12 +146,23 @@ def read_series(path: Path) -> Series | None:
     Raises:
         HpctrainError: its file is damaged, or cannot be looked for.
     """
-    file = path / "repeats.json"
+    file = path / _FILE
     try:
         there = file.exists()
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
     return Series(path=path, seeds=read_model(file, _Seeds).seeds) if there else None
+
+
+def require_no_series(path: Path) -> None:
+    """Refuse a directory of repeated runs as that of another run.
+
+    Raises:
+        HpctrainError: it is one.
+    """
+    # What else is wrong with the path is said where the directory is made.
+    if os.path.exists(path / _FILE) and (series := read_series(path)):  # noqa: PTH110
+        raise _refusal(series)
 
 
 def require_count(series: Series, count: int | None) -> None:

@@ -125,3 +125,33 @@ def test_a_batch_by_ranks_is_the_same_work_on_whatever_ranks() -> None:
     require_same_work(plan, recipe)
     with pytest.raises(HpctrainError, match=r"the run has batch\.size=72, and batch\.size=70 was asked for"):
         require_same_work(plan, load_recipe("digits", ["batch={per_rank: 35}"]))
+
+
+def test_a_series_is_no_place_for_another_run(series: Series, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(series.path.rglob("*"))
+    for command in (["run", "digits"], ["run", "digits", "--dry-run"], ["submit", "digits", "--dry-run"]):
+        assert main([*command, "--run-dir", str(series.path)]) == 2
+        said = capsys.readouterr()
+        assert f"{series.path} already holds repeated runs\n  to go on with them: hpctrain run --resume" in said.err
+        assert said.out == ""
+    assert sorted(series.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_commands_for_one_run_name_those_of_a_series(
+    command: str, series: Series, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(series.path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{series.path} holds repeated runs of one recipe" in said
+    assert all(str(series.path / f"seed-{seed}") in said for seed in (7, 8, 9))
+
+
+def test_a_dry_run_of_a_series_says_what_is_to_be_known_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--repeat", "3", "-np", "500", "--backend", "mpi", "--dry-run"]) == 0
+    assert capsys.readouterr().err.count("warning: 500 ranks share") == 1
+
+
+def test_a_thousand_seeds_are_the_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--repeat", "1001", "--dry-run"]) == 2
+    assert "less than or equal to 1000" in capsys.readouterr().err
