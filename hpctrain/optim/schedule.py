@@ -36,9 +36,9 @@ class LearningRate:
 
     @property
     def begin(self) -> float:
-        """Where the warm-up begins, and stays if it is constant."""
+        """Where the warm-up begins, and stays if it is constant: no higher than where it ends unless it is told so."""
         start = self.schedule.warmup_from
-        return self.learning_rate if start is None else start
+        return min(self.learning_rate, self.peak) if start is None else start
 
     def __call__(self, iteration: float) -> float:
         """The rate of the step after ``iteration`` steps; at the number of all steps, the rate the run ends at.

@@ -33,7 +33,9 @@ class Schedule(Section):
         "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
     )
     warmup_from: NotNegative | None = Field(
-        None, description="where it begins, and where triangular begins; by default learning_rate, unscaled"
+        None,
+        description="where it begins, and where triangular begins; by default learning_rate unscaled, or the scaled "
+        "rate where a batch below base_batch makes that less",
     )
     milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
     gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")

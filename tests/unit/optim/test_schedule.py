@@ -109,6 +109,8 @@ def test_warmup_over_the_whole_run_ends_at_the_scaled_rate():
         ({"warmup_epochs": 10, "warmup_from": 0}, [0, 0.05, 0.1, 0.1, 0.1]),
         ({"warmup_epochs": 10, "warmup": "constant", "warmup_from": 0.03}, [0.03, 0.03, 0.1, 0.1, 0.1]),
         ({"warmup_epochs": 10, "warmup": "constant", "base_batch": 32}, [0.1, 0.1, 0.2, 0.2, 0.2]),
+        ({"warmup_epochs": 10, "base_batch": 128}, [0.05] * 5),
+        ({"warmup_epochs": 10, "base_batch": 128, "warmup_from": 0.1}, [0.1, 0.075, 0.05, 0.05, 0.05]),
         ({"warmup_epochs": 8, "warmup_from": 0, "held": "epoch"}, [0.1 / 8, 0.1 * 6 / 8, 0.1, 0.1, 0.1]),
     ],
 )

@@ -25,7 +25,9 @@ def goyal(batch: int) -> tuple[int, int, float, Rate]:
 
     def rate(step: int) -> float:
         if step < 5 * steps:
-            return 0.1 + step * (scaled - 0.1) / (5 * steps)
+            # The paper's warm-up climbs, and below 256 there is nothing to climb.
+            begin = 0.1 if batch >= 256 else scaled
+            return begin + step * (scaled - begin) / (5 * steps)
         return scaled * math.pow(0.1, sum(step >= milestone * steps for milestone in (30, 60, 80)))
 
     return steps, 90, 5, rate
@@ -83,6 +85,7 @@ def ffcv(epochs: int) -> tuple[int, int, float, Rate]:
 
 # Ranks, then steps of an epoch, epochs, epochs of warm-up, and the rate.
 PUBLISHED = {
+    ("goyal2017", 1): goyal(32),
     ("goyal2017", 8): goyal(256),
     ("goyal2017", 256): goyal(8192),
     ("goyal2017", 2048): goyal(65536),
