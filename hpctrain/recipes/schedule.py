@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from hpctrain.checked_yaml import Section
 from hpctrain.recipes.numbers import Count, NotNegative, Positive
+from hpctrain.recipes.own_keys import require_own_keys
 
 _OWN_KEYS = {
     "milestones": ("step", "piecewise"),
@@ -62,9 +63,7 @@ class Schedule(Section):
 
     @model_validator(mode="after")
     def _own_keys(self) -> Schedule:
-        for key, names in _OWN_KEYS.items():
-            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} belongs to {' and '.join(names)}, not to {self.name}")
+        require_own_keys(self, self.name, _OWN_KEYS)
         if self.name in ("step", "piecewise") and not self.milestones:
             raise ValueError(f"schedule {self.name!r} needs milestones")
         if self.name == "piecewise" and len(self.factors) != len(self.milestones) + 1:

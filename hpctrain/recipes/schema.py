@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.checked_yaml import Section
+from hpctrain.errors import HpctrainError
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.own_keys import require_own_keys
 from hpctrain.recipes.schedule import Schedule
 
 Framework = Literal["torch", "keras"]
@@ -34,6 +36,12 @@ class Model(Section):
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
     zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
     batch_norm: BatchNorm = BatchNorm()
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Model:
+        residual = ("resnet18", "resnet50", "resnet101")
+        require_own_keys(self, self.name, {"zero_gamma": residual, "batch_norm": residual})
+        return self
 
 
 class Data(Section):
@@ -123,6 +131,11 @@ class Batch(Section):
         piece = self.micro_batch or (self.per_rank if self.emulated_ranks else None)
         return Batch(size=size, micro_batch=piece, drop_last=self.drop_last)
 
+    @property
+    def fixed_size(self) -> int | None:
+        """Samples of one step over all ranks; None where that depends on their number."""
+        return self.at(1).size if self.size or self.emulated_ranks else None
+
     def iterations(self, samples: int) -> int:
         """Steps of an epoch over so many samples, of a batch that :meth:`at` made."""
         assert self.size is not None
@@ -189,9 +202,7 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
-        for key, names in _OWN_KEYS.items():
-            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} belongs to {' and '.join(names)}, not to {self.name}")
+        require_own_keys(self, self.name, _OWN_KEYS)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
         if self.momentum_correction and not self.rate_in_momentum:
@@ -272,7 +283,7 @@ class Recipe(Section):
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="of forward and backward pass; parameters stay float32"
     )
-    epochs: Count
+    epochs: Annotated[int, Field(ge=1, le=100_000)]
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     communication: Communication = Communication()
@@ -286,8 +297,26 @@ class Recipe(Section):
         return self.batch.size
 
     def at(self, ranks: int) -> Recipe:
-        """The recipe with everything that depends on the number of ranks worked out."""
-        return self.model_copy(update={"batch": self.batch.at(ranks)})
+        """The recipe with everything that depends on the number of ranks worked out.
+
+        Raises:
+            HpctrainError: the rate that is scaled to their batch is below the one that it is to fall to.
+        """
+        found = self.model_copy(update={"batch": self.batch.at(ranks)})
+        if fault := found._climbs():
+            raise HpctrainError(fault, "--set schedule.end_rate=0, or more ranks")
+        return found
+
+    def _climbs(self) -> str | None:
+        """What is wrong with a rate that ends above its peak, where that is known."""
+        base, size = self.schedule.base_batch, self.batch.fixed_size
+        if base and not size:
+            return None
+        peak = self.optimizer.learning_rate * (size / base if base and size else 1)
+        if self.schedule.end_rate <= peak:
+            return None
+        of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
+        return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which falls to it"
 
     def reported_at(self, batch: int) -> Reported | None:
         """What the source reports for a batch; None where it reports other batches only."""
@@ -317,9 +346,6 @@ class Recipe(Section):
                 f"schedule.peak_epoch ({self.schedule.peak_epoch:g}) is not within the run (epochs: {self.epochs}); "
                 f"for example --set schedule.peak_epoch={self.epochs / 2:g}"
             )
-        if self.schedule.base_batch is None and self.schedule.end_rate > self.optimizer.learning_rate:
-            raise ValueError(
-                f"schedule.end_rate ({self.schedule.end_rate:g}) is above optimizer.learning_rate "
-                f"({self.optimizer.learning_rate:g}), which falls to it; --set schedule.end_rate=0"
-            )
+        if fault := self._climbs():
+            raise ValueError(f"{fault}; --set schedule.end_rate=0")
         return self

@@ -218,7 +218,7 @@ def test_the_part_of_sgd_grows_without_a_jump_or_a_kink_to_one(epoch):
         ({"name": "cosine", "decay_steps": 3}, "decay_steps belongs to polynomial"),
         (
             {"name": "step", "milestones": (3,), "end_rate": 0.1},
-            "end_rate belongs to polynomial and cosine and triangular",
+            "end_rate belongs to polynomial, cosine and triangular",
         ),
         ({"name": "polynomial", "end_rate": -0.1}, "greater than or equal to 0"),
         ({"name": "triangular", "peak_epoch": 2}, "needs peak_epoch, and warmup_from"),

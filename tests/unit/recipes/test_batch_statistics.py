@@ -20,6 +20,7 @@ def with_span(
     return load_recipe(
         "digits",
         [
+            "model.name=resnet18",
             f"model.batch_norm.span={'null' if span is None else span}",
             f"batch.size={size}",
             f"batch.micro_batch={'null' if micro_batch is None else micro_batch}",

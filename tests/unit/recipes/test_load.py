@@ -75,7 +75,7 @@ def test_overrides() -> None:
         ("optimizer=3", "--set optimizer=3: optimizer: "),
         (
             "optimizer.name=adam",
-            "--set optimizer.name=adam: optimizer: momentum belongs to sgd and lars and rmsprop_to_sgd, not to adam",
+            "--set optimizer.name=adam: optimizer: momentum belongs to sgd, lars and rmsprop_to_sgd, not to adam",
         ),
         ("epochs.of=3", "epochs is a value and has no keys"),
         ("epochs", "not of the form key=value"),
@@ -103,6 +103,13 @@ def test_overrides() -> None:
             "schedule={name: polynomial, end_rate: 0.1}",
             "schedule.end_rate (0.1) is above optimizer.learning_rate (0.025), which falls to it; --set ",
         ),
+        (
+            "schedule.end_rate=0.06",
+            "schedule.end_rate (0.06) is above optimizer.learning_rate, scaled to batch.size 64 (0.05), which falls to",
+        ),
+        ("epochs=100001", "epochs: input should be less than or equal to 100000"),
+        ("model.zero_gamma=false", "model: zero_gamma belongs to resnet18, resnet50 and resnet101, not to digits_cnn"),
+        ("model.batch_norm.span=8", "model: batch_norm belongs to resnet18, resnet50 and resnet101, not to digits_cnn"),
         ("schedule.milestones=[3]", "schedule: milestones belongs to step and piecewise, not to cosine"),
         ("schedule.warmup_from=-0.1", "schedule.warmup_from: input should be greater than or equal to 0"),
         ("images.size_ramp=[[4, 160], [4, 192]]", "images: the epochs of size_ramp must rise"),
@@ -120,6 +127,13 @@ def test_a_wrong_override(override: str, said: str) -> None:
         load_recipe("digits", [override])
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_rate_that_ends_above_its_peak_on_these_ranks() -> None:
+    recipe = load_recipe("digits", ["batch={per_rank: 8}", "schedule.end_rate=0.01"])
+    assert recipe.at(2).global_batch == 16
+    with pytest.raises(HpctrainError, match=r"end_rate \(0\.01\) is above .* to batch\.size 8 \(0\.00625\), which"):
+        recipe.at(1)
 
 
 def test_an_override_within_an_overridden_value() -> None:

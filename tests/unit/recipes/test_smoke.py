@@ -73,7 +73,7 @@ def test_parts_of_a_batch_and_transitions_stay():
     transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01}
     optimizer = {"name": "rmsprop_to_sgd", "learning_rate": 0.1, "momentum": 0.9, "transition": transition}
     batch = {"per_rank": 32, "emulated_ranks": 256}
-    norm = {"batch_norm": {"span": 64}}
+    norm = {"name": "resnet18", "batch_norm": {"span": 64}}
     changes = {"optimizer": optimizer, "batch": batch, "epochs": 30, "model": {**values["model"], **norm}}
     small = smoke(Recipe.model_validate_json(json.dumps({**values, **changes})))
     assert (small.at(2).global_batch, small.at(2).batch.micro_batch) == (16, 4)
