@@ -2,13 +2,18 @@
 
 What the frameworks' layers have in common beside that: the running variance is the unbiased one (divided by the number
 of values less one), as in PyTorch and cuDNN, which the published accuracies were measured with; Keras' own layer keeps
-the biased one. And parts that a rank computes side by side leave the plain mean of their statistics, so that one rank
-with several parts ends an epoch with what as many ranks with one part each have after their statistics are averaged.
+the biased one. And parts that a rank computes, side by side or one after another in a step, leave the plain mean of
+their statistics, so that one rank with several parts ends an epoch with what as many ranks with one part each have
+after their statistics are averaged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.comm.base import Communicator, Group
 from hpctrain.recipes.batch_statistics import ranks_together
@@ -30,6 +35,27 @@ class Extent:
 
 
 WHOLE = Extent()
+
+
+def moved_by(momentum: float, number: int, count: int) -> float:
+    """How far the running statistics move towards those of a step's ``number``-th part of ``count``, from 1 on.
+
+    Behind the last part they have moved once, by 1 - ``momentum`` towards the plain mean of the parts.
+    """
+    return (1 - momentum) / (count - (1 - momentum) * (count - number))
+
+
+def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communicator) -> list[NDArray[np.floating]]:
+    """The plain mean of each array over the ranks, in float64. One small reduction.
+
+    Of the ranks' variances as of their means (Akiba et al. 2017, arXiv 1711.04325, section 3): what the layers
+    normalised with in training varied about that, and not about the variance of all images together. Where they are
+    equal on all ranks they keep their bits.
+    """
+    if comm.size == 1 or not statistics:
+        return list(statistics)
+    means = comm.allreduce(np.concatenate([array.astype(np.float64) for array in statistics]), "mean")
+    return np.split(means, np.cumsum([len(array) for array in statistics])[:-1])
 
 
 def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: int | None = None) -> Extent:

@@ -10,12 +10,14 @@ import tensorflow as tf
 
 from hpctrain.comm.base import AnyArray, Communicator, Group
 from hpctrain.comm.graph_errors import noting
-from hpctrain.models.batch_norm import WHOLE, Extent
+from hpctrain.errors import HpctrainError
+from hpctrain.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
 # Outputs, mean and unbiased variance.
 Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
+@keras.saving.register_keras_serializable("hpctrain")
 class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
 
@@ -31,6 +33,33 @@ class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     ) -> None:
         super().__init__(momentum=momentum, epsilon=epsilon, **settings)
         self._extent = extent
+        self._moved_by = 1 - momentum
+        # What graphs read; no variable of the model, and in float64, which has the digits of Python's numbers.
+        self._in_graphs = tf.Variable(self._moved_by, trainable=False, dtype=tf.float64)
+
+    def get_config(self) -> dict[str, Any]:
+        """What Keras saves of a model.
+
+        Raises:
+            HpctrainError: ranks normalise together, which are there in this run alone.
+        """
+        if self._extent.group:
+            raise HpctrainError(
+                f"Keras cannot save {self.name}, whose statistics are over the ranks of this run",
+                "load its weights into a network built without model.batch_norm.span, and save that",
+            )
+        return {**super().get_config(), "part": self._extent.part}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> BatchNorm:
+        """What :meth:`get_config` describes."""
+        return cls(**{key: value for key, value in config.items() if key != "part"}, extent=Extent(part=config["part"]))
+
+    def begin_part(self, number: int, count: int) -> None:
+        """Say which part of a step comes next, from 1 on: all of them move the running statistics once."""
+        before, self._moved_by = self._moved_by, moved_by(self.momentum, number, count)
+        if self._moved_by != before:
+            self._in_graphs.assign(self._moved_by)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         if not (training and self.trainable):
@@ -44,7 +73,8 @@ class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         else:
             outputs, mean, variance = self._whole(inputs)
         for kept, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            kept.assign(kept * self.momentum + tf.cast(new, kept.dtype) * (1 - self.momentum))
+            share = tf.cast(self._in_graphs, kept.dtype)
+            kept.assign(kept * (1 - share) + tf.cast(new, kept.dtype) * share)
         return outputs
 
     def _whole(self, x: tf.Tensor) -> Normalised:
@@ -124,17 +154,17 @@ def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
     return differentiable(own)
 
 
-def average_statistics(model: keras.Model, comm: Communicator) -> None:
-    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction.
+def begin_part(model: keras.Model, number: int, count: int) -> None:
+    """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, BatchNorm):
+            layer.begin_part(number, count)
 
-    The mean of the ranks' variances, as of their means: see hpctrain.models.torch_batch_norm.
-    """
+
+def average_statistics(model: keras.Model, comm: Communicator) -> None:
+    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction."""
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     statistics = [variable for norm in norms for variable in (norm.moving_mean, norm.moving_variance)]
-    if comm.size == 1 or not statistics:
-        return
-    values = [np.asarray(variable.value, dtype=np.float64) for variable in statistics]
-    means = comm.allreduce(np.concatenate(values), "mean")
-    ends = np.cumsum([len(value) for value in values])
-    for variable, mean in zip(statistics, np.split(means, ends[:-1]), strict=True):
+    means = means_over_ranks([np.asarray(variable.value) for variable in statistics], comm)
+    for variable, mean in zip(statistics, means, strict=True):
         variable.assign(mean)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from hpctrain.comm.base import Communicator, Group
-from hpctrain.models.batch_norm import WHOLE, Extent
+from hpctrain.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
+
+# Outputs, mean and unbiased variance.
+Normalised = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -25,45 +27,46 @@ class BatchNorm(nn.BatchNorm2d):
 
     def __init__(self, channels: int, *, extent: Extent = WHOLE, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
         super().__init__(channels, eps=epsilon, momentum=1 - momentum)
+        self._kept = momentum
         self._extent = extent
 
+    def begin_part(self, number: int, count: int) -> None:
+        """Say which part of a step comes next, from 1 on: all of them move the running statistics once."""
+        self.momentum = moved_by(self._kept, number, count)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        part, group = self._extent.part, self._extent.group
-        if self.training and group:
-            return self._over_group(x, group)
-        if self.training and part and len(x) > part:
-            return self._in_parts(x, -(-len(x) // part))
-        return super().forward(x)
-
-    def _in_parts(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        means = x.new_zeros(count, self.num_features, dtype=self.weight.dtype)
-        variances = torch.zeros_like(means)
-        whole, rest = divmod(len(x), count)
+        if not self.training:
+            return super().forward(x)
+        part = self._extent.part or len(x)
+        whole, rest = divmod(len(x), count := -(-len(x) // part))
         # Not tensor_split, whose gradients are as many tensors of the whole batch's size.
-        sizes = [whole + (number < rest) for number in range(count)]
-        # With momentum 1 the kernel leaves the part's own statistics.
-        parts = [
-            F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
-            for part, mean, variance in zip(x.split(sizes), means, variances, strict=True)
-        ]
-        self._keep(means.mean(dim=0), variances.mean(dim=0))
-        return torch.cat(parts)
+        parts = x.split([whole + (number < rest) for number in range(count)]) if count > 1 else [x]
+        outputs, means, variances = zip(*(self._normalised(part) for part in parts), strict=True)
+        self._keep(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0))
+        return torch.cat(outputs) if count > 1 else outputs[0]
 
-    def _over_group(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+    def _normalised(self, x: torch.Tensor) -> Normalised:
+        # The kernel refuses one value a channel.
+        if self._extent.group or x.numel() == self.num_features:
+            return self._over_group(x, self._extent.group)
+        mean, variance = x.new_zeros(2, self.num_features, dtype=self.weight.dtype)
+        # With momentum 1 the kernel leaves the part's own statistics.
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps), mean, variance
+
+    def _over_group(self, x: torch.Tensor, group: Group | None) -> Normalised:
         wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
         # Squares less the square of the mean: only float64 has the digits for that.
         mean, square = mean.double(), (variance + mean.square()).double()
         values = mean.new_tensor([x.numel() // self.num_features])
         own = torch.cat([values * mean, values * square, values])
-        total: torch.Tensor = _Sum.apply(own, group)  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _Sum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
         values = total[-1]
         mean, square = (total[:-1] / values).view(2, -1)
         variance = square - mean.square()
-        self._keep(mean.detach(), variance.detach() * values / (values - 1).clamp(min=1))
         scale = (variance + self.eps).rsqrt().to(wide.dtype) * self.weight
         normalised = (wide - _of_channels(mean.to(wide.dtype))) * _of_channels(scale) + _of_channels(self.bias)
-        return normalised.to(x.dtype)
+        return normalised.to(x.dtype), mean.detach(), variance.detach() * values / (values - 1).clamp(min=1)
 
     @torch.no_grad()
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
@@ -93,18 +96,18 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
     return values.view(1, -1, 1, 1)
 
 
+def begin_part(model: nn.Module, number: int, count: int) -> None:
+    """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.begin_part(number, count)
+
+
 @torch.no_grad()
 def average_statistics(model: nn.Module, comm: Communicator) -> None:
-    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction.
-
-    The mean of the ranks' variances, as of their means (Akiba et al. 2017, arXiv 1711.04325, section 3): what the
-    layers normalised with in training varied about that, and not about the variance of all images together.
-    """
+    """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     statistics = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
-    if comm.size == 1 or not statistics:
-        return
-    means = comm.allreduce(np.concatenate([tensor.cpu().double().numpy() for tensor in statistics]), "mean")
-    sizes = [tensor.numel() for tensor in statistics]
-    for tensor, mean in zip(statistics, torch.from_numpy(means).split(sizes), strict=True):
-        tensor.copy_(mean)
+    means = means_over_ranks([tensor.cpu().numpy() for tensor in statistics], comm)
+    for tensor, mean in zip(statistics, means, strict=True):
+        tensor.copy_(torch.from_numpy(mean))

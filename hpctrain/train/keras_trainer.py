@@ -16,7 +16,7 @@ from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.models.keras_batch_norm import average_statistics
+from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
@@ -77,9 +77,7 @@ class KerasTrainer:
     def communication_seconds(self) -> float:
         return float(self._reduction.waited)
 
-    def step(
-        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self._rule.learning_rate.assign(learning_rate)
@@ -87,10 +85,11 @@ class KerasTrainer:
             self._rule.sgd_share.assign(sgd_share)
         with unwrapped():
             if count == 1:
-                losses = [self._run(self._traced_step, part, tf.constant(scale, tf.float32)) for part in parts]
-                self.loss = float(losses[0])
+                (part,) = parts
+                begin_part(self.model, 1, 1)
+                self.loss = float(self._run(self._traced_step, part, tf.constant(scale, tf.float32)))
             else:
-                self.loss = self._accumulated(parts, scale)
+                self.loss = self._accumulated(parts, count, scale)
         self.updates += 1
         self._guard.step_done()
         return self.loss
@@ -110,20 +109,16 @@ class KerasTrainer:
         return float(loss_sum), int(correct)
 
     def state(self) -> State:
-        statistics = {f"{STATISTICS}{name}": variable for name, variable in self._statistics().items()}
-        return {name: np.asarray(variable.value) for name, variable in (self._variables() | statistics).items()}
+        return {name: np.asarray(variable.value) for name, variable in (self._shared() | self._statistics()).items()}
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
-        variables = self._variables()
-        shared = {name: value for name, value in state.items() if not name.startswith(STATISTICS)}
-        if odd := sorted(variables.keys() ^ shared.keys()):
+        shared, statistics = self._shared(), self._statistics()
+        if odd := sorted(shared.keys() - state.keys() | state.keys() - shared.keys() - statistics.keys()):
             raise ValueError(f"{odd[0]} is on one side only")
-        for name, variable in variables.items():
-            variable.assign(shared[name])
-        for name, variable in self._statistics().items():
-            if f"{STATISTICS}{name}" in state:
-                variable.assign(state[f"{STATISTICS}{name}"])
+        for name, variable in (shared | statistics).items():
+            if name in state:
+                variable.assign(state[name])
 
     def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """What a graph that fails in its reduction may have changed: all but parameters and what follows from them.
@@ -134,17 +129,19 @@ class KerasTrainer:
         variables = [*self.model.non_trainable_variables, *counters]
         return [(variable, tf.identity(variable.value)) for variable in variables]
 
-    def _variables(self) -> dict[str, keras.Variable]:
+    def _shared(self) -> dict[str, keras.Variable]:
         """All that the next step depends on, layers' random states included: they are variables of the model."""
+        own = {id(variable) for variable in self._statistics().values()}
         # Several layers may give their variables the same path.
-        model = {f"model.{i}.{variable.path}": variable for i, variable in enumerate(self.model.variables)}
+        variables = enumerate(self.model.variables)
+        model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
         optimizer = {f"optimizer.{i}.{variable.path}": variable for i, variable in enumerate(self._optimizer.variables)}
         return model | optimizer
 
     def _statistics(self) -> dict[str, keras.Variable]:
         """What layers compute from this rank's samples."""
         variables = enumerate(self.model.non_trainable_variables)
-        return {f"{i}.{variable.path}": variable for i, variable in variables if "seed_generator" not in variable.path}
+        return {f"{STATISTICS}{i}.{each.path}": each for i, each in variables if "seed_generator" not in each.path}
 
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph, of which there is one for all batches of images of the same size."""
@@ -156,13 +153,16 @@ class KerasTrainer:
             self._graphs[key] = tf.function(traced, input_signature=signature)
         return self._graphs[key](tf.constant(images), tf.constant(labels), *further)
 
-    def _accumulated(self, parts: Iterable[Samples], scale: float) -> float:
+    def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> float:
         """A step whose gradients are added up part by part, in one graph for all of them."""
         if not self._sums:
             self._sums = [tf.Variable(tf.zeros_like(weights.value)) for weights in self.model.trainable_variables]
         for total in self._sums:
             total.assign(tf.zeros_like(total))
-        loss = sum(float(self._run(self._traced_part, part, tf.constant(scale, tf.float32))) for part in parts)
+        loss = 0.0
+        for number, part in enumerate(parts, start=1):
+            begin_part(self.model, number, count)
+            loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
         self._apply_sums()
         return loss
 

@@ -14,7 +14,7 @@ from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.models.torch_batch_norm import average_statistics
+from hpctrain.models.torch_batch_norm import average_statistics, begin_part
 from hpctrain.optim.torch_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import STATISTICS, State
@@ -76,9 +76,7 @@ class TorchTrainer:
     def timeline(self) -> Timeline:
         return self._statistics.timeline
 
-    def step(
-        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self.model.train()
@@ -87,7 +85,7 @@ class TorchTrainer:
             if "sgd_share" in group:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
-        losses = [self._backward(part, scale, last=number == count) for number, part in enumerate(parts, start=1)]
+        losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         # Of reduced gradients: every rank finds the same infinities.
         self._scaler.unscale_(self._optimizer)
         if self._clip_norm:
@@ -119,7 +117,7 @@ class TorchTrainer:
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
     def state(self) -> State:
-        tensors = {f"{_MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors: dict[str, torch.Tensor] = {f"{_MODEL}{name}": each for name, each in self.model.named_parameters()}
         for index, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
@@ -130,7 +128,8 @@ class TorchTrainer:
     def restore(self, state: State) -> None:
         self._before = _NOTHING
         tensors = {name: torch.from_numpy(value) for name, value in state.items()}
-        self.model.load_state_dict(_under(_MODEL, tensors) | _under(STATISTICS, tensors))
+        kept = dict(self.model.named_buffers())
+        self.model.load_state_dict(kept | _under(_MODEL, tensors) | _under(STATISTICS, tensors))
         values: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in _under(_OPTIMIZER, tensors).items():
             index, _, name = key.partition(".")
@@ -170,9 +169,10 @@ class TorchTrainer:
                 buffer.copy_(tensors[name])
         self._set_random_state(tensors)
 
-    def _backward(self, samples: Samples, scale: float, *, last: bool) -> torch.Tensor:
+    def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
         images, labels = self._tensors(samples)
-        with contextlib.nullcontext() if last else no_sync():
+        begin_part(self.model, number, count)
+        with contextlib.nullcontext() if number == count else no_sync():
             losses = F.cross_entropy(
                 self._logits(images),
                 labels,

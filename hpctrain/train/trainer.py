@@ -58,17 +58,17 @@ class Trainer(Stateful, Protocol):
     @property
     def timeline(self) -> Timeline: ...
 
-    def step(
-        self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float = 1.0
-    ) -> float:
+    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         """One update by the mean over the ranks of the gradient of the returned loss.
 
-        A broken sample has no part in loss and gradient; batch normalisation sees what stands in its place. In fp16
-        all ranks alike leave out an update whose gradient is not finite; it counts in ``updates``.
+        A broken sample has no part in loss and gradient, which are not made larger for it: with b of n samples broken
+        they are (n - b) / n of the mean over the others. Batch normalisation sees what stands in its place, and its
+        running statistics move once, towards the plain mean of the parts. In fp16 all ranks alike leave out an update
+        whose gradient is not finite; it counts in ``updates``.
 
         Args:
-            parts: this rank's micro-batches, none of them empty, each good until the next is asked for. Only the sum
-                of their gradients is reduced.
+            parts: this rank's micro-batches, none of them empty, each good until the next is asked for, as many as on
+                every other rank. Only the sum of their gradients is reduced.
             count: of the parts.
             scale: what the sum of the samples' losses is multiplied by.
             learning_rate: of this step.

@@ -117,7 +117,7 @@ class Mortal:
     def updates(self, updates):
         self._trainer.updates = updates
 
-    def step(self, parts, count, scale, rate, sgd_share=1.0):
+    def step(self, parts, count, scale, rate, sgd_share):
         parts = list(parts)
         step = self.iteration() + 1
         self._die("forward", step)

@@ -151,6 +151,70 @@ def test_parts_are_those_of_a_loop_over_them(framework, images, part, parts, kep
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.parametrize("kept", [0.9, 0.0])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_parts_of_a_step_one_after_another_leave_what_as_many_ranks_leave(framework, kept):
+    x = given(7)[0]
+    cuts = np.array_split(np.arange(7), 3)
+    if framework == "torch":
+        layer = torch_batch_norm.BatchNorm(CHANNELS, momentum=kept).double()
+    else:
+        layer = keras_batch_norm.BatchNorm(momentum=kept, dtype="float64")
+        layer.build(x.shape)
+        graph = tf.function(
+            lambda part: layer(part, training=True), input_signature=[tf.TensorSpec((None, 4, 3, CHANNELS), "float64")]
+        )
+    mean, variance = np.zeros(CHANNELS), np.ones(CHANNELS)
+    for _ in range(2):
+        for number, cut in enumerate(cuts, start=1):
+            layer.begin_part(number, len(cuts))
+            layer(torch.from_numpy(x[cut]).movedim(-1, 1)) if framework == "torch" else graph(x[cut])
+        # Each rank has one part, and what they keep is averaged.
+        mean = kept * mean + (1 - kept) * np.mean([x[cut].mean((0, 1, 2)) for cut in cuts], axis=0)
+        variance = kept * variance + (1 - kept) * np.mean([x[cut].var((0, 1, 2), ddof=1) for cut in cuts], axis=0)
+        x = x[::-1] * 1.5
+    names = ("running_mean", "running_var") if framework == "torch" else ("moving_mean", "moving_variance")
+    found = [np.asarray(getattr(layer, name)) for name in names]
+    np.testing.assert_allclose(found, [mean, variance], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("images", "part"), [(1, None), (3, 1), (3, 2)])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_one_value_a_channel_has_no_variance(framework, images, part):
+    """As of the smallest images behind the last stage: PyTorch's own layer refuses them."""
+    x = np.random.default_rng(0).normal(size=(images, 1, 1, CHANNELS))
+    if framework == "torch":
+        layer = torch_batch_norm.BatchNorm(CHANNELS, extent=Extent(part=part), momentum=0.0).double()
+        given = torch.from_numpy(x).movedim(-1, 1).requires_grad_()
+        y = layer(given)
+        y.square().sum().backward()
+        gradient, variance = given.grad.numpy(), layer.running_var.numpy()
+    else:
+        layer = keras_batch_norm.BatchNorm(extent=Extent(part=part), momentum=0.0, dtype="float64")
+        given = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            y = layer(given, training=True)
+            loss = tf.reduce_sum(tf.square(y))
+        gradient, variance = tape.gradient(loss, given).numpy(), layer.moving_variance.numpy()
+    alone = -1 if part == 2 else slice(None)
+    outputs = y.detach().movedim(1, -1).numpy() if framework == "torch" else y.numpy()
+    np.testing.assert_allclose(outputs[alone], 0, atol=1e-12)
+    np.testing.assert_allclose(gradient[alone], 0, atol=1e-12)
+    expected = np.var(x[:2], axis=(0, 1, 2), ddof=1) / 2 if part == 2 else np.zeros(CHANNELS)
+    np.testing.assert_allclose(variance, expected, atol=1e-12)
+
+
+def test_keras_saves_parts_and_refuses_ranks():
+    layer = keras_batch_norm.BatchNorm(extent=Extent(part=2), momentum=0.7, epsilon=1e-4, name="bn")
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert again.get_config() == layer.get_config()
+    assert (again._extent, again.momentum, again.epsilon) == (Extent(part=2), 0.7, 1e-4)
+    layer = keras_batch_norm.BatchNorm(extent=Extent(group=SingleCommunicator("").group()), name="bn")
+    with pytest.raises(HpctrainError, match="cannot save bn"):
+        layer.get_config()
+
+
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_the_whole_batch_in_float32_keeps_the_unbiased_variance(framework):
     run, dtype = {"torch": (of_torch, torch.float32), "keras": (of_keras, "float32")}[framework]
