@@ -59,6 +59,15 @@ def share(batch: Indices, rank: int, ranks: int) -> Share:
     )
 
 
+def parts(own: Share, count: int) -> list[Indices]:
+    """A share in ``count`` parts, which differ by one sample at most and are never empty.
+
+    Where there are fewer samples than parts the last one comes again, behind the rank's own ``count``.
+    """
+    again = np.repeat(own.indices[-1:], max(0, count - len(own.indices)))
+    return np.array_split(np.append(own.indices, again), count)
+
+
 def cut(indices: Indices, size: int | None) -> list[Indices]:
     """``indices`` in order, in the fewest parts of at most ``size``, which differ by one at most; None leaves it whole.
 

@@ -58,7 +58,9 @@ class Data(Section):
         2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
     )
     broken_images: Literal["skip", "stop"] = Field(
-        "stop", description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all"
+        "stop",
+        description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all; "
+        "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
 
 
@@ -141,12 +143,14 @@ class Batch(Section):
         assert self.size is not None
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
+    def parts(self, samples: int, ranks: int) -> int:
+        """Into how many parts each of so many ranks cuts its share of a step's samples: into as many as all others."""
+        return -(-samples // (ranks * self.micro_batch)) if self.micro_batch else 1
+
     def at_once(self, ranks: int) -> int:
         """The most samples that one of so many ranks computes at once, of a batch that :meth:`at` made."""
         assert self.size is not None
-        share = -(-self.size // ranks)
-        pieces = -(-share // self.micro_batch) if self.micro_batch else 1
-        return -(-share // pieces)
+        return -(-self.size // (ranks * self.parts(self.size, ranks)))
 
 
 # Parameters by what they are to their layer: gamma and beta of any normalisation, and any other layer's bias.

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from hpctrain.checkpoints import Progress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.data.sampling import Indices, Share, cut, epoch_order, global_batches, share
+from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, parts, share
 from hpctrain.data.source import Source
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import learning_rate, sgd_share
@@ -75,6 +76,8 @@ class Loop:
         self._epoch = 0
         self._losses: list[float] = []
         self._sizes: list[int] = []
+        # Samples of the epoch in work.
+        self._seen = 0
         self._epoch_seconds = 0.0
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
@@ -137,6 +140,10 @@ class Loop:
         """What the run still lacks, wherever it was left; returns why it was stopped."""
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
+            if self._steps_left == 0:
+                # Ahead of the checkpoint: it is of the model whose accuracy is recorded. Again after a resume, which
+                # changes no bits of what is equal on all ranks.
+                self._trainer.average_statistics()
             if self._iteration > self._saved:
                 self._save()
             if stopped:
@@ -147,9 +154,9 @@ class Loop:
     def _train_epoch(self) -> str | None:
         """The steps that the epoch still lacks; returns why it was stopped."""
         order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=self._epoch)
-        rest = order[sum(self._sizes) :]
+        rest = order[self._seen :]
         batches = list(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last))
-        pieces = itertools.chain.from_iterable(self._pieces(batch) for batch in batches)
+        pieces = itertools.chain.from_iterable(parts(self._share(batch), self._count(batch)) for batch in batches)
         with contextlib.closing(self._train.stream(pieces, self._epoch)) as stream:
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
@@ -164,15 +171,11 @@ class Loop:
     def _share(self, batch: Indices) -> Share:
         return share(batch, self._comm.rank, self._comm.size)
 
-    def _pieces(self, batch: Indices) -> list[Indices]:
-        """What this rank computes at once: as many pieces as any other rank, for layers that talk to other ranks."""
-        largest = -(-len(batch) // self._comm.size)
-        own = self._share(batch).indices
-        count = -(-largest // (self._recipe.batch.micro_batch or largest))
-        return np.array_split(own, min(count, len(own)))
+    def _count(self, batch: Indices) -> int:
+        """Of the parts of a batch on each rank."""
+        return self._recipe.batch.parts(len(batch), self._comm.size)
 
     def _end_epoch(self) -> None:
-        self._trainer.average_statistics()
         test_loss, test_accuracy = self._evaluate()
         broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._told
         # From here on the epoch is done for every rank, or for none.
@@ -182,7 +185,7 @@ class Loop:
             "epoch",
             epoch=self._epoch,
             seconds=self._epoch_seconds,
-            samples_per_s=sum(self._sizes) / self._epoch_seconds,
+            samples_per_s=self._seen / self._epoch_seconds,
             train_loss=float(np.average(self._losses, weights=self._sizes)),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
@@ -191,7 +194,7 @@ class Loop:
             names = sorted(broken)[:_NAMES]
             self._events.emit("broken_images", epoch=self._epoch, count=len(broken), names=names)
             self._told |= broken
-        self._losses, self._sizes = [], []
+        self._losses, self._sizes, self._seen = [], [], 0
         self._epoch_begin = time.perf_counter()
 
     def _save(self) -> None:
@@ -212,6 +215,7 @@ class Loop:
         self._iteration = self._saved = self._trainer.updates = progress.iteration
         self._epoch = progress.epoch - 1
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)
+        self._seen = sum(self._sizes)
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
@@ -224,23 +228,25 @@ class Loop:
             learning_rate=self._learning_rate,
             begin=time.perf_counter(),
         )
-        # ranks / samples of the global batch, or 0 for a rank that computes a sample of another's
-        scale = own.weight / len(own.indices)
-        count = len(self._pieces(batch))
-        parts, rate = self._waited_for(stream, count), self._begun.learning_rate
-        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share)
+        count, scale = self._count(batch), self._comm.size / len(batch)
+        waited_for, rate = self._waited_for(stream, count, own.count), self._begun.learning_rate
+        own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
         return bool(stop > 0)
 
-    def _waited_for(self, stream: Iterator[Samples], count: int) -> Generator[Samples]:
-        """The next samples of a stream, whose waiting time becomes this step's."""
+    def _waited_for(self, stream: Iterator[Samples], count: int, own: int) -> Generator[Samples]:
+        """The next parts of a stream, whose waiting time becomes this step's.
+
+        What is behind this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
+        """
         self._data_seconds = 0.0
         for _ in range(count):
             begin = time.perf_counter()
             samples = next(stream)
             self._data_seconds += time.perf_counter() - begin
-            yield samples
+            yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
+            own -= len(samples)
 
     def _note(self, loss: float) -> None:
         """Count and record the step that was begun."""
@@ -251,6 +257,7 @@ class Loop:
         self._iteration += 1
         self._losses.append(loss)
         self._sizes.append(step.samples)
+        self._seen += step.samples
         self._events.emit(
             "step",
             iteration=self._iteration,
@@ -286,12 +293,18 @@ class Loop:
     @property
     def _steps(self) -> float:
         """How far the run is, in steps of the recipe's batch."""
-        return self._epoch * self._rate.iterations_per_epoch + sum(self._sizes) / self._recipe.global_batch
+        return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
+
+    @property
+    def _steps_left(self) -> int:
+        """Of the epoch in work."""
+        rest = len(self._train) - self._seen
+        return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""
         own = np.array_split(np.arange(len(self._test)), self._comm.size)[self._comm.rank]
-        size = self._recipe.batch.micro_batch or -(-self._recipe.global_batch // self._comm.size)
+        size = self._recipe.batch.at_once(self._comm.size)
         sums = np.zeros(3)
         with contextlib.closing(self._test.stream(cut(own, size), self._epoch)) as stream:
             for samples in stream:

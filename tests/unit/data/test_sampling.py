@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.sampling import batch_count, epoch_order, global_batches, share
+from hpctrain.data.sampling import batch_count, epoch_order, global_batches, parts, share
+from hpctrain.recipes.schema import Batch
 
 counts = st.integers(1, 300)
 ranks_ = st.integers(1, 17)
@@ -52,6 +53,22 @@ def test_ranks_share_evenly_and_all_take_part(samples, size, ranks):
         assert max(sizes) - min(sizes) <= 1
         assert all(len(own.indices) for own in batch)
         assert all((own.weight == 0) == (own.count == 0) for own in batch)
+
+
+@given(counts, ranks_, st.integers(1, 40))
+def test_every_rank_has_as_many_parts_none_empty_and_none_larger_than_asked_for(samples, ranks, micro_batch):
+    """Layers that talk to other ranks do so once a part."""
+    batch, settings = np.arange(samples), Batch(size=samples, micro_batch=micro_batch)
+    count, seen = settings.parts(samples, ranks), []
+    for rank in range(ranks):
+        own = share(batch, rank, ranks)
+        cuts = parts(own, count)
+        assert len(cuts) == count
+        assert min(map(len, cuts)) >= 1 and max(map(len, cuts)) <= settings.at_once(ranks) <= micro_batch
+        # What is there again is a part, or the whole share, of its own.
+        assert own.count in np.cumsum([0, *map(len, cuts)])
+        seen += np.concatenate(cuts)[: own.count].tolist()
+    assert seen == batch.tolist()
 
 
 @given(counts, counts)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.sampling import cut, global_batches, share
+from hpctrain.data.sampling import global_batches, parts, share
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.batch_statistics import ranks_together, require_span
 from hpctrain.recipes.load import load_recipe
@@ -102,7 +102,8 @@ def test_what_is_not_refused_has_that_many_images_everywhere(
     except HpctrainError:
         return
     (batch,) = global_batches(np.arange(size), size, drop_last=True)
-    pieces = [[len(piece) for piece in cut(share(batch, rank, ranks).indices, micro_batch)] for rank in range(ranks)]
+    count = recipe.batch.parts(size, ranks)
+    pieces = [[len(piece) for piece in parts(share(batch, rank, ranks), count)] for rank in range(ranks)]
     (at_once,) = {length for rank in pieces for length in rank}
     together = ranks_together(span, at_once, ranks)
     assert ranks % together == 0

@@ -10,8 +10,9 @@ import pytest
 
 from hpctrain import HpctrainError
 from hpctrain.comm.single import SingleCommunicator
-from hpctrain.data.samples import InMemory, Samples
+from hpctrain.data.samples import BROKEN, InMemory, Samples
 from hpctrain.events import EventWriter, read_events
+from hpctrain.optim.schedule import sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
@@ -30,24 +31,31 @@ class Recorder:
         self.steps: list[tuple[list[list[int]], float, float]] = []
         self.trained: list[list[int]] = []
         self.updates = 0
+        self.sgd_shares: list[float] = []
+        self.order: list[str] = []
 
-    def step(self, parts, count, scale, learning_rate, sgd_share=1.0):
+    def step(self, parts, count, scale, learning_rate, sgd_share):
         parts = list(parts)
         assert len(parts) == count
+        self.sgd_shares.append(sgd_share)
+        self.order.append("step")
         self.trained.append(np.concatenate([part.labels for part in parts]).tolist())
         self.steps.append(([part.labels.tolist() for part in parts], scale, learning_rate))
-        return scale * float(sum(part.labels.sum() for part in parts))
+        return scale * float(sum(part.labels[part.labels != BROKEN].sum() for part in parts))
 
     def state(self):
+        self.order.append("save")
         return {"trained": np.array(sum(self.trained, []), np.int64)}
 
     def restore(self, state):
         self.trained.append(state["trained"].tolist())
 
     def average_statistics(self):
-        pass
+        self.order.append("average")
 
     def evaluate(self, samples):
+        if self.order[-1] != "evaluate":
+            self.order.append("evaluate")
         return float(samples.labels.sum()), int((samples.labels % 2).sum())
 
 
@@ -199,10 +207,47 @@ def test_losses_and_evaluations_of_all_ranks_add_up_to_one_process(tmp_path):
             assert sum(events[index][key] for events in ranks) == pytest.approx(event[key])
 
 
-def test_a_rank_without_a_sample_takes_part_with_weight_0(tmp_path):
+def test_a_rank_without_a_sample_takes_part_with_one_that_does_not_count(tmp_path):
     trainer, _ = run(tmp_path, recipe(), comm=Alone(3, 4))
-    parts, scale, _ = trainer.steps[2]
-    assert (len(parts), len(parts[0]), scale) == (1, 1, 0)
+    assert trainer.steps[2][0] == [[BROKEN]]
+
+
+def test_ranks_with_fewer_samples_than_others_have_parts_have_one_that_does_not_count(tmp_path):
+    parts = []
+    for rank in range(2):
+        (tmp_path / f"{rank}").mkdir()
+        trainer, _ = run(tmp_path / f"{rank}", recipe(batch={"size": 5, "micro_batch": 1}), comm=Alone(rank, 2))
+        parts.append([parts for parts, _, _ in trainer.steps])
+        assert [scale for _, scale, _ in trainer.steps] == [2 / 5] * 4
+    assert [[len(part) for part in step] for step in parts[0]] == [[1, 1, 1]] * 4
+    assert [step[2] for step in parts[1]] == [[BROKEN]] * 4
+    seen = [label for rank in parts for step in rank[:2] for part in step for label in part if label != BROKEN]
+    assert sorted(seen) == list(range(10))
+
+
+def test_statistics_are_averaged_ahead_of_the_checkpoint_and_of_the_evaluation(tmp_path):
+    def asked(trainer):
+        return "a signal" if trainer.order.count("step") == 3 else None
+
+    end = ["average", "save", "evaluate"]
+    stopped, _ = run(tmp_path, recipe(), asked=asked)
+    assert stopped.order == ["step"] * 3 + end[:2]
+    resumed, _ = run(tmp_path, recipe(), resume_from=3)
+    # Averaged again, of which no bits change, and not saved again.
+    assert resumed.order == ["average", "evaluate"] + ["step"] * 3 + end
+    (tmp_path / "within").mkdir()
+    within, _ = run(tmp_path / "within", recipe(), asked=lambda trainer: "a signal")
+    assert within.order == ["step", "save"]
+
+
+def test_the_share_of_sgd_follows_the_transition(tmp_path):
+    transition = {"center": 1.0, "period": 1.0, "rmsprop_rate": 0.01}
+    settings = recipe(optimizer={"name": "rmsprop_to_sgd", "learning_rate": 0.1, "transition": transition})
+    trainer, _ = run(tmp_path, settings)
+    expected = [sgd_share(step / 3, settings.optimizer.transition) for step in range(6)]
+    assert trainer.sgd_shares == pytest.approx(expected)
+    assert len(set(trainer.sgd_shares)) == 6
+    assert set(run(tmp_path, recipe())[0].sgd_shares) == {1.0}
 
 
 class Slow(InMemory):
