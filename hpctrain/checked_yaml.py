@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
+from yaml.composer import ComposerError
 
 from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.errors import HpctrainError, nearest
@@ -46,6 +47,13 @@ class _Loader(BoundedLoader):
             return f"the alias *{event.anchor} has no place in a {self._kind}"
         tag = getattr(event, "tag", None)
         return f"the tag {tag} has no place in a {self._kind}" if tag else None
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        # PyYAML gives the index of an item, the key of a value, and none of a key.
+        if isinstance(parent, yaml.MappingNode) and index is None and not isinstance(node, yaml.ScalarNode):
+            raise ComposerError(None, None, "a key is one word or number, and no list or mapping", node.start_mark)
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -41,13 +42,13 @@ def all_entries() -> Iterator[Recipe | Listed]:
 
 
 def variant_names(name_or_path: str) -> tuple[str, ...]:
-    """The variants of a recipe file, the one first that is meant without ``@``; none where it has no variants.
+    """The variants of a recipe file, the one first that is meant without ``@``; none where it has none or one is named.
 
     Raises:
         HpctrainError: no such recipe, or no recipe in the file.
     """
-    path, _ = _find(name_or_path)
-    return tuple(_variants(_document(path)))
+    path, variant = _find(name_or_path)
+    return () if variant else tuple(_variants(_document(path)))
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:
@@ -78,12 +79,16 @@ def _entry(document: Document, variant: str) -> Recipe | Listed:
     if variant and isinstance(values.get("name"), str):
         values["name"] = f"{values['name']}@{variant}"
     where = _Where(document, variant, changes)
-    if values.get("missing"):
+    if "missing" in values:
+        if not values["missing"]:
+            raise HpctrainError(
+                f"{where(('missing',))}: missing: nothing is said to be missing",
+                "leave the key out of a recipe that can be run; else list what would have to be known",
+            )
         # What other variants run with is not of this one; keys that nothing has are still refused.
         foreign = Recipe.model_fields.keys() - Listed.model_fields.keys()
         known = {key: value for key, value in values.items() if key not in foreign}
         return validate(known, Listed, where, "recipe", HINT)
-    values.pop("missing", None)
     return validate(values, Recipe, where, "recipe", HINT)
 
 
@@ -92,8 +97,8 @@ def _find(name_or_path: str) -> tuple[Path, str]:
     name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
     if "/" in name_or_path or name.endswith((".yaml", ".yml")):
         # A path may hold an @ of its own.
-        whole = Path(name_or_path)
-        return (whole, "") if not variant or whole.exists() else (Path(name), variant)
+        whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
+        return (Path(name_or_path), "") if whole else (Path(name), variant)
     names = recipe_names()
     if name not in names:
         raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
@@ -113,7 +118,14 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
         raise HpctrainError(
             f"{document.where(('variants',))}: variants is not a mapping of names to the values that they change", HINT
         )
-    return {str(name): changes for name, changes in variants.items()}
+    named = {str(name): changes for name, changes in variants.items()}
+    for name in named:
+        if not name or "@" in name or "/" in name:
+            raise HpctrainError(
+                f"{document.where(('variants', name))}: {name!r} cannot name a variant",
+                "a name of a variant stands behind an @, and has no @ and no slash of its own",
+            )
+    return named
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def test_the_first_variant_is_meant_without_a_name(file: Path) -> None:
     assert variant_names(str(file)) == ("64", "512", "adam", "unknown")
     assert load_recipe(str(file)) == load_recipe(f"{file}@64")
     assert variant_names("digits") == ()
+    assert variant_names(f"{file}@512") == ()
     assert load_recipe("digits").name == "digits"
 
 
@@ -149,6 +150,27 @@ def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
     path.write_text(f"{DIGITS}\n{text}\n")
     with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, 'variants:')}: variants is not a mapping"):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", ["''", "a@b", "a/b"])
+def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{DIGITS}\nvariants:\n  a: {{}}\n  {name}: {{}}\n")
+    with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, f'  {name}: ')}: .* cannot name a variant"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize("nothing", ["[]", "null", ""])
+def test_nothing_that_is_missing(tmp_path: Path, nothing: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{DIGITS}\nmissing: {nothing}\n")
+    with pytest.raises(HpctrainError, match=rf"mine\.yaml:{line_of(path, 'missing:')}: missing: nothing is said"):
+        load_entry(str(path))
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(HpctrainError, match=r"cannot read the recipe n+\.yaml: File name too long"):
+        load_entry(f"{'n' * 300}.yaml@64")
 
 
 def test_what_is_missing_is_shown_and_not_run(file: Path) -> None:
