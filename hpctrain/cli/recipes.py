@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +14,15 @@ import yaml
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import differences
-from hpctrain.recipes.entries import Listed, all_entries, load_entry
+from hpctrain.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
+# No line is longer.
+_UNBOUNDED = 1000
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -45,7 +49,8 @@ def show(
         int | None, typer.Option(metavar="N", min=1, help="Also what it does over a run on N ranks, epoch by epoch.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw batch, rate and momentum over the run (PNG).")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw batch, rate and momentum over the run; .svg and .pdf too."),
     ] = None,
     diff: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Instead: the values in which two recipes differ.")
@@ -56,13 +61,16 @@ def show(
     if diff is not None:
         if name or overrides or world or plot:
             raise HpctrainError("--diff A B shows how two recipes differ, and nothing else", "leave the rest out")
-        _show_differences(*map(load_recipe, diff), as_json=as_json)
+        _show_differences(diff, as_json=as_json)
     elif name is None:
         raise HpctrainError("which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them")
     elif overrides or world or plot:
         _show_run(load_recipe(name, overrides or []), world, plot, as_json=as_json)
     else:
         _show_values(load_entry(name), as_json=as_json)
+        if variants := variant_names(name):
+            named = ", ".join(f"{name}@{variant}" for variant in variants)
+            typer.echo(f"hpctrain: the first of its variants: {named}", err=True)
 
 
 @app.command()
@@ -70,9 +78,23 @@ def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe against the schema; exits 2 and says what is wrong, and where, if it does not hold."""
-    recipe = load_recipe(file)
-    typer.echo(json.dumps({"name": recipe.name, "status": "ok"}) if as_json else f"{recipe.name}: ok")
+    """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one does not hold."""
+    checked, faults = [], []
+    for name in [f"{file}@{variant}" for variant in variant_names(file)] or [file]:
+        try:
+            checked.append(load_entry(name))
+        except HpctrainError as error:
+            faults.append(error)
+    missing = {entry.name: list(entry.missing) if isinstance(entry, Listed) else [] for entry in checked}
+    if as_json:
+        _print([{"name": name, "status": "ok", "missing": what} for name, what in missing.items()])
+    else:
+        for name, what in missing.items():
+            typer.echo(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
+    if faults:
+        # What is wrong with what all variants have is said once.
+        told = dict.fromkeys(line for error in faults for line in error.message.splitlines())
+        raise HpctrainError("\n".join(told), faults[0].hint)
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
@@ -81,26 +103,31 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
 
 
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
-    from hpctrain.report.course import at_world, course, plot, table
+    from hpctrain.report.course import at_world, course, picture_format, plot, table
 
+    # All that can be wrong is found before anything is written or printed.
+    found = course(at_world(recipe, world)) if world or file else {}
     if file is not None:
+        kind = picture_format(file)
         require_places([file])
-        save({file: plot(at_world(recipe, world))})
+        save({file: plot(at_world(recipe, world), kind)})
     if not (as_json and world):
         _show_values(recipe, as_json=as_json)
     if world:
-        found = course(at_world(recipe, world))
         _print(found if as_json else table(found))
 
 
-def _show_differences(one: Recipe, other: Recipe, *, as_json: bool) -> None:
+def _show_differences(names: tuple[str, str], *, as_json: bool) -> None:
     from hpctrain.report.recipes import difference_table
 
-    found = differences(one, other)
+    one, other = names
+    found = differences(load_recipe(one), load_recipe(other))
     if as_json:
-        _print({key: {one.name: first, other.name: second} for key, (first, second) in found.items()})
+        _print({key: {one: first, other: second} for key, (first, second) in found.items()})
+    elif found:
+        _print(difference_table(names, found))
     else:
-        _print(difference_table(one, other, found))
+        typer.echo("no differences")
 
 
 def _print(what: Any) -> None:
@@ -110,4 +137,6 @@ def _print(what: Any) -> None:
         return
     from rich.console import Console
 
-    Console().print(what)
+    # Into a pipe or a file nothing is cut, unless somebody says how wide that is.
+    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if bounded else _UNBOUNDED).print(what)

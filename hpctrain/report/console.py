@@ -105,9 +105,10 @@ class Console:
         self._run_event = event
         self._steps = []
         ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
+        epochs = "1 epoch" if event["epochs"] == 1 else f"{event['epochs']} epochs"
         self._progress_line(
             f"{event['recipe']}: {event['framework']}, {event['backend']}, {ranks}, "
-            f"{event['parameters']:,} parameters, {event['epochs']} epochs of {event['iterations_per_epoch']} steps"
+            f"{event['parameters']:,} parameters, {epochs} of {event['iterations_per_epoch']} steps"
         )
         if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stderr)

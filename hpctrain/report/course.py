@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.optim.schedule import LearningRate, learning_rate
 from hpctrain.recipes.schema import Data, Optimizer, Recipe
-from hpctrain.report.recipes import fixed_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,10 @@ _IMAGENET = 1_281_167
 _DIGITS = 1_797
 # More a picture cannot show.
 _POINTS = 2000
+# Rates further apart than the first are drawn on a logarithmic axis, and those so far below the highest are not.
+_WIDE, _LOWEST = 100, 1e-4
+_FORMATS = ("png", "svg", "pdf")
+_ENDINGS = ", ".join(f".{kind}" for kind in _FORMATS)
 
 
 def training_samples(data: Data) -> int:
@@ -35,14 +39,21 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     """The recipe for ``world`` ranks.
 
     Raises:
-        HpctrainError: the batch depends on their number, and it is None.
+        HpctrainError: the batch depends on their number, and it is None, or they are so many that an epoch has no step.
     """
-    if world is None and fixed_size(recipe.batch) is None:
+    each, samples = recipe.batch.per_rank, training_samples(recipe.data)
+    if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
             "name it: --world 8",
         )
-    return recipe.at(world or 1)
+    found = recipe.at(world or 1)
+    if recipe.batch.fixed_size is None and each and not found.batch.iterations(samples):
+        raise HpctrainError(
+            f"{world} ranks with {each} samples each leave no step: there are {samples} training samples",
+            f"--world {samples // each} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
+        )
+    return found
 
 
 def course(recipe: Recipe) -> dict[str, Any]:
@@ -77,13 +88,15 @@ def momentum(optimizer: Optimizer) -> float:
 def table(found: dict[str, Any]) -> Table:
     """Of :func:`course`."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
+    epochs = "1 epoch" if found["epochs"] == 1 else f"{found['epochs']} epochs"
     title = (
-        f"{found['name']}: batch {found['global_batch']}, {found['epochs']} epochs of {found['iterations_per_epoch']} "
-        f"iterations over {found['training_samples']:,} samples"
+        f"{found['name']}: batch {found['global_batch']}, {epochs} of {found['iterations_per_epoch']} iterations over "
+        f"{found['training_samples']:,} samples"
     )
-    rows = Table(title=title, box=box.SIMPLE_HEAD)
+    rows = Table(title=escape(title), box=box.SIMPLE_HEAD)
     for column in ("epoch", "learning rate", "momentum"):
         rows.add_column(column, justify="right")
     for epoch, (rate, kept) in enumerate(zip(found["learning_rate"], found["momentum"], strict=True)):
@@ -91,11 +104,24 @@ def table(found: dict[str, Any]) -> Table:
     return rows
 
 
-def plot(recipe: Recipe) -> bytes:
-    """Batch, rate and momentum over the run as a PNG file.
+def picture_format(file: Path) -> str:
+    """What a picture of that name holds.
+
+    Raises:
+        HpctrainError: no picture that can be drawn.
+    """
+    kind = file.suffix.lower().removeprefix(".")
+    if kind not in _FORMATS:
+        raise HpctrainError(f"--plot {file}: no picture ends in {file.suffix or 'nothing'}", f"valid: {_ENDINGS}")
+    return kind
+
+
+def plot(recipe: Recipe, kind: str = "png") -> bytes:
+    """Batch, rate and momentum over the run as a picture.
 
     Args:
         recipe: of :func:`at_world`.
+        kind: of :func:`picture_format`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -113,10 +139,10 @@ def plot(recipe: Recipe) -> bytes:
         panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2.5, 1))
         for panel, (label, value) in zip(panels, curves.items(), strict=True):
             _draw(panel, label, epochs, [value(iteration) for iteration in iterations])
-        panels[0].set_title(f"{recipe.name}: {rate.iterations_per_epoch} iterations an epoch")
+        panels[0].set_title(f"{recipe.name}: {rate.iterations_per_epoch} iterations an epoch", parse_math=False)
         panels[-1].set_xlabel("epoch")
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=150)
+        figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()
 
 
@@ -131,5 +157,9 @@ def _iterations(rate: LearningRate) -> list[int]:
 def _draw(panel: Axes, label: str, epochs: list[float], values: list[float]) -> None:
     panel.plot(epochs, values, color="#0072B2", linewidth=1.6)
     panel.set(ylabel=label, xlim=(0, epochs[-1]), ylim=(0, 1.08 * max(values) or 1))
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) > _WIDE * min(positive):
+        panel.set_yscale("log", nonpositive="mask")
+        panel.set_ylim(max(min(positive), _LOWEST * max(positive)) / 1.5, 1.5 * max(positive))
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)

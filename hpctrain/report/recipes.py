@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.recipes.entries import Listed
-from hpctrain.recipes.schema import Batch, Recipe, Reported
+from hpctrain.recipes.schema import Batch, Recipe
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:
@@ -26,77 +26,69 @@ def list_row(entry: Recipe | Listed) -> dict[str, Any]:
 
 
 def list_tables(entries: Iterable[Recipe | Listed]) -> Iterator[Table]:
-    """Those that can be run, one a row, then those that cannot, with what is missing."""
+    """Those that can be run, one a row, then those that cannot, with the first of what is missing."""
     entries = list(entries)
-    runnable = _table("model", "data", "batch", "epochs")
-    cost = ""
+    runnable = _table("name", "model", "batch", "epochs", "reported")
     for recipe in (entry for entry in entries if isinstance(entry, Recipe)):
-        values = (recipe.model.name, recipe.data.name, batch_text(recipe.batch), str(recipe.epochs))
-        # That of several variants is said once.
-        _add(runnable, recipe, *values, cost="" if recipe.cost == cost else recipe.cost)
-        cost = recipe.cost
+        _add(runnable, recipe.name, recipe.model.name, batch_text(recipe.batch), str(recipe.epochs), _results(recipe))
     yield runnable
     if listed := [entry for entry in entries if isinstance(entry, Listed)]:
-        others = _table("cannot be run: missing", no_wrap=False)
+        others = _table("name", "reported", "cannot be run: missing", "")
         for entry in listed:
-            _add(others, entry, "\n".join(f"- {text}" for text in entry.missing), cost=entry.cost)
+            more = f"+ {len(entry.missing) - 1} more" if len(entry.missing) > 1 else ""
+            _add(others, entry.name, _results(entry), entry.missing[0], more)
         yield others
 
 
-def _table(*columns: str, no_wrap: bool = True) -> Table:
+def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("name", no_wrap=True)
     for column in columns:
-        table.add_column(column, no_wrap=no_wrap, justify="right" if column == "epochs" else "left")
-    table.add_column("reported", no_wrap=True)
-    table.add_column("cost")
+        # What is missing is a sentence: it alone gives way where a terminal is narrow.
+        table.add_column(column, no_wrap="missing" not in column, justify="right" if column == "epochs" else "left")
     return table
 
 
-def _add(table: Table, entry: Recipe | Listed, *values: str, cost: str) -> None:
+def _add(table: Table, *values: str) -> None:
     from rich.text import Text
 
-    table.add_row(*map(Text, (entry.name, *values, _result(entry), cost)))
+    # One line each, whatever is left for it; but a name is typed, and never cut.
+    name, *others = values
+    table.add_row(
+        Text(name, no_wrap=False, overflow="fold"),
+        *(Text(value, no_wrap=True, overflow="ellipsis") for value in others),
+    )
 
 
 def batch_text(batch: Batch) -> str:
-    """``8192``, ``32 a rank`` or ``8192 = 32 x 256``."""
-    if batch.per_rank is None:
-        return str(batch.size)
-    if batch.emulated_ranks is None:
-        return f"{batch.per_rank} a rank"
-    return f"{batch.per_rank * batch.emulated_ranks} = {batch.per_rank} x {batch.emulated_ranks}"
+    """``8192``, or ``32 a rank``."""
+    return f"{batch.per_rank} a rank" if batch.fixed_size is None else str(batch.fixed_size)
 
 
-def _result(entry: Recipe | Listed) -> str:
-    """What is reported for the recipe's own batch where that is known, else the first row of all."""
+def _results(entry: Recipe | Listed) -> str:
+    """What is reported for the recipe's own batch where that is known, else for all: ``0.6604 to 0.7652 (10)``."""
     rows = entry.reported
-    if isinstance(entry, Recipe) and (size := fixed_size(entry.batch)) and (own := entry.reported_at(size)):
-        rows = (own,)
-    return _row(rows[0]) + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+    if isinstance(entry, Recipe) and (size := entry.batch.fixed_size) and (own := entry.reported_at(size)):
+        rows = tuple(row for row in rows if row.batch == own.batch)
+    metric = rows[0].metric
+    rows = tuple(row for row in rows if row.metric == metric)
+    name = "" if metric == "test_accuracy" else f"{metric.replace('_', ' ')} "
+    if len(rows) == 1:
+        return name + row_text(rows[0].model_copy(update={"remark": ""}))
+    values = [row.value for row in rows]
+    return f"{name}{min(values):g} to {max(values):g} ({len(rows)})"
 
 
-def fixed_size(batch: Batch) -> int | None:
-    """Samples of one step over all ranks; None where that depends on their number."""
-    return batch.at(1).size if batch.size or batch.emulated_ranks else None
-
-
-def _row(row: Reported) -> str:
-    metric = "" if row.metric == "test_accuracy" else f"{row.metric.replace('_', ' ')} "
-    return metric + row_text(row.model_copy(update={"remark": ""})) + (f" at {row.batch}" if row.batch else "")
-
-
-def difference_table(one: Recipe, other: Recipe, found: Mapping[str, tuple[Any, Any]]) -> Table:
-    """Of :func:`hpctrain.recipes.difference.differences`."""
+def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]]) -> Table:
+    """Of :func:`hpctrain.recipes.difference.differences` between the recipes of these names."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", escape(one.name), escape(other.name), box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("", *map(escape, names), box=box.SIMPLE_HEAD, pad_edge=False)
     for key, values in found.items():
         table.add_row(key, *(Text("—" if value is None else str(value)) for value in values))
     return table

@@ -121,11 +121,11 @@ def _result(recipe: Recipe, seed: int, directory: RunDirectory) -> Result:
 def table(repeats: Repeats) -> Table:
     """Of a terminal."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    found = Table(
-        title=f"{repeats.recipe}: {repeats.title}", caption=repeats.reported_text, box=box.SIMPLE_HEAD, min_width=72
-    )
+    title, caption = escape(f"{repeats.recipe}: {repeats.title}"), escape(repeats.reported_text)
+    found = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, min_width=72)
     for column in ("seed", "status", "result"):
         found.add_column(column, justify="right" if column == "result" else "left")
     for row in repeats.rows[:-1]:

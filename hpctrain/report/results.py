@@ -28,12 +28,16 @@ def result_name(recipe: Recipe) -> str:
 
 def result_title(recipe: Recipe) -> str:
     """The same in words."""
-    name = result_name(recipe)
-    return f"test accuracy, median of the last {recipe.median_of} epochs" if name == MEDIAN else name.replace("_", " ")
+    name, count = result_name(recipe), min(recipe.median_of, recipe.epochs)
+    if name != MEDIAN:
+        return name.replace("_", " ")
+    return "test accuracy" + (f", median of the last {count} epochs" if count > 1 else " of the one epoch")
 
 
 def reported_text(recipe: Recipe) -> str:
-    """What the source reports for the recipe's batch, or that it reports others only."""
+    """What the source reports for the recipe's batch, or that it reports others only, or that this is a smoke run."""
+    if recipe.smoke:
+        return "a smoke run, which is not put beside what the source reports"
     if rows := reported_rows(recipe):
         return f"reported: {'; '.join(map(row_text, rows))}"
     batches = sorted({row.batch for row in recipe.reported if row.batch is not None})

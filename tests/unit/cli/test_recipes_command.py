@@ -13,8 +13,9 @@ from hpctrain.recipes.entries import Listed, all_entries
 from hpctrain.recipes.load import load_recipe
 
 
-def test_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_list(columns: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
     entries = {entry.name: entry for entry in all_entries()}
     assert main(["recipes", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
@@ -26,8 +27,26 @@ def test_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert main(["recipes", "list"]) == 0
     runnable, _, others = capsys.readouterr().out.partition("cannot be run: missing")
     for name, entry in entries.items():
-        assert f" {name} " in (others if isinstance(entry, Listed) else runnable)
-    assert "0.975" in next(line for line in runnable.splitlines() if " digits " in line)
+        (line,) = (each for each in (runnable + others).splitlines() if each.startswith(f" {name} "))
+        assert line in (others if isinstance(entry, Listed) else runnable)
+        assert len(line) <= int(columns or 1000)
+        if isinstance(entry, Listed):
+            assert columns or entry.missing[0] in line
+            assert line.rstrip().endswith(f"+ {len(entry.missing) - 1} more") == (len(entry.missing) > 1)
+    assert [line.split()[1:] for line in runnable.splitlines() if line.startswith((" digits ", " goyal2017 "))] == [
+        ["digits_cnn", "64", "20", "0.975"],
+        ["resnet50", "32", "a", "rank", "90", "0.6604", "to", "0.7652", "(10)"],
+    ]
+
+
+def test_names_are_not_cut_on_any_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["recipes", "list"]) == 0
+    names = ""
+    for lines in (table.splitlines() for table in capsys.readouterr().out.split("\n name")[1:]):
+        width = len(" name" + lines[0]) - len(lines[0].lstrip())
+        names += "".join(line[:width].strip() for line in lines[1:])
+    assert all(entry.name in names for entry in all_entries())
 
 
 def test_differences(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -36,12 +55,18 @@ def test_differences(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     file.write_text(json.dumps(changed))
     assert main(["recipes", "show", "--diff", "digits", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "epochs": {"digits": 20, "mine": 3},
-        "schedule.warmup_epochs": {"digits": 2, "mine": 1},
+        "epochs": {"digits": 20, str(file): 3},
+        "schedule.warmup_epochs": {"digits": 2, str(file): 1},
     }
+    # Both may call themselves the same.
+    file.write_text(json.dumps({**changed, "name": "digits"}))
+    assert main(["recipes", "show", "--diff", "digits", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epochs"] == {"digits": 20, str(file): 3}
+    assert main(["recipes", "show", "--diff", "digits", "digits"]) == 0
+    assert capsys.readouterr().out == "no differences\n"
     assert main(["recipes", "show", "--diff", "digits", str(file)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert rows[0] == ["digits", "mine"]
+    assert rows[0] == ["digits", str(file)]
     assert rows[2:] == [["schedule.warmup_epochs", "2.0", "1.0"], ["epochs", "20", "3"]]
     assert main(["recipes", "show", "--diff", "digits", str(file), "--world", "2"]) == 2
     assert "--diff A B shows how two recipes differ" in capsys.readouterr().err
@@ -79,3 +104,46 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("name: x\n")
     assert main(["recipes", "check", str(file)]) == 2
     assert "the key 'epochs' is missing" in capsys.readouterr().err
+
+
+def test_check_looks_at_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "check", "mlperf-resnet50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"mlperf-resnet50@{name}" for name in MLPERF]
+    assert lines[0] == "mlperf-resnet50@1632: ok"
+    assert lines[2].startswith("mlperf-resnet50@4096: ok, cannot be run: how long the rate falls")
+    assert main(["recipes", "check", "mlperf-resnet50@8192"]) == 0
+    assert capsys.readouterr().out == "mlperf-resnet50@8192: ok\n"
+    assert main(["recipes", "check", "jia2018", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["status"], len(found["missing"])) == ("jia2018", "ok", 2)
+    file = tmp_path / "mine.yaml"
+    assert main(["recipes", "show", "digits"]) == 0
+    base = capsys.readouterr().out
+    file.write_text(base + "variants:\n  a: {}\n  b: {epochs: x}\n  c: {seed: x}\n")
+    assert main(["recipes", "check", str(file)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "digits@a: ok\n"
+    assert "variant b: epochs" in said.err and "variant c: seed" in said.err
+    file.write_text(base.replace("seed: 7", "seed: x") + "variants:\n  a: {}\n  b: {}\n")
+    assert main(["recipes", "check", str(file)]) == 2
+    assert capsys.readouterr().err.count("seed: input should be") == 1
+
+
+MLPERF = (1632, 3264, 4096, 8192, 32768, 49152, 65536)
+
+
+def test_show_says_which_variants_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "mlperf-resnet50"]) == 0
+    assert capsys.readouterr().err.split(": ")[-1] == ", ".join(f"mlperf-resnet50@{name}" for name in MLPERF) + "\n"
+    for name in ("mlperf-resnet50@3264", "digits"):
+        assert main(["recipes", "show", name]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_names_are_not_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "odd.png"
+    odd = ["--set", "name='[red]$x$ [/y]'"]
+    assert main(["recipes", "show", "digits", *odd, "--world", "1", "--plot", str(file)]) == 0
+    assert "[red]$x$ [/y]: batch 64, 20 epochs" in capsys.readouterr().out
+    assert file.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from typing import Any
@@ -87,6 +88,39 @@ def test_picture() -> None:
     # Batch and momentum are constant.
     assert heights[0] < 10 > heights[2]
     assert heights[1] > 300
+
+
+def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "goyal2017", "--world", "100000"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "100000 ranks with 32 samples each leave no step" in said.err
+    most = int(said.err.split("--world ")[1].split()[0])
+    assert (most * 32 <= 1_281_167) and ((most + 1) * 32 > 1_281_167)
+    assert main(["recipes", "show", "goyal2017", "--world", str(most)]) == 0
+
+
+def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
+    """Each of Goyal's steps, a tenth of the one before, falls by as much; a cosine is drawn as it is."""
+    pixels = np.asarray(Image.open(io.BytesIO(plot(at_world(load_recipe("goyal2017"), 256)))).convert("RGB"))
+    curve = np.abs(pixels.astype(int) - (0x00, 0x72, 0xB2)).sum(axis=2) < 30
+    rows = np.flatnonzero(curve[230:710].sum(axis=1) > 90) + 230
+    levels = [rows[0], *(after for before, after in itertools.pairwise(rows) if after > before + 5)]
+    assert len(levels) == 4
+    assert np.ptp(np.diff(levels)) <= 2
+
+
+def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, begin in (("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
+        assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(begin)
+    capsys.readouterr()
+    for name in ("a.jpg", "a"):
+        assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 2
+        said = capsys.readouterr()
+        assert said.err.endswith("valid: .png, .svg, .pdf\n")
+        assert said.out == ""
+        assert not (tmp_path / name).exists()
 
 
 def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from written_runs import digits, recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
@@ -14,8 +16,8 @@ from hpctrain.events import Event
 from hpctrain.launch.repeats import Series, create_series, repeated
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.page import render
-from hpctrain.report.repeats import read_repeats
-from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name
+from hpctrain.report.repeats import read_repeats, table
+from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
 from hpctrain.report.summary import summarise
 from hpctrain.rundir import RunDirectory
 
@@ -61,6 +63,23 @@ def test_summary_has_the_median_where_it_is_the_result(tmp_path: Path) -> None:
     metrics = summarise(directory, recipe_plan(recipe=recipe(median_of=4)), "done")["metrics"]
     assert metrics[MEDIAN] == pytest.approx(0.735)
     assert MEDIAN not in summarise(directory, recipe_plan(recipe=recipe(median_of=1)), "done")["metrics"]
+
+
+def test_the_title_counts_the_epochs_that_there_are() -> None:
+    assert result_title(recipe()) == "test accuracy, median of the last 5 epochs"
+    for count, title in ((2, "test accuracy, median of the last 2 epochs"), (1, "test accuracy of the one epoch")):
+        shorter = recipe().model_copy(update={"epochs": count})
+        assert result_title(shorter) == title
+
+
+def test_odd_names_in_the_table_of_a_series(series: Series) -> None:
+    odd = read_repeats(series).model_copy(update={"recipe": "[red]x[/y]", "reported_text": "0.7 ([/z])"})
+    console = Console(width=100, file=io.StringIO())
+    console.print(table(odd))
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert "[red]x[/y]: test accuracy" in printed
+    assert "0.7 ([/z])" in printed
 
 
 def test_source_is_asked_for_the_batch_of_the_run() -> None:
