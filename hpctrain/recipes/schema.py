@@ -290,6 +290,7 @@ class Recipe(Section):
     epochs: Annotated[int, Field(ge=1, le=100_000)]
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports is for it")
     communication: Communication = Communication()
     guard: Guard = Guard()
     fault_tolerance: FaultTolerance = FaultTolerance()
@@ -323,8 +324,8 @@ class Recipe(Section):
         return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which falls to it"
 
     def reported_at(self, batch: int) -> Reported | None:
-        """What the source reports for a batch; None where it reports other batches only."""
-        rows = [row for row in self.reported if row.batch in (None, batch)]
+        """What the source reports for a batch; None where it reports other batches only, and for a smoke run."""
+        rows = [row for row in self.reported if row.batch in (None, batch) and not self.smoke]
         return next(iter(sorted(rows, key=lambda row: row.batch is None)), None)
 
     @field_validator("fault_tolerance", mode="before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.schema import Batch, Images, Optimizer, Recipe, Transition
@@ -16,16 +17,24 @@ _SMALLEST_PIXELS = 32
 _BATCH = 16
 _MICRO_BATCH = 4
 _GHOST = 2
+_ADAPTIVE = ("adam", "adamw", "lamb", "lars")
+# An epoch of the recipe in the small run.
+_Shrunk = Callable[[float], float]
 
 
 def smoke(recipe: Recipe) -> Recipe:
     """The same recipe on few and small images, in small batches, for :data:`EPOCHS` epochs.
 
     All that is counted in epochs shrinks alike, so that warm-up, milestones and ramps are gone through. The rates
-    follow the batch: linearly (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with lars and lamb by its square root
-    (You et al. 2019, arXiv 1904.00962). What comes out says that the recipe runs, and nothing about its result.
+    follow the batch: linearly (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with rules that adapt the size of
+    their steps by its square root (You et al. 2019, arXiv 1904.00962), and RMSprop's part of a transition not at all.
+    Images that cannot be decoded are left out. What comes out says that the recipe runs, and nothing about its result.
     """
-    shrunk = EPOCHS / recipe.epochs
+
+    def shrunk(epoch: float) -> float:
+        # Multiplied first: 187 x (3 / 187) is above 3.
+        return epoch * EPOCHS / recipe.epochs
+
     changes: dict[str, object] = {
         "name": f"{recipe.name}-smoke",
         "model": {**dict(recipe.model), "batch_norm": {**dict(recipe.model.batch_norm), "span": _span(recipe)}},
@@ -33,46 +42,47 @@ def smoke(recipe: Recipe) -> Recipe:
         "optimizer": _optimizer(recipe, shrunk),
         "schedule": _schedule(recipe, shrunk),
         "epochs": EPOCHS,
+        "smoke": True,
         "median_of": min(recipe.median_of, EPOCHS),
     }
     if recipe.data.name == "imagenet":
-        changes["data"] = {**dict(recipe.data), "limit": _IMAGES}
+        changes["data"] = {**dict(recipe.data), "limit": _IMAGES, "broken_images": "skip"}
         changes["images"] = _images(recipe.images, shrunk)
     return Recipe.model_validate({**dict(recipe), **changes})
 
 
 def _usual_batch(recipe: Recipe) -> int:
     """The batch that the recipe's rates are for."""
-    batch = recipe.batch
-    fixed = batch.size or (batch.per_rank or 1) * (batch.emulated_ranks or 1)
-    return fixed if batch.size or batch.emulated_ranks else recipe.schedule.base_batch or fixed
+    return recipe.batch.fixed_size or recipe.schedule.base_batch or recipe.batch.per_rank or _BATCH
 
 
 def _factor(recipe: Recipe) -> float:
     ratio = _BATCH / _usual_batch(recipe)
-    return math.sqrt(ratio) if recipe.optimizer.name in ("lars", "lamb") else ratio
+    return math.sqrt(ratio) if recipe.optimizer.name in _ADAPTIVE else ratio
 
 
-def _optimizer(recipe: Recipe, shrunk: float) -> Optimizer:
+def _optimizer(recipe: Recipe, shrunk: _Shrunk) -> Optimizer:
     settings, base = recipe.optimizer, recipe.schedule.base_batch
     peak = settings.learning_rate * _factor(recipe) * (_usual_batch(recipe) / base if base else 1)
     values = {**dict(settings), "learning_rate": peak * _MICRO_BATCH / _BATCH if base else peak}
     if settings.transition:
-        epochs = {"center": settings.transition.center * shrunk, "period": settings.transition.period * shrunk}
-        values["transition"] = Transition.model_validate({**dict(settings.transition), **epochs})
+        transition = settings.transition
+        epochs = {"center": shrunk(transition.center), "period": shrunk(transition.period)}
+        own = {"rmsprop_rate": transition.rmsprop_rate / _factor(recipe)}
+        values["transition"] = Transition.model_validate({**dict(transition), **epochs, **own})
     return Optimizer.model_validate(values)
 
 
-def _schedule(recipe: Recipe, shrunk: float) -> Schedule:
+def _schedule(recipe: Recipe, shrunk: _Shrunk) -> Schedule:
     schedule, factor = recipe.schedule, _factor(recipe)
     values = {
         **dict(schedule),
         # Below the batch, so that the warm-up climbs.
         "base_batch": _MICRO_BATCH if schedule.base_batch else None,
-        "warmup_epochs": schedule.warmup_epochs * shrunk,
+        "warmup_epochs": shrunk(schedule.warmup_epochs),
         "warmup_from": None if schedule.warmup_from is None else schedule.warmup_from * factor,
-        "milestones": tuple(epoch * shrunk for epoch in schedule.milestones),
-        "peak_epoch": None if schedule.peak_epoch is None else schedule.peak_epoch * shrunk,
+        "milestones": tuple(map(shrunk, schedule.milestones)),
+        "peak_epoch": None if schedule.peak_epoch is None else shrunk(schedule.peak_epoch),
         "end_rate": schedule.end_rate * factor,
         "decay_steps": None,
     }
@@ -87,18 +97,20 @@ def _batch(batch: Batch) -> Batch:
 
 
 def _span(recipe: Recipe) -> int | str | None:
-    """Fewer images than a rank computes at once stay fewer, and those of several ranks become those of all."""
+    """What a rank computes at once stays that, fewer images stay fewer, and those of several ranks become all ranks'."""
     span, at_once = recipe.model.batch_norm.span, recipe.batch.micro_batch or recipe.batch.per_rank
     if not isinstance(span, int):
         return span
-    return "world" if at_once and span > at_once else _GHOST
+    if at_once is None or span < at_once:
+        return _GHOST
+    return "world" if span > at_once else None
 
 
-def _images(images: Images, shrunk: float) -> Images:
+def _images(images: Images, shrunk: _Shrunk) -> Images:
     largest = max((pixels for _, pixels in images.size_ramp), default=images.size)
     scale = min(1.0, _PIXELS / largest)
     ramp = [
-        (epoch * shrunk, max(_SMALLEST_PIXELS, int(pixels * scale) // _SMALLEST_PIXELS * _SMALLEST_PIXELS))
+        (shrunk(epoch), max(_SMALLEST_PIXELS, int(pixels * scale) // _SMALLEST_PIXELS * _SMALLEST_PIXELS))
         for epoch, pixels in images.size_ramp
     ]
     test_scale = min(1.0, _PIXELS / images.test_size)

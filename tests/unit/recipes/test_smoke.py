@@ -9,10 +9,12 @@ import pytest
 from hpctrain.cli.work import read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.optim.schedule import LearningRate, sgd_share
+from hpctrain.recipes.batch_statistics import require_span
 from hpctrain.recipes.entries import all_entries
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
+from hpctrain.report.results import reported_text
 
 RECIPES = {recipe.name: recipe for recipe in all_entries() if isinstance(recipe, Recipe)}
 
@@ -27,7 +29,7 @@ def schedule(recipe: Recipe, steps: int) -> LearningRate:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_stays_a_valid_one(name, ranks):
     small = smoke(RECIPES[name])
@@ -36,9 +38,13 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
     assert small.optimizer.name == RECIPES[name].optimizer.name
     if small.data.name == "imagenet":
         assert (small.images.size, small.images.test_size, small.data.limit) == (64, 64, 256)
+        assert small.data.broken_images == "skip"
         assert small.images.test_resize >= 64
     else:
         assert (small.data, small.images) == (RECIPES[name].data, RECIPES[name].images)
+    require_span(small, ranks)
+    assert small.reported_at(16) is None
+    assert reported_text(small) == "a smoke run, which is not put beside what the source reports"
     rate = schedule(small, 16)
     rates = [rate(step) for step in range(48)]
     assert all(0 <= value <= rate.peak * (1 + 1e-12) for value in rates) and max(rates) > 0
@@ -70,7 +76,7 @@ def test_rates_follow_the_batch():
 
 def test_parts_of_a_batch_and_transitions_stay():
     values = RECIPES["digits"].model_dump(mode="json")
-    transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01}
+    transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.9}
     optimizer = {"name": "rmsprop_to_sgd", "learning_rate": 0.1, "momentum": 0.9, "transition": transition}
     batch = {"per_rank": 32, "emulated_ranks": 256}
     norm = {"name": "resnet18", "batch_norm": {"span": 64}}
@@ -79,6 +85,30 @@ def test_parts_of_a_batch_and_transitions_stay():
     assert (small.at(2).global_batch, small.at(2).batch.micro_batch) == (16, 4)
     assert small.model.batch_norm.span == "world"
     assert sgd_share(0.6, small.optimizer.transition) == pytest.approx(0.5)
+    # RMSprop's own rate, whose steps have no size of the gradient in them, stays.
+    own = schedule(small.at(2), 16).peak * small.optimizer.transition.rmsprop_rate
+    assert own == pytest.approx(0.1 * (32 * 256) / values["schedule"]["base_batch"] * 0.01)
+
+
+@pytest.mark.parametrize(("span", "expected"), [(32, None), (8, 2), (64, "world"), ("world", "world"), (None, None)])
+def test_images_that_share_statistics_stay_fewer_as_many_or_more(span, expected):
+    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    values["model"]["batch_norm"]["span"], values["batch"]["micro_batch"] = span, 32
+    assert smoke(Recipe.model_validate_json(json.dumps(values))).model.batch_norm.span == expected
+
+
+def test_rates_of_rules_that_adapt_their_steps_follow_the_root_of_the_batch():
+    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    values["optimizer"] = {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}
+    small = smoke(Recipe.model_validate_json(json.dumps(values)))
+    assert small.optimizer.learning_rate == pytest.approx(0.01 * (16 / 8192) ** 0.5)
+
+
+def test_a_warm_up_of_the_whole_run_stays_one():
+    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    for epochs in range(180, 190):
+        changed = {**values, "epochs": epochs, "schedule": {**values["schedule"], "warmup_epochs": epochs}}
+        assert smoke(Recipe.model_validate_json(json.dumps(changed))).schedule.warmup_epochs == 3
 
 
 def test_a_smaller_network_can_be_asked_for_on_top():
