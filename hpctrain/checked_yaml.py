@@ -51,7 +51,7 @@ class _Loader(BoundedLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         node = super().compose_node(parent, index)
         # PyYAML gives the index of an item, the key of a value, and none of a key.
-        if isinstance(parent, yaml.MappingNode) and index is None and not isinstance(node, yaml.ScalarNode):
+        if isinstance(parent, yaml.MappingNode) and index is None and isinstance(node, yaml.CollectionNode):
             raise ComposerError(None, None, "a key is one word or number, and no list or mapping", node.start_mark)
         return node
 
