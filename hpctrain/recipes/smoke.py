@@ -97,7 +97,7 @@ def _batch(batch: Batch) -> Batch:
 
 
 def _span(recipe: Recipe) -> int | str | None:
-    """What a rank computes at once stays that, fewer images stay fewer, and those of several ranks become all ranks'."""
+    """A span of what a rank computes at once stays that, a smaller one stays smaller, a larger one is all ranks."""
     span, at_once = recipe.model.batch_norm.span, recipe.batch.micro_batch or recipe.batch.per_rank
     if not isinstance(span, int):
         return span
