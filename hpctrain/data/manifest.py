@@ -2,6 +2,7 @@
 
 ::
 
+    DIR/sharding.json       what it is made of; staged copies lack it
     DIR/manifest.json       written last, so that a folder without it is not whole
     DIR/SPLIT-index.npy     a row a sample, in the order of the shards: where its image is
     DIR/SPLIT-000000.tar    KEY.cls (the label as text) and KEY.jpg of each sample, as WebDataset reads them
@@ -12,15 +13,25 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpctrain.errors import HpctrainError
 
 MANIFEST = "manifest.json"
+# What the folder is made of, from the beginning on; a copy that was staged has none.
+SETTINGS = "sharding.json"
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
 INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
+
+
+SplitName = Literal["train", "val"]
+# A name is joined to a folder's path, so that it must not lead out of it.
+ShardName = Annotated[str, Field(pattern=r"^(train|val)-[0-9]{6,}\.tar$")]
+Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1)]
 
 
 class _Part(BaseModel):
@@ -30,19 +41,27 @@ class _Part(BaseModel):
 class ShardFile(_Part):
     """One tar file; ``bytes`` is its size."""
 
-    name: str
-    samples: int
-    bytes: int
+    name: ShardName
+    samples: Some
+    bytes: Count
     sha256: str
 
 
 class Split(_Part):
     """Training or validation; ``bytes`` is the size of all its shards."""
 
-    samples: int
-    bytes: int
+    samples: Some
+    bytes: Count
     index_sha256: str
     shards: tuple[ShardFile, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Split:
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("two shards have one name")
+        if sum(shard.samples for shard in self.shards) != self.samples:
+            raise ValueError("samples is not the sum of the shards'")
+        return self
 
 
 class BrokenImage(_Part):
@@ -68,9 +87,16 @@ class Manifest(_Part):
 
     format: int = Field(1, ge=1, le=1)
     classes: tuple[str, ...]
-    splits: dict[str, Split]
+    splits: dict[SplitName, Split]
     broken: tuple[BrokenImage, ...]
     settings: Settings
+
+    @model_validator(mode="after")
+    def _whole(self) -> Manifest:
+        missing = {"train", "val"} - set(self.splits)
+        if missing:
+            raise ValueError(f"there is no split {missing.pop()}")
+        return self
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -96,4 +122,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 def remake(folder: Path) -> str:
     """The command that makes what is damaged or missing in a folder again."""
+    if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
+        return f"hpctrain data stage DIR {quote(str(folder))} --check"
     return f"hpctrain data shard SOURCE {quote(str(folder))}"

@@ -57,7 +57,7 @@ class Shards:
 
     def key(self, index: int) -> str:
         """The name of a sample, as its archive has it."""
-        return str(self._index["key"][index].decode())
+        return str(self._index["key"][index].decode(errors="replace"))
 
     def file(self, index: int) -> Path:
         """The shard that holds a sample."""
@@ -85,7 +85,7 @@ class Shards:
             os.close(self._files.popitem()[1])
 
     def check(self) -> None:
-        """Compare the sizes of the shards and of the index with the manifest.
+        """Compare the sizes of the shards and the index, its values included, with the manifest.
 
         Raises:
             HpctrainError: the split, or one of its files, is not there or not whole.
@@ -97,22 +97,18 @@ class Shards:
                 raise self._damaged(shard, error.strerror or str(error)) from error
             if size != file.bytes:
                 raise self._damaged(shard, f"{size} bytes where the manifest says {file.bytes}")
-        if len(self) != self._split.samples:
+        fault = index_fault(self._index, self._split, len(self.classes))
+        if fault:
             raise HpctrainError(
-                f"{self._index_file}: {len(self)} samples where the manifest says {self._split.samples}",
-                f"{remake(self.folder)} writes it again",
+                f"{index_path(self.folder, self.split)}: {fault}", f"{remake(self.folder)} writes it again"
             )
 
     @property
     def _split(self) -> Split:
-        splits = self.manifest.splits
-        if self.split not in splits:
-            raise HpctrainError(f"{self.folder} has no split {self.split!r}", nearest(self.split, splits))
-        return splits[self.split]
-
-    @property
-    def _index_file(self) -> Path:
-        return index_path(self.folder, self.split)
+        for name, split in self.manifest.splits.items():
+            if name == self.split:
+                return split
+        raise HpctrainError(f"{self.folder} has no split {self.split!r}", nearest(self.split, self.manifest.splits))
 
     @cached_property
     def _index(self) -> NDArray[np.void]:
@@ -161,10 +157,30 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
     """
     path = index_path(folder, split)
     try:
-        index: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        index: NDArray[np.void] = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, OverflowError, EOFError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
     if index.dtype != INDEX_ROW or index.ndim != 1:
         raise HpctrainError(f"{path} is no index of shards", f"{remake(folder)} writes it again")
     return index
+
+
+def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | None:
+    """What in the rows of a split cannot be, None where nothing is found: that would be read beyond a shard, or as a
+    label of no class.
+    """
+    if len(index) != split.samples:
+        return f"{len(index)} samples where the manifest says {split.samples}"
+    shard, offset, label = (index[name].astype(np.int64) for name in ("shard", "offset", "label"))
+    sizes = np.array([file.bytes for file in split.shards])
+    held = sizes[np.minimum(shard, len(sizes) - 1)]
+    faults = {
+        "a shard that is not there": shard >= len(sizes),
+        "a place outside its shard": (offset < 0) | (offset > held) | (index["size"] > held - offset),
+        f"a label beyond the {classes} classes": (label < 0) | (label >= classes),
+    }
+    for what, rows in faults.items():
+        if rows.any():
+            return f"row {int(np.argmax(rows))} names {what}"
+    return None

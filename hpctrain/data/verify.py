@@ -13,7 +13,7 @@ import numpy as np
 
 from hpctrain.data.making_shards import sha256
 from hpctrain.data.manifest import Manifest, ShardFile, Split, read_manifest
-from hpctrain.data.shards import index_path, read_index
+from hpctrain.data.shards import index_fault, index_path, read_index
 from hpctrain.errors import HpctrainError
 
 # Hashing runs beside other threads; more of them than this help no disk.
@@ -40,7 +40,7 @@ def verify(folder: Path) -> tuple[Manifest, tuple[FileFault, ...]]:
     with ThreadPoolExecutor(threads) as pool:
         faults = list(filter(None, pool.map(lambda shard: _shard_fault(folder, shard), shards)))
     for name, split in manifest.splits.items():
-        faults += _index_faults(folder, name, split)
+        faults += _index_faults(folder, name, split, len(manifest.classes))
     return manifest, tuple(faults)
 
 
@@ -58,11 +58,11 @@ def _shard_fault(folder: Path, shard: ShardFile) -> FileFault | None:
     return None
 
 
-def _index_faults(folder: Path, name: str, split: Split) -> Iterator[FileFault]:
+def _index_faults(folder: Path, name: str, split: Split, classes: int) -> Iterator[FileFault]:
     path = index_path(folder, name)
     try:
         digest, _ = sha256(path)
-        counts = Counter(np.asarray(read_index(folder, name)["shard"]).tolist())
+        index = read_index(folder, name)
     except OSError as error:
         yield FileFault(file=path.name, fault=error.strerror or str(error))
         return
@@ -71,6 +71,10 @@ def _index_faults(folder: Path, name: str, split: Split) -> Iterator[FileFault]:
         return
     if digest != split.index_sha256:
         yield FileFault(file=path.name, fault="changed: its SHA-256 is another than when it was written")
+    fault = index_fault(index, split, classes)
+    if fault:
+        yield FileFault(file=path.name, fault=fault)
+    counts = Counter(np.asarray(index["shard"]).tolist())
     for number, shard in enumerate(split.shards):
         if counts[number] != shard.samples:
             yield FileFault(file=path.name, fault=f"{counts[number]} rows of {shard.name}, which has {shard.samples}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
 import tarfile
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain.data import shards as shards_module
-from hpctrain.data.manifest import INDEX_ROW, Manifest, Settings, ShardFile, Split
+from hpctrain.data.manifest import INDEX_ROW, Manifest, Settings, ShardFile, Split, read_manifest
 from hpctrain.data.shards import Shards, open_shards
 from hpctrain.errors import HpctrainError
 
@@ -36,9 +37,13 @@ def folder(tmp_path: Path) -> Path:
             ShardFile(name=path.name, samples=len(contents), bytes=len(whole), sha256=hashlib.sha256(whole).hexdigest())
         )
     np.save(tmp_path / "train-index.npy", np.array(rows, INDEX_ROW))
+    validation = ShardFile(name="val-000000.tar", samples=1, bytes=0, sha256="")
     manifest = Manifest(
         classes=("n1", "n2"),
-        splits={"train": Split(samples=4, bytes=sum(f.bytes for f in files), index_sha256="", shards=tuple(files))},
+        splits={
+            "train": Split(samples=4, bytes=sum(f.bytes for f in files), index_sha256="", shards=tuple(files)),
+            "val": Split(samples=1, bytes=0, index_sha256="", shards=(validation,)),
+        },
         broken=(),
         settings=Settings(source="here", listing="", seed=0, shard_bytes=None, shard_samples=2),
     )
@@ -104,6 +109,56 @@ def test_what_is_not_whole_is_refused(folder: Path):
     np.save(folder / "train-index.npy", np.zeros(4))
     with pytest.raises(HpctrainError, match="is no index of shards"):
         open_shards(folder, "train")
+    with (folder / "train-index.npy").open("wb") as file:
+        np.savez(file, index=np.zeros(4, INDEX_ROW))
+    with pytest.raises(HpctrainError, match=r"cannot read .*train-index\.npy"):
+        open_shards(folder, "train")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("shard", 3, "a shard that is not there"),
+        ("label", 2, "a label beyond the 2 classes"),
+        ("label", -1, "a label beyond the 2 classes"),
+        ("offset", -1, "a place outside its shard"),
+        ("offset", 2**62, "a place outside its shard"),
+        ("size", 2**32 - 1, "a place outside its shard"),
+    ],
+)
+def test_an_index_that_names_what_is_not_there_is_refused(folder: Path, column: str, value: int, message: str):
+    index = np.load(folder / "train-index.npy")
+    index[column][2] = value
+    np.save(folder / "train-index.npy", index)
+    with pytest.raises(HpctrainError, match=rf"train-index\.npy: row 2 names {message}") as caught:
+        open_shards(folder, "train")
+    assert "writes it again" in caught.value.hint
+
+
+_HOSTILE = {
+    "a name that leads out": (lambda m: m["splits"]["train"]["shards"][0].update(name="../../out.tar"), "name"),
+    "an absolute name": (lambda m: m["splits"]["train"]["shards"][0].update(name="/tmp/train-000000.tar"), "name"),
+    "a name with a line": (lambda m: m["splits"]["train"]["shards"][0].update(name="train-000000.tar\n"), "name"),
+    "a split that leads out": (lambda m: m["splits"].update({"../x": m["splits"]["train"]}), "splits"),
+    "no validation": (lambda m: m["splits"].pop("val"), "there is no split val"),
+    "no sample": (lambda m: m["splits"]["val"].update(samples=0, shards=[]), "samples"),
+    "a negative size": (lambda m: m["splits"]["train"]["shards"][0].update(bytes=-1), "bytes"),
+    "another sum": (lambda m: m["splits"]["train"].update(samples=5), "samples is not the sum"),
+    "one name twice": (
+        lambda m: m["splits"]["train"].update(samples=4, shards=[m["splits"]["train"]["shards"][0]] * 2),
+        "two shards have one name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _HOSTILE)
+def test_a_manifest_that_cannot_be_is_refused(folder: Path, case: str):
+    change, message = _HOSTILE[case]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(HpctrainError, match=rf"manifest\.json: .*{message}"):
+        read_manifest(folder)
 
 
 def test_a_shard_that_is_cut_after_it_was_opened(folder: Path):
