@@ -5,20 +5,14 @@ Everything random comes from the generator that is passed, so equal generators g
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
-import simplejpeg
-from numpy.typing import NDArray
-from PIL import Image
 
+from hpctrain.data.decoding import BrokenImageError, Pixels, decode, look
 from hpctrain.recipes.schema import Images, Jitter
-
-# Of shape (height, width, 3): red, green, blue.
-Pixels = NDArray[np.uint8]
 
 _TRIES = 10
 # Scales in eighths at which libjpeg-turbo has fast code; those between them take longer than the whole photograph.
@@ -27,6 +21,8 @@ _SCALES = (1, 2, 4)
 _MOST_INTERPOLATED = 2.7
 # Below, the blur changes less than it costs.
 _LEAST_BLURRED = 1.2
+# Longer side over shorter: what lies beyond is not resized in validation, which would take any memory.
+_MOST_ELONGATED = 3
 # Share of red, green and blue in what the eye takes for brightness (ITU-R BT.601).
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 # Principal components of ImageNet's colours in 0 to 1, scaled by their deviations (Krizhevsky et al. 2012, section 4.1;
@@ -37,10 +33,6 @@ _COLOURS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0
 
 # One image at a time in each process: the processes are what there is one of for each core.
 cv2.setNumThreads(1)
-
-
-class BrokenImageError(Exception):
-    """An image that no decoder can read, in the decoder's words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +59,12 @@ def training_image(content: bytes, size: int, images: Images, random: np.random.
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    width, height, pixels = _look(content)
+    width, height, pixels = look(content)
     crop = random_crop(width, height, images, random)
     flip = images.flip and random.random() < 0.5
     if pixels is None:
         pixels, crop = _decode(content, (width, height), crop, size, size)
-    part = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    image = resize(part, size, size)
+    image = resize(_part(pixels, crop), size, size)
     if flip:
         image = cv2.flip(image, 1)
     return _jitter(image, images.jitter, random) if images.jitter else image
@@ -85,15 +76,22 @@ def validation_image(content: bytes, images: Images) -> Pixels:
     Raises:
         BrokenImageError: it cannot be decoded.
     """
-    width, height, pixels = _look(content)
+    width, height, pixels = look(content)
+    crop = _middle(width, height)
     factor = images.test_resize / min(width, height)
-    wide, high = round(width * factor), round(height * factor)
+    wide, high = round(crop.width * factor), round(crop.height * factor)
     if pixels is None:
-        whole = Crop(left=0, top=0, width=width, height=height)
-        pixels, _ = _decode(content, (width, height), whole, wide, high)
+        pixels, crop = _decode(content, (width, height), crop, wide, high)
     size = images.test_size
     left, top = (wide - size) // 2, (high - size) // 2
-    return resize(pixels, wide, high)[top : top + size, left : left + size]
+    return resize(_part(pixels, crop), wide, high)[top : top + size, left : left + size]
+
+
+def _middle(width: int, height: int) -> Crop:
+    """The whole, or of an elongated photograph the middle, with a wide margin around what is shown."""
+    most = _MOST_ELONGATED * min(width, height)
+    wide, tall = min(width, most), min(height, most)
+    return Crop(left=(width - wide) // 2, top=(height - tall) // 2, width=wide, height=tall)
 
 
 def random_crop(width: int, height: int, images: Images, random: np.random.Generator) -> Crop:
@@ -120,7 +118,17 @@ def resize(pixels: Pixels, width: int, height: int) -> Pixels:
 
     Pillow's filter is a triangle as wide as two pixels of the result, of variance r^2 / 6 where the image shrinks by r.
     Interpolation alone has 1 / 6; a blur of three pixels before it adds the rest, in a sixth of Pillow's time.
+
+    Raises:
+        BrokenImageError: OpenCV refuses its shape.
     """
+    try:
+        return _resize(pixels, width, height)
+    except cv2.error as error:
+        raise BrokenImageError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels: {error}") from error
+
+
+def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
     shrinks = pixels.shape[1] / width, pixels.shape[0] / height
     filtered, interpolation = pixels, cv2.INTER_LINEAR
     if max(shrinks) > _MOST_INTERPOLATED:
@@ -138,16 +146,8 @@ def _deviation(variance: float) -> float:
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 
 
-def _look(content: bytes) -> tuple[int, int, Pixels | None]:
-    """Width and height; the pixels too of what is no JPEG of the usual kind."""
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
-    except ValueError:
-        colours = None
-    if colours in ("RGB", "YCbCr", "Gray"):
-        return width, height, None
-    pixels = _decode_by_pillow(content)
-    return pixels.shape[1], pixels.shape[0], pixels
+def _part(pixels: Pixels, crop: Crop) -> Pixels:
+    return pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
 
 
 def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, height: int) -> tuple[Pixels, Crop]:
@@ -161,34 +161,13 @@ def _decode(content: bytes, size: tuple[int, int], crop: Crop, width: int, heigh
             break
     else:
         eighths = 8
-    try:
-        pixels = simplejpeg.decode_jpeg(
-            content, "RGB", min_width=-(-size[0] * eighths // 8), min_height=-(-size[1] * eighths // 8)
-        )
-    except ValueError:
-        # simplejpeg takes bytes between two segments for damage, which other decoders skip
-        return _decode_by_pillow(content), crop
-    if eighths == 8:
+    pixels = decode(content, -(-size[0] * eighths // 8), -(-size[1] * eighths // 8))
+    if pixels.shape[:2] == size[::-1]:
         return pixels, crop
     left, right, top, bottom = (
         round(edge * eighths / 8) for edge in (crop.left, crop.left + crop.width, crop.top, crop.top + crop.height)
     )
     return pixels, Crop(left=left, top=top, width=right - left, height=bottom - top)
-
-
-def _decode_by_pillow(content: bytes) -> Pixels:
-    try:
-        with Image.open(io.BytesIO(content)) as photograph:
-            if photograph.mode.startswith("I;16"):
-                # Pillow would clip 16 bits instead of scaling them
-                grey = (np.asarray(photograph) >> 8).astype(np.uint8)
-                return np.repeat(grey[:, :, None], 3, axis=2)
-            return np.asarray(photograph.convert("RGB"))
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Pillow's plug-ins raise whatever their parsing stumbles over
-        raise BrokenImageError(str(error) or type(error).__name__) from error
 
 
 def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:

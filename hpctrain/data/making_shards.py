@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hpctrain.data.decoding import fault
 from hpctrain.data.listing import Member
-from hpctrain.data.manifest import INDEX_ROW, BrokenImage, ShardFile
+from hpctrain.data.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
 from hpctrain.data.whole_files import write_whole
 from hpctrain.errors import HpctrainError
 
@@ -39,13 +40,19 @@ class ShardRecord(BaseModel):
             [(shard, offset, size, label, key.encode()) for offset, size, label, key in self.rows], INDEX_ROW
         )
 
+    def is_of(self, task: ShardTask) -> bool:
+        """Whether it is of the shard and the images of a task, and of no others that lay in its place."""
+        return self.shard.name == task.name and [row[1:] for row in self.rows] == [
+            (member.size, member.label, member.key) for member in task.members
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
     """A shard to make, and what of; it is sent to other processes."""
 
     folder: Path
-    split: str
+    split: SplitName
     number: int
     members: tuple[Member, ...]
 
@@ -105,10 +112,12 @@ def read_record(task: ShardTask) -> ShardRecord | None:
 
 
 def is_done(task: ShardTask) -> bool:
-    """Whether a shard is there, with the bytes that were written."""
+    """Whether a shard is there, of these images, with the bytes that were written."""
     record = read_record(task)
+    if record is None or not record.is_of(task):
+        return False
     try:
-        return record is not None and sha256(task.path) == (record.shard.sha256, record.shard.bytes)
+        return sha256(task.path) == (record.shard.sha256, record.shard.bytes)
     except OSError:
         return False
 
@@ -117,38 +126,6 @@ def sha256(path: Path) -> tuple[str, int]:
     """Hash and size of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-
-
-def fault(content: bytes) -> str | None:
-    """Why an image cannot be decoded, None where it can: by libjpeg-turbo, or else by Pillow, which takes more kinds.
-
-    What is cut short is at fault, although much of it could be shown.
-    """
-    import simplejpeg
-
-    try:
-        simplejpeg.decode_jpeg(content, fastdct=True, fastupsample=True)
-    except ValueError:
-        return _pillow_fault(content)
-    return None
-
-
-def _pillow_fault(content: bytes) -> str | None:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            image.convert("RGB")
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Pillow's plug-ins raise whatever their parsing stumbles over. What it does not know it names by its address.
-        return "no image that Pillow knows" if isinstance(error, UnidentifiedImageError) else _words(error)
-    return None
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _contents(members: Sequence[Member]) -> dict[Member, bytes]:

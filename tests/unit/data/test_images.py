@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from hpctrain.data import images as module
-from hpctrain.data.images import BrokenImageError, random_crop, size_at, training_image, validation_image
+from hpctrain.data.decoding import BrokenImageError, fault
+from hpctrain.data.images import random_crop, size_at, training_image, validation_image
 from hpctrain.recipes.schema import Images, Jitter
 
 FLOWER = Image.fromarray(load_sample_images().images[1])
@@ -96,6 +98,44 @@ def test_what_is_no_image_or_ends_too_early_is_broken(keep):
     for make in (lambda: training_image(content, 64, Images(), rng()), lambda: validation_image(content, Images())):
         with pytest.raises(BrokenImageError, match=r"."):
             make()
+
+
+@pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3000, 20)])
+def test_elongated_photographs_take_no_more_memory_than_others(size):
+    row = np.linspace(0, 255, max(size)).astype(np.uint8)
+    pixels = np.broadcast_to(row[None, :] if size[0] > size[1] else row[:, None], size[::-1])
+    content = encoded(Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB"), quality=95)
+    tracemalloc.start()
+    found = validation_image(content, Images(test_resize=64, test_size=56))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    # The middle of a ramp.
+    assert found.shape == (56, 56, 3) and abs(found.mean() - 127.5) < 3
+    assert training_image(content, 64, Images(), rng()).shape == (64, 64, 3)
+
+
+def test_a_header_that_asks_for_more_pixels_than_there_can_be_is_broken():
+    content = bytearray(encoded(FLOWER))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"
+    with pytest.raises(BrokenImageError, match="65500 x 65500 pixels, where 178956970 are the most"):
+        validation_image(bytes(content), Images())
+    assert fault(bytes(content)) == "65500 x 65500 pixels, where 178956970 are the most"
+
+
+def test_a_shape_that_opencv_refuses_is_broken():
+    with pytest.raises(BrokenImageError, match="1 x 0 pixels"):
+        module.resize(np.zeros((0, 1, 3), np.uint8), 8, 8)
+
+
+def test_what_the_loader_cannot_show_is_what_sharding_calls_broken():
+    whole = encoded(FLOWER)
+    end = whole.rindex(b"\xff\xd9")
+    kinds = [whole, encoded(FLOWER.convert("CMYK")), encoded(FLOWER, "PNG"), whole[:end] + b"\x12\x34" + whole[end:]]
+    assert [fault(content) for content in kinds] == [None] * 4
+    # Its message is the same wherever and whenever it is made.
+    assert fault(b"noise") == "no image that Pillow knows"
+    assert "truncated" in fault(whole[: len(whole) // 2])
 
 
 def test_bytes_that_other_decoders_skip_break_nothing():

@@ -1,0 +1,88 @@
+"""A photograph's pixels from the bytes of its file: by libjpeg-turbo, or else by Pillow, which takes more kinds."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+# Of shape (height, width, 3): red, green, blue.
+Pixels = NDArray[np.uint8]
+
+# Of one photograph; a header that was overwritten may ask for any. Pillow refuses more too.
+_MOST_PIXELS = 178_956_970
+
+
+class BrokenImageError(Exception):
+    """An image that no decoder can read, in the decoder's words."""
+
+
+def look(content: bytes) -> tuple[int, int, Pixels | None]:
+    """Width and height; the pixels too of what is no JPEG of the usual kind.
+
+    Raises:
+        BrokenImageError: no decoder knows it, or it has too many pixels.
+    """
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        colours = None
+    if colours not in ("RGB", "YCbCr", "Gray"):
+        pixels = decode_by_pillow(content)
+        return pixels.shape[1], pixels.shape[0], pixels
+    if width * height > _MOST_PIXELS:
+        raise BrokenImageError(f"{width} x {height} pixels, where {_MOST_PIXELS} are the most")
+    return width, height, None
+
+
+def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
+    """A JPEG of the usual kind, at the smallest scale that has so many pixels, or whole.
+
+    What is cut short is broken, although much of it could be shown.
+
+    Raises:
+        BrokenImageError: it is damaged.
+    """
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(content, "RGB", min_width=least_width, min_height=least_height)
+    except ValueError:
+        # simplejpeg takes bytes between two segments for damage, which other decoders skip
+        return decode_by_pillow(content)
+    return pixels
+
+
+def decode_by_pillow(content: bytes) -> Pixels:
+    """The whole photograph, whatever kind it is of.
+
+    Raises:
+        BrokenImageError: Pillow does not know it, or it is damaged.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as photograph:
+            if photograph.mode.startswith("I;16"):
+                # Pillow would clip 16 bits instead of scaling them
+                grey = (np.asarray(photograph) >> 8).astype(np.uint8)
+                return np.repeat(grey[:, :, None], 3, axis=2)
+            return np.asarray(photograph.convert("RGB"))
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        # Its own words have the address of an object.
+        raise BrokenImageError("no image that Pillow knows") from error
+    except Exception as error:
+        # Pillow's plug-ins raise whatever their parsing stumbles over
+        raise BrokenImageError(str(error) or type(error).__name__) from error
+
+
+def fault(content: bytes) -> str | None:
+    """Why an image cannot be decoded, None where it can."""
+    try:
+        width, height, pixels = look(content)
+        if pixels is None:
+            decode(content, width, height)
+    except BrokenImageError as error:
+        return str(error)
+    return None
