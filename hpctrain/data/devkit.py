@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 import zlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.data.listing import DOWNLOAD_AGAIN
+from hpctrain.data.listing import DOWNLOAD_AGAIN, naming
 from hpctrain.errors import HpctrainError
 
 META = "ILSVRC2012_devkit_t12/data/meta.mat"
@@ -38,14 +39,16 @@ def read_devkit(path: Path) -> Devkit:
         HpctrainError: it is not there, is damaged, or holds no such files.
     """
     try:
-        with tarfile.open(path, "r:gz") as tar:
+        # The whole of it first, for the sum at its end: readers of damaged tables read anywhere in memory.
+        unpacked = gzip.decompress(path.read_bytes())
+        with naming(str(path)), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))
     except FileNotFoundError as error:
         raise HpctrainError(
             f"{path} is not there, without which the labels of the validation images are unknown",
             "download it into the folder of the other archives",
         ) from error
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise HpctrainError(f"{path} cannot be read: {error}", DOWNLOAD_AGAIN) from error
     synsets = _synsets(meta, path)
     wnids = sorted(synset["WNID"] for synset in synsets)
@@ -63,7 +66,8 @@ def _content(tar: tarfile.TarFile, name: str, path: Path) -> bytes:
         file = tar.extractfile(name)
     except KeyError as error:
         raise HpctrainError(f"{path} holds no {name}", DOWNLOAD_AGAIN) from error
-    assert file is not None
+    if file is None:
+        raise HpctrainError(f"{path}: {name} is no file", DOWNLOAD_AGAIN)
     return file.read()
 
 

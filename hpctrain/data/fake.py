@@ -8,6 +8,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -69,7 +70,7 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
     """Write the three archives; their bytes follow from ``fake`` alone.
 
     Raises:
-        HpctrainError: the folder holds one of them already, or the disk is full.
+        HpctrainError: the folder holds one of them already, the disk is full, or a process was killed.
     """
     for name in (TRAIN, VALIDATION, DEVKIT):
         if (folder / name).exists():
@@ -83,6 +84,12 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
             _write_archive(folder / VALIDATION, _validation(fake, pool))
     except OSError as error:
         raise disk_error(error, folder, "choose another folder") from error
+    except BrokenProcessPool as error:
+        raise HpctrainError(
+            "a process that makes images was killed",
+            "mostly memory ran out: --size PIXELS makes smaller ones",
+            exit_code=1,
+        ) from error
     write_whole(folder / DEVKIT, _devkit(fake))
 
 

@@ -159,41 +159,52 @@ def require_distinct(members: Iterable[Member]) -> None:
     """Refuse names that the shards cannot hold.
 
     Raises:
-        HpctrainError: two images have one name, or a name is too long.
+        HpctrainError: two images have one name, or a name is too long, no UTF-8, or not taken whole by WebDataset.
     """
     keys: Counter[str] = Counter()
     for member in members:
         keys[member.key] += 1
-        if len(member.key.encode()) > _KEY_BYTES:
-            raise HpctrainError(
-                f"{member.file}: {member.key} is longer than {_KEY_BYTES} bytes", "give it a shorter name"
-            )
+        fault = _fault(member.key)
+        if fault:
+            raise HpctrainError(f"{member.file}: an image has the name {member.key!a}, {fault}", "give it another name")
     for key, count in keys.most_common(1):
         if count > 1:
             files = [member.file for member in members if member.key == key]
             raise HpctrainError(f"{count} images have the name {key}: {', '.join(files[:2])}", "rename all but one")
 
 
+def _fault(key: str) -> str | None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "which is no UTF-8"
+    if not 1 <= size <= _KEY_BYTES:
+        return f"which has not 1 to {_KEY_BYTES} bytes"
+    return "whose part behind the dot WebDataset takes for the ending" if "." in key else None
+
+
 def open_tar(path: Path) -> tarfile.TarFile:
     """A tar file, opened for reading.
 
     Raises:
-        HpctrainError: it is not there, or no tar file.
+        HpctrainError: it is not there, cannot be read, or is no tar file.
     """
     try:
         return tarfile.open(path, "r:")
     except FileNotFoundError as error:
         raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
-    except tarfile.ReadError as error:
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a file that can be read") from error
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise HpctrainError(f"{path} is no tar file: {error}", DOWNLOAD_AGAIN) from error
 
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Say of which file it is where a tar's structure is broken."""
+    """Say of which file it is where a tar's structure is broken; tarfile raises the last two at numbers in headers."""
     try:
         yield
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise HpctrainError(f"{where} is cut short or damaged: {error}", DOWNLOAD_AGAIN) from error
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,7 @@ from scipy.io import loadmat
 from sklearn.linear_model import LogisticRegression
 
 from hpctrain.cli.main import main
+from hpctrain.data import fake
 from hpctrain.data.fake import FakeSet, make_fake
 from hpctrain.errors import HpctrainError
 
@@ -98,6 +101,18 @@ def test_the_seed_decides_every_byte(tmp_path: Path):
         contents = [(tmp_path / name / archive).read_bytes() for name in "abc"]
         assert contents[0] == contents[1]
         assert contents[0] != contents[2]
+
+
+def test_a_killed_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fake, "encode", _killed)
+    with pytest.raises(HpctrainError, match="a process that makes images was killed"):
+        make_fake(tmp_path / "new", FakeSet(images=40, classes=2, seed=1, size=16, broken=1))
+    assert not list((tmp_path / "new").iterdir())
+
+
+def _killed(image: object) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
 
 
 def test_misuse(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -242,6 +242,20 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403 Forbidden</html>" * 99), "is no tar file"),
     "not a kit": (_DEVKIT, lambda path: path.write_bytes(b"<html>"), f"{_DEVKIT} cannot be read"),
     "kit cut short": (_DEVKIT, lambda path: os.truncate(path, 300), f"{_DEVKIT} cannot be read"),
+    "kit with a flipped byte": (_DEVKIT, lambda path: _flipped(path), f"{_DEVKIT} cannot be read"),
+    "archive that is a folder": (_VAL, lambda path: (path.unlink(), path.mkdir()), f"cannot read .*{_VAL}"),
+    "kit that is a folder": (_DEVKIT, lambda path: (path.unlink(), path.mkdir()), f"{_DEVKIT} cannot be read"),
+    "header of nonsense": (_TRAIN, lambda path: _overwritten(path, b"\x81" + b"\xff" * 11), f"{_TRAIN}"),
+    "name that is no UTF-8": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"\xff\xfe.JPEG")), *m[1:]]),
+        r"an image has the name '\\udcff\\udcfe', which is no UTF-8",
+    ),
+    "name with dots": (
+        _TRAIN,
+        lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"n1.2.JPEG")), *m[1:]]),
+        r"an image has the name 'n1\.2', whose part behind the dot",
+    ),
     "kit without a file": (_DEVKIT, lambda path: _rewritten(path, lambda m: m[:1]), r"holds no .*ground_truth\.txt"),
     "kit of another set": (
         _DEVKIT,
@@ -281,6 +295,31 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 }
 
 
+def _flipped(path: Path) -> None:
+    """One bit, in the middle of what is packed, where a table's sizes are."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _overwritten(path: Path, size: bytes) -> None:
+    """The size in the first header, with its sum put right."""
+    content = bytearray(path.read_bytes())
+    content[124:136] = size
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    path.write_bytes(content)
+
+
+def _renamed(tar: bytes, name: bytes) -> bytes:
+    """A tar whose first member has another name."""
+    content = bytearray(tar)
+    content[:100] = name.ljust(100, b"\0")
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    return bytes(content)
+
+
 def _second(path: Path) -> int:
     with tarfile.open(path) as tar:
         return tar.getmembers()[1].offset
@@ -289,11 +328,21 @@ def _second(path: Path) -> int:
 @pytest.mark.parametrize("case", _WRONG)
 def test_a_wrong_archive_is_refused(case: str, source: Path, tmp_path: Path):
     archive, spoil, message = _WRONG[case]
-    copy = shutil.copytree(source, tmp_path / "source")
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy)
     spoil(copy / archive)
     with pytest.raises(HpctrainError, match=message) as caught:
         _make(copy, tmp_path / "shards")
     assert caught.value.hint
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_split_without_images_is_refused(source: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(source, tmp_path / "source"))
+    _rewritten(copy / _VAL, lambda m: [])
+    _rewritten(copy / _DEVKIT, lambda m: [m[0], (m[1][0], b"")])
+    with pytest.raises(HpctrainError, match="has no image in val"):
+        _make(copy, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
 
 
@@ -321,6 +370,34 @@ def test_checksums_are_compared(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--checksums"]) == 2
     assert "not 1d675b47d978889d74fa0da5fadfb00e" in capsys.readouterr().err
     assert not (tmp_path / "shards").exists()
+
+
+def test_a_size_that_is_none(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for size in ("inf", "nan"):
+        assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--shard-mb", size]) == 2
+        assert "--shard-mb" in capsys.readouterr().err
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_source_that_moved_is_noted(source: Path, shards: Path, whole: Path, tmp_path: Path):
+    moved = shutil.copytree(source, tmp_path / "moved")
+    manifest, said = _make(moved, shards)
+    assert said[-1].endswith("0 of them made now")
+    assert manifest.settings.source == str(moved)
+    assert json.loads((shards / "sharding.json").read_text())["source"] == str(moved)
+    kept = {name: content for name, content in _contents(shards).items() if not name.endswith("ing.json")}
+    assert {name: content for name, content in _contents(whole).items() if name in kept} | {
+        "manifest.json": kept["manifest.json"]
+    } == kept
+
+
+def test_a_shard_and_its_record_in_the_place_of_another_are_made_again(source: Path, shards: Path, whole: Path):
+    for name, other in (("train-000001.tar", "train-000002.tar"), ("records/{}.json", "records/{}.json")):
+        one, two = (text.format(f"train-00000{number}.tar") for text, number in ((name, 1), (other, 2)))
+        shutil.copy(shards / two, shards / one)
+    _, said = _make(source, shards)
+    assert said[-1] == "7 of 7 shards are done, 1 of them made now"
+    assert _contents(shards) == _contents(whole)
 
 
 def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path, tmp_path: Path):
