@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +62,8 @@ def shard(
 
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
+    if megabytes is not None and not math.isfinite(megabytes):
+        raise HpctrainError(f"--shard-mb {megabytes} is no size", "for example --shard-mb 64")
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
@@ -84,11 +87,14 @@ def shard(
 @app.command()
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
+    from hpctrain.data.manifest import SETTINGS, remake
     from hpctrain.data.sharding import command
     from hpctrain.data.verify import verify as check
 
     manifest, faults = check(folder)
-    mend = command(manifest.settings, folder) if faults else ""
+    mend = ""
+    if faults:
+        mend = command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     if as_json:
         status = "failed" if faults else "ok"
@@ -115,13 +121,16 @@ def stage(
     ] = 1,
     node: Annotated[int | None, typer.Option(metavar="I", help="Which share, from 0 (SLURM_NODEID).")] = None,
     wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For another process of this node.")] = 3600,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the SHA-256 of what is there too, and copy again what differs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
     from hpctrain.data.stage import Share
     from hpctrain.data.stage import stage as copy
 
-    done = copy(folder, to, Share(node=_node(nodes, node), nodes=nodes), wait_seconds=wait)
+    done = copy(folder, to, Share(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return

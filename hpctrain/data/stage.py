@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -13,7 +13,7 @@ from shlex import quote
 from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import sha256
 from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, Split, read_manifest, remake
-from hpctrain.data.shards import index_path
+from hpctrain.data.shards import index_path, open_shards
 from hpctrain.data.whole_files import put_in_place, remove_leftovers, temporary, write_whole
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
@@ -49,35 +49,40 @@ class Staged:
     linked: int
 
 
-def stage(folder: Path, to: Path, share: Share, *, wait_seconds: float) -> Staged:
+def stage(folder: Path, to: Path, share: Share, *, wait_seconds: float, check: bool = False) -> Staged:
     """Copy a node's share; what is there already stays. The result opens as the original does.
 
     One process of a node copies, and others that are called meanwhile wait and find all there.
+
+    Args:
+        check: compare the hashes of shards that are there too, rather than their sizes alone.
 
     Raises:
         HpctrainError: ``folder`` is not whole, ``to`` holds something else, there is too little room, or the wait is
             over.
     """
     manifest = read_manifest(folder)
+    for split in manifest.splits:
+        open_shards(folder, split)
     if to.resolve() == folder.resolve():
         raise HpctrainError(f"{folder} cannot be staged to itself", "name a folder on a disk of the node")
     with locked(to, seconds=wait_seconds):
         try:
-            return _stage(folder.absolute(), to, manifest, share)
+            return _stage(folder.absolute(), to, manifest, share, check)
         except OSError as error:
             raise disk_error(error, to, _ELSEWHERE) from error
 
 
-def _stage(folder: Path, to: Path, manifest: Manifest, share: Share) -> Staged:
+def _stage(folder: Path, to: Path, manifest: Manifest, share: Share, check: bool) -> Staged:
     content = (folder / MANIFEST).read_bytes()
     _begin(to, content)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     own = shards[share.node :: share.nodes]
-    missing = [shard for shard in own if not _is_there(to / shard.name, shard)]
+    missing = [shard for shard in own if not _is_copied(to / shard.name, shard, check)]
     _require_room(to, missing)
     for shard in missing:
         _copy(folder, to, shard)
-    linked = _link(folder, to, shards, own)
+    linked = _link(folder, to, set(shards) - set(own), check)
     for name, split in manifest.splits.items():
         _copy_index(index_path(folder, name), index_path(to, name), split)
     if not (to / MANIFEST).exists():
@@ -101,8 +106,10 @@ def _begin(to: Path, content: bytes) -> None:
     remove_leftovers(to)
 
 
-def _is_there(path: Path, shard: ShardFile) -> bool:
-    return path.is_file() and not path.is_symlink() and path.stat().st_size == shard.bytes
+def _is_copied(path: Path, shard: ShardFile, check: bool) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != shard.bytes:
+        return False
+    return not check or sha256(path)[0] == shard.sha256
 
 
 def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
@@ -121,8 +128,8 @@ def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
     fresh = temporary(path)
     digest = hashlib.sha256()
     try:
-        with (folder / shard.name).open("rb") as source, fresh.open("xb") as file:
-            while block := source.read(_BLOCK_BYTES):
+        with fresh.open("xb") as file:
+            for block in _blocks(folder / shard.name):
                 digest.update(block)
                 file.write(block)
             file.flush()
@@ -134,10 +141,20 @@ def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
         fresh.unlink(missing_ok=True)
 
 
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Of a file of the source, whose faults are not the target's."""
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is it still there?", exit_code=1) from error
+
+
 def _copy_index(path: Path, to: Path, split: Split) -> None:
     if to.exists() and sha256(to)[0] == split.index_sha256:
         return
-    content = path.read_bytes()
+    content = b"".join(_blocks(path))
     if hashlib.sha256(content).hexdigest() != split.index_sha256:
         raise _damaged(path)
     write_whole(to, content)
@@ -149,13 +166,11 @@ def _damaged(path: Path) -> HpctrainError:
     )
 
 
-def _link(folder: Path, to: Path, shards: Iterable[ShardFile], own: Iterable[ShardFile]) -> int:
-    """Let the shards of other nodes be reached where they are; how many that are."""
-    copied = {shard.name for shard in own}
-    others = [shard for shard in shards if shard.name not in copied]
+def _link(folder: Path, to: Path, others: Collection[ShardFile], check: bool) -> int:
+    """Let the shards of other nodes be reached where they are, unless they were copied; how many that are."""
     for shard in others:
         path = to / shard.name
-        if not path.exists():
+        if not _is_copied(path, shard, check) and not (path.is_symlink() and path.readlink() == folder / shard.name):
             path.unlink(missing_ok=True)
             path.symlink_to(folder / shard.name)
     return len(others)

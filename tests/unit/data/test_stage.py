@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -104,6 +105,39 @@ def test_a_damaged_source_is_refused(whole: Path, tmp_path: Path):
     assert caught.value.exit_code == 3
     assert not (tmp_path / "to/train-000001.tar").exists()
     assert not (tmp_path / "to/manifest.json").exists()
+
+
+@pytest.mark.parametrize("share", [_ALL, Share(node=1, nodes=2)])
+def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path, share: Share):
+    source = shutil.copytree(whole, tmp_path / "source")
+    (source / "val-000000.tar").unlink()
+    with pytest.raises(HpctrainError, match=rf"{source}/val-000000\.tar: No such file"):
+        stage(source, tmp_path / "to", share, wait_seconds=0)
+    shutil.copy(whole / "val-000000.tar", source)
+    os.truncate(source / "train-000002.tar", 1000)
+    with pytest.raises(HpctrainError, match=rf"{source}/train-000002\.tar: 1000 bytes where the manifest says"):
+        stage(source, tmp_path / "to", share, wait_seconds=0)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    to = tmp_path / "to"
+    stage(whole, to, _ALL, wait_seconds=0)
+    content = bytearray((to / "train-000001.tar").read_bytes())
+    content[700] ^= 1
+    (to / "train-000001.tar").write_bytes(content)
+    (to / "train-index.npy").unlink()
+    with pytest.raises(HpctrainError, match=r"train-index\.npy") as caught:
+        open_shards(to, "train")
+    assert f"hpctrain data stage DIR {to} --check" in caught.value.hint
+    assert main(["data", "verify", str(to), "--json"]) == 3
+    command = json.loads(capsys.readouterr().out)["mend"].replace("DIR", str(whole), 1).split()
+    assert main(command[1:]) == 0
+    assert "1 shards copied" in capsys.readouterr().out
+    assert main(["data", "verify", str(to)]) == 0
+    _same(whole, to)
 
 
 def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
