@@ -20,10 +20,11 @@ import numpy as np
 import simplejpeg
 
 from hpctrain.bench import other_loaders
-from hpctrain.bench.other_loaders import Epoch
-from hpctrain.bench.photographs import Photograph, photographs, write_files, write_shards
+from hpctrain.bench.other_loaders import Epoch, Files
+from hpctrain.bench.photographs import Photograph, photographs, write_folders, write_shards
 from hpctrain.data.loader import ImageNet
 from hpctrain.data.shards import open_shards
+from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 
@@ -56,17 +57,21 @@ def _recipe(size: int, workers: int) -> Recipe:
     return recipe.model_copy(update={"images": images, "data": data})
 
 
-def measure(folder: Path, size: int, workers: list[int], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds an image of each variant in each round, by workers and variant."""
-    shards = open_shards(folder, "train")
-    count = len(shards)
+def measure(
+    shards: Path, files: Files, size: int, workers: list[int], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds an image of each variant in each round, by workers and variant.
+
+    Args:
+        shards: a folder of shards whose training images are those of the files.
+    """
+    count = len(files)
     seconds: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
-        files = write_files(shards, folder / "files")
-        tars = sorted({shards.file(index) for index in range(count)})
+        tars = sorted(shards.glob("train-*.tar"))
         variants: dict[tuple[int, str], Epoch] = {}
         for number in workers:
-            variants[number, "hpctrain"] = ours(folder, count, size, number, stack)
+            variants[number, "hpctrain"] = ours(shards, count, size, number, stack)
             variants[number, "torch, Pillow"] = other_loaders.torch_folder(files, size, number, _BATCH)
             variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars, count, size, number, _BATCH)
             variants[number, "decoding alone"] = other_loaders.raw_decode(files, number, stack)
@@ -93,6 +98,7 @@ def _photographs(data: str) -> Iterator[Photograph]:
         with contextlib.suppress(ValueError):
             simplejpeg.decode_jpeg(content)
             yield f"{index:08}", content, int(shards.labels[index])
+    shards.close()
 
 
 def _rotated(items: list[tuple[int, str]], by: int) -> Iterator[tuple[int, str]]:
@@ -102,9 +108,12 @@ def _rotated(items: list[tuple[int, str]], by: int) -> Iterator[tuple[int, str]]
 
 def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
     chosen = list(itertools.islice(_photographs(data), _MOST))
+    if not chosen:
+        raise HpctrainError(f"{data}: none of its training images can be decoded", "leave --data out, or name others")
     with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
-        write_shards(Path(name), {"train": chosen}, _SHARD_SAMPLES)
-        seconds = measure(Path(name), int(size), [int(number) for number in workers], int(rounds))
+        files = write_folders(Path(name) / "files", chosen)
+        write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)
+        seconds = measure(Path(name) / "shards", files, int(size), [int(number) for number in workers], int(rounds))
     bytes_each = sum(len(content) for _, content, _ in chosen) / len(chosen)
     Path(out).write_text(json.dumps({"seconds": seconds, "images": len(chosen), "bytes_each": round(bytes_each)}))
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.data.images import BrokenImageError, Pixels, size_at, training_image, validation_image
+from hpctrain.data.decoding import BrokenImageError, Pixels
+from hpctrain.data.images import size_at, training_image, validation_image
 from hpctrain.data.shards import Shards
 from hpctrain.recipes.schema import Images
 
@@ -18,6 +19,8 @@ from hpctrain.recipes.schema import Images
 Broken = tuple[int, str, str]
 
 _MESSAGE_CHARACTERS = 200
+# The split whose images are cut at random; of others it is the middle.
+TRAINING = "train"
 
 
 class Job(BaseModel):
@@ -25,20 +28,17 @@ class Job(BaseModel):
 
     Attributes:
         folder: of the shards.
-        training: parts at random, rather than the middle.
     """
 
     model_config = ConfigDict(frozen=True)
 
     folder: Path
-    split: str
-    training: bool
     seed: int
     images: Images
 
-    def shape(self, epoch: int) -> tuple[int, int, int]:
+    def shape(self, split: str, epoch: int) -> tuple[int, int, int]:
         """(height, width, channels) of an image."""
-        size = size_at(self.images, epoch) if self.training else self.images.test_size
+        size = size_at(self.images, epoch) if split == TRAINING else self.images.test_size
         return size, size, 3
 
     @property
@@ -51,12 +51,13 @@ class Decoder:
     """Makes images of one split of a folder of shards.
 
     Args:
-        job: which, and how.
+        job: how.
+        shards: the split, whose files stay open until it is closed.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, shards: Shards) -> None:
         self._job = job
-        self._shards = Shards(job.folder, job.split)
+        self._shards = shards
         self._random = _Random(job.seed)
         mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
         self._scale, self._shift = 1 / (255 * deviation), mean / deviation
@@ -67,6 +68,7 @@ class Decoder:
 
         Raises:
             HpctrainError: a shard cannot be read.
+            Exception: another fault, with a note of the sample where it was met.
         """
         broken = []
         for position, index in enumerate(indices):
@@ -75,6 +77,9 @@ class Decoder:
             except BrokenImageError as error:
                 broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
                 pixels = np.broadcast_to(self._blank, images.shape[1:])
+            except Exception as error:
+                error.add_note(f"{self._shards.file(index)}: {self._shards.key(index)}")
+                raise
             if images.dtype == np.uint8:
                 images[position] = pixels
             else:
@@ -84,7 +89,7 @@ class Decoder:
 
     def _image(self, content: bytes, index: int, epoch: int) -> Pixels:
         job = self._job
-        if not job.training:
+        if self._shards.split != TRAINING:
             return validation_image(content, job.images)
         return training_image(content, size_at(job.images, epoch), job.images, self._random.of(epoch, index))
 

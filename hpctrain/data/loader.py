@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,32 +45,105 @@ class _Piece:
     broken: list[Broken]
 
 
-class ImageNet:
-    """One split of a folder of shards as a :class:`hpctrain.data.source.Source`; one stream at a time.
+class Crew:
+    """What makes images for the sources of one folder, one stream at a time: worker processes, or none.
 
     Nothing is started before the first stream.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
+        recipe: how images are made, and how many processes make them.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.job = Job(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
+        self._count = recipe.data.workers
+        self._workers: Workers | None = None
+        self._open: Generator[_Piece] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return self._workers.pids if self._workers else []
+
+    @contextlib.contextmanager
+    def pieces(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Iterator[Iterator[_Piece]]:
+        """The pieces of a stream, made by workers, or by the decoder where there are none.
+
+        Raises:
+            RuntimeError: another stream is open, whose images this one would overwrite.
+        """
+        if self._open:
+            raise RuntimeError("another stream of these samples is open: close it before")
+        ready = self._ahead(split, list(pieces), epoch) if self._count else self._here(decoder, split, pieces, epoch)
+        self._open = ready
+        try:
+            with contextlib.closing(ready):
+                yield ready
+        finally:
+            self._open = None
+
+    def close(self) -> None:
+        """End the stream that is open, and the workers. Idempotent; another stream starts them again."""
+        if self._open:
+            self._open.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._workers:
+            self._workers.end()
+            self._workers = None
+
+    def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[_Piece]:
+        for indices in pieces:
+            images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
+            broken = decoder.write(indices.tolist(), epoch, images)
+            yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
+
+    def _ahead(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
+        if not pieces:
+            return
+        if self._workers is None:
+            self._workers = Workers(self.job, self._count)
+        try:
+            yield from _Ring(self._workers, self.job, self._count, split, pieces, epoch).run()
+        except GeneratorExit:
+            if not self._workers.drop():
+                self._end()
+            raise
+        except BaseException:
+            self._end()
+            raise
+
+
+class ImageNet:
+    """One split of a folder of shards as a :class:`hpctrain.data.source.Source`; one stream of a crew at a time.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
         split: ``train``, whose images are cut and changed at random, or ``val``.
         recipe: how images are made, how many processes make them, and what becomes of broken ones.
+        crew: what makes them, which may be another split's too.
 
     Raises:
         HpctrainError: the folder, or the split, is not there or not whole.
     """
 
-    def __init__(self, folder: Path, split: str, recipe: Recipe) -> None:
+    def __init__(self, folder: Path, split: str, recipe: Recipe, crew: Crew | None = None) -> None:
         self.broken: set[str] = set()
         self._shards = open_shards(folder, split)
-        self._job = Job(
-            folder=folder.absolute(), split=split, training=split == "train", seed=recipe.seed, images=recipe.images
-        )
-        self._count = recipe.data.workers
+        self._crew = crew or Crew(folder, recipe)
+        self._decoder = Decoder(self._crew.job, self._shards)
+        self._split = split
         self._stops = recipe.data.broken_images == "stop"
-        self._workers: Workers | None = None
 
     def __len__(self) -> int:
         return len(self._shards)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WordNet identifiers by label."""
+        return self._shards.classes
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
         """As of :class:`hpctrain.data.source.Source`.
@@ -78,45 +151,16 @@ class ImageNet:
         Raises:
             HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
                 does not answer.
+            RuntimeError: another stream of the crew is open.
         """
-        ready = self._ahead(list(pieces), epoch) if self._count else self._here(pieces, epoch)
-        with contextlib.closing(ready):
+        with self._crew.pieces(self._decoder, self._split, pieces, epoch) as ready:
             for piece in ready:
                 yield self._samples(piece)
 
     def close(self) -> None:
-        """End the workers. Idempotent; another stream starts them again."""
-        if self._workers:
-            self._workers.end()
-            self._workers = None
+        """End the crew, an open stream of it first. Idempotent; another stream starts it again."""
+        self._crew.close()
         self._shards.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the workers that run."""
-        return self._workers.pids if self._workers else []
-
-    def _here(self, pieces: Iterable[Indices], epoch: int) -> Generator[_Piece]:
-        decoder = Decoder(self._job)
-        for indices in pieces:
-            images: NDArray[Any] = np.empty((len(indices), *self._job.shape(epoch)), self._job.dtype)
-            broken = decoder.write(indices.tolist(), epoch, images)
-            yield _Piece(indices=indices, images=images, tasks=0, broken=broken)
-
-    def _ahead(self, pieces: Sequence[Indices], epoch: int) -> Generator[_Piece]:
-        if not pieces:
-            return
-        if self._workers is None:
-            self._workers = Workers(self._job, self._count)
-        try:
-            yield from _Ring(self._workers, self._job, self._count, pieces, epoch).run()
-        except GeneratorExit:
-            if not self._workers.drop():
-                self.close()
-            raise
-        except BaseException:
-            self.close()
-            raise
 
     def _samples(self, piece: _Piece) -> Samples:
         labels = self._shards.labels[piece.indices]
@@ -138,16 +182,18 @@ class _Ring:
     Args:
         workers: what makes them.
         count: of the workers.
-        pieces: at least one.
+        pieces: of the split, at least one.
     """
 
-    def __init__(self, workers: Workers, job: Job, count: int, pieces: Sequence[Indices], epoch: int) -> None:
-        self._workers, self._job, self._pieces, self._epoch = workers, job, pieces, epoch
+    def __init__(
+        self, workers: Workers, job: Job, count: int, split: str, pieces: Sequence[Indices], epoch: int
+    ) -> None:
+        self._workers, self._job, self._split, self._pieces, self._epoch = workers, job, split, pieces, epoch
         longest = max(map(len, pieces))
         self._share = min(_TASK_IMAGES, -(-longest // count))
         ahead = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * count * self._share // longest))
         self._places = min(len(pieces), 1 + ahead)
-        self._image_bytes = int(np.prod(job.shape(epoch))) * job.dtype.itemsize
+        self._image_bytes = int(np.prod(job.shape(split, epoch))) * job.dtype.itemsize
         self._place_bytes = longest * self._image_bytes
         self._memory = workers.reserve(self._places * self._place_bytes)
         self._made: dict[int, _Piece] = {}
@@ -169,13 +215,14 @@ class _Ring:
     def _begin(self, number: int) -> _Piece:
         indices = self._pieces[number]
         offset = number % self._places * self._place_bytes
-        shape = len(indices), *self._job.shape(self._epoch)
+        shape = len(indices), *self._job.shape(self._split, self._epoch)
         images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
         starts = range(0, len(indices), self._share)
         piece = _Piece(indices=indices, images=images, tasks=len(starts), broken=[])
         for start in starts:
             task = Task(
                 number=self._begun,
+                split=self._split,
                 epoch=self._epoch,
                 indices=indices[start : start + self._share].tolist(),
                 offset=offset + start * self._image_bytes,

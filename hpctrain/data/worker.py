@@ -11,16 +11,20 @@ import mmap
 import os
 import socket
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from hpctrain.data.decoder import Broken, Decoder, Job
+from hpctrain.data.shards import Shards
 from hpctrain.errors import HpctrainError
 
 # Of a task or a result; sockets of the kind used keep each in one piece.
 _MESSAGE_BYTES = 1 << 16
 _LOOK_SECONDS = 2.0
+# Of a failure's message: JSON takes up to 12 bytes for each.
+_FAILURE_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +33,14 @@ class Task:
 
     Attributes:
         number: of the task.
+        split: of the shards.
         epoch: from 0.
         indices: of the samples.
         offset: where the first image begins in the memory, in bytes.
     """
 
     number: int
+    split: str
     epoch: int
     indices: list[int]
     offset: int
@@ -93,18 +99,27 @@ def main(tasks: str, results: str, memory: str, job: str) -> None:
 class _Worker:
     def __init__(self, job: Job, memory: int) -> None:
         self._job = job
-        self._decoder = Decoder(job)
+        self._decoders: dict[str, Decoder] = {}
         self._file = memory
         self._memory: mmap.mmap | None = None
 
     def do(self, task: Task) -> Result:
-        shape = (len(task.indices), *self._job.shape(task.epoch))
-        images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
         try:
-            broken = self._decoder.write(task.indices, task.epoch, images)
+            return Result(number=task.number, broken=self._write(task), failure=[])
         except HpctrainError as error:
-            return Result(number=task.number, broken=[], failure=[error.message, error.hint])
-        return Result(number=task.number, broken=broken, failure=[])
+            failure = [error.message, error.hint]
+        except Exception as error:
+            traceback.print_exc()
+            words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
+            failure = [f"a worker of the loader failed at {words}", "its traceback is in the log of this rank"]
+        return Result(number=task.number, broken=[], failure=[text[:_FAILURE_CHARACTERS] for text in failure])
+
+    def _write(self, task: Task) -> list[Broken]:
+        shape = (len(task.indices), *self._job.shape(task.split, task.epoch))
+        images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
+        if task.split not in self._decoders:
+            self._decoders[task.split] = Decoder(self._job, Shards(self._job.folder, task.split))
+        return self._decoders[task.split].write(task.indices, task.epoch, images)
 
     def _mapped(self) -> mmap.mmap:
         size = os.fstat(self._file).st_size

@@ -29,6 +29,10 @@ from hpctrain.stopping import STOP_SIGNALS
 _NOT_THEIRS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 2.0
+_OUT_OF_MEMORY = (
+    "mostly memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
+    "batch.micro_batch=N"
+)
 
 
 class Workers:
@@ -169,8 +173,7 @@ class Workers:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
                 raise HpctrainError(
                     f"a worker of the loader (process {process.pid}) {how} while images were waited for",
-                    "its last words are in the log of this rank; SIGKILL mostly means that memory ran out: fewer "
-                    "workers (--set data.workers=N) need less",
+                    _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last words are in the log of this rank",
                     exit_code=1,
                 )
 
