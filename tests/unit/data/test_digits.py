@@ -36,16 +36,16 @@ def test_the_seed_decides_the_division():
     assert sets[0] == sets[1] != sets[2]
 
 
-def tested_with(*overrides: str) -> bytes:
+def validated_with(*overrides: str) -> bytes:
     _, test = open_sources(load_recipe("digits", overrides))
     everything = np.arange(len(test))
     return next(test.stream([everything], 0)).images.tobytes()
 
 
 def test_a_split_seed_keeps_the_division_whatever_the_seed():
-    kept = [tested_with("data.split_seed=0", f"seed={seed}") for seed in (0, 1, 2)]
-    assert kept[0] == kept[1] == kept[2] == tested_with("seed=0")
-    assert tested_with("seed=1") == tested_with("seed=2", "data.split_seed=1") != kept[0]
+    kept = [validated_with("data.split_seed=0", f"seed={seed}") for seed in (0, 1, 2)]
+    assert kept[0] == kept[1] == kept[2] == validated_with("seed=0")
+    assert validated_with("seed=1") == validated_with("seed=2", "data.split_seed=1") != kept[0]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
