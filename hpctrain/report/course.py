@@ -48,10 +48,12 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
             "name it: --world 8",
         )
     found = recipe.at(world or 1)
-    if recipe.batch.fixed_size is None and each and not found.batch.iterations(samples):
+    if each and not found.batch.iterations(samples):
+        emulated = recipe.batch.emulated_ranks
+        ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (world, "--world ")
         raise HpctrainError(
-            f"{world} ranks with {each} samples each leave no step: there are {samples} training samples",
-            f"--world {samples // each} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
+            f"{ranks} ranks with {each} samples each leave no step: there are {samples} training samples",
+            f"{option}{samples // each} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
         )
     return found
 

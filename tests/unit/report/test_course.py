@@ -98,6 +98,10 @@ def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     most = int(said.err.split("--world ")[1].split()[0])
     assert (most * 32 <= 1_281_167) and ((most + 1) * 32 > 1_281_167)
     assert main(["recipes", "show", "goyal2017", "--world", str(most)]) == 0
+    capsys.readouterr()
+    assert main(["recipes", "show", "akiba2017", "--world", "2", "--set", "data.limit=1000"]) == 2
+    assert "1024 emulated ranks with 32 samples each leave no step" in (said := capsys.readouterr().err)
+    assert said.endswith("--set batch.emulated_ranks=31 or less\n")
 
 
 def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
