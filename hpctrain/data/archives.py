@@ -19,6 +19,7 @@ from hpctrain.data.listing import (
     open_tar,
     whole_members,
 )
+from hpctrain.data.manifest import SplitName
 from hpctrain.errors import HpctrainError
 
 TRAIN = "ILSVRC2012_img_train.tar"
@@ -30,7 +31,7 @@ CHECKSUMS = {
     VALIDATION: "29b22e2961454d5413ddabcf34fc5622",
     DEVKIT: "fa75699e90414af021442c21a62c3abf",
 }
-SPLITS = ("train", "val")
+SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class ImageSource:
     """The classes, sorted, so that a label is an index; and of each split the parts to list, in the order of labels."""
 
     classes: tuple[str, ...]
-    parts: Mapping[str, tuple[Part, ...]]
+    parts: Mapping[SplitName, tuple[Part, ...]]
 
 
 def find_source(folder: Path) -> ImageSource:
@@ -55,7 +56,10 @@ def find_source(folder: Path) -> ImageSource:
         raise HpctrainError(f"{folder} holds both {archives[0]} and {trees[0]}/", "move one of them elsewhere")
     if not archives and not trees:
         raise HpctrainError(f"{folder} holds neither archives nor folders of ImageNet", _wanted())
-    return _trees(folder) if trees else _archives(folder)
+    try:
+        return _trees(folder) if trees else _archives(folder)
+    except OSError as error:
+        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", "make it readable") from error
 
 
 def require_checksums(folder: Path) -> None:

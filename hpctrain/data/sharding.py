@@ -17,16 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.data.archives import find_source
 from hpctrain.data.listing import Member, list_part, require_distinct
+from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import RECORDS, ShardTask, make_shard, read_record, tar_bytes
-from hpctrain.data.manifest import MANIFEST, Manifest, Settings, Split
+from hpctrain.data.manifest import MANIFEST, SETTINGS, BrokenImage, Manifest, Settings, Split, SplitName
 from hpctrain.data.shards import index_path
 from hpctrain.data.whole_files import remove_leftovers, write_whole
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.rundir import read_model
-
-# What the folder is made of, from the beginning on.
-SETTINGS = "sharding.json"
 
 # map, or what does it on other processes.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
@@ -52,10 +50,11 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Man
         say: gets progress in words.
 
     Raises:
-        HpctrainError: the source is not whole, the folder is of another source or other settings, or the disk is full.
+        HpctrainError: the source is not whole, the folder is of another source or other settings, another process
+            works in it, or the disk is full.
     """
     source = find_source(sharding.source)
-    splits = {split: _list(parts, run) for split, parts in source.parts.items()}
+    splits = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
     settings = Settings(
         source=str(sharding.source.absolute()),
@@ -64,20 +63,24 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Man
         shard_bytes=sharding.shard_bytes,
         shard_samples=sharding.shard_samples,
     )
-    settings = _begin(sharding.folder, settings)
     tasks = plan_shards(sharding, splits)
-    _require_room(sharding.folder, tasks)
-    _work(tasks, run, say)
-    return _finish(sharding.folder, source.classes, settings, tasks)
+    # By the process that hands out the work: it may outlive whoever started it.
+    with locked(sharding.folder, seconds=0):
+        _begin(sharding.folder, settings)
+        _require_room(sharding.folder, tasks)
+        _work(tasks, run, say)
+        return _finish(sharding.folder, source.classes, settings, tasks)
 
 
-def _list(parts: Sequence[Any], run: Map) -> list[Member]:
+def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[Member]:
     members = list(chain.from_iterable(run(list_part, parts)))
+    if not members:
+        raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
     require_distinct(members)
     return members
 
 
-def listing_digest(splits: Mapping[str, Iterable[Member]]) -> str:
+def listing_digest(splits: Mapping[SplitName, Iterable[Member]]) -> str:
     """What identifies a source, wherever it lies and however it is packed: keys, sizes and labels of its images."""
     digest = hashlib.sha256()
     for split, members in splits.items():
@@ -86,7 +89,7 @@ def listing_digest(splits: Mapping[str, Iterable[Member]]) -> str:
     return digest.hexdigest()
 
 
-def plan_shards(sharding: Sharding, splits: Mapping[str, Sequence[Member]]) -> list[ShardTask]:
+def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[Member]]) -> list[ShardTask]:
     """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
     those of validation as they are listed.
     """
@@ -130,8 +133,8 @@ def command(settings: Settings, folder: Path) -> str:
     return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}"
 
 
-def _begin(folder: Path, wanted: Settings) -> Settings:
-    """Make the folder for these settings, or go on with it; what it was begun with."""
+def _begin(folder: Path, wanted: Settings) -> None:
+    """Make the folder for these settings, or go on with it."""
     path = folder / SETTINGS
     try:
         if not path.exists():
@@ -139,12 +142,14 @@ def _begin(folder: Path, wanted: Settings) -> Settings:
             write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
         begun = read_model(path, Settings)
-        _require_same(folder, begun, wanted)
+        if begun != wanted:
+            _require_same(folder, begun, wanted)
+            # The same images have moved.
+            write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         for place in (folder, folder / RECORDS):
             remove_leftovers(place)
     except OSError as error:
         raise disk_error(error, folder, "choose another folder") from error
-    return begun
 
 
 def _require_empty(folder: Path) -> None:
@@ -156,7 +161,6 @@ def _require_empty(folder: Path) -> None:
 
 def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
     names = [name for name in Settings.model_fields if getattr(begun, name) != getattr(wanted, name)]
-    # The same images may have moved.
     if set(names) <= {"source"}:
         return
     what = "images" if "listing" in names else " and ".join(names)
@@ -189,7 +193,8 @@ def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> N
 
 
 def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> Manifest:
-    splits, broken = {}, []
+    splits: dict[SplitName, Split] = {}
+    broken: list[BrokenImage] = []
     for split in dict.fromkeys(task.split for task in tasks):
         own = [task for task in tasks if task.split == split]
         records = [record for task in own if (record := read_record(task))]

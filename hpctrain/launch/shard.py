@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import hpctrain
-from hpctrain.data.locks import locked
 from hpctrain.data.manifest import Manifest
 from hpctrain.data.sharding import Sharding, make_shards
 from hpctrain.errors import HpctrainError
@@ -18,7 +17,7 @@ from hpctrain.plan import Script
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import make_plan
 
-_PROGRAM = Path(hpctrain.__file__).parent / "bench" / "shard_ranks.py"
+_PROGRAM = Path(hpctrain.__file__).parent / "data" / "shard_ranks.py"
 
 
 def shard(sharding: Sharding, ranks: int) -> Manifest:
@@ -28,13 +27,11 @@ def shard(sharding: Sharding, ranks: int) -> Manifest:
         ranks: how many make shards; beyond one, a further one hands out the work.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.data.sharding.make_shards`; another process works in the folder, there is
-            no launcher, or a rank failed.
+        HpctrainError: as of :func:`hpctrain.data.sharding.make_shards`; there is no launcher, or a rank failed.
     """
-    with locked(sharding.folder, seconds=0):
-        if ranks == 1:
-            return make_shards(sharding, map, partial(print, file=sys.stderr))
-        return _on_ranks(sharding, ranks)
+    if ranks == 1:
+        return make_shards(sharding, map, partial(print, file=sys.stderr))
+    return _on_ranks(sharding, ranks)
 
 
 def _on_ranks(sharding: Sharding, ranks: int) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -83,6 +84,35 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
     assert _contents(folder) == _contents(alone)
 
 
+def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
+    folder = tmp_path / "shards"
+    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
+    process = subprocess.Popen(
+        [*command, *_SHARD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    others: list[psutil.Process] = []
+    try:
+        _wait_for(lambda: bool(list(folder.glob("train-*.tar"))), process)
+        others = psutil.Process(process.pid).children(recursive=True)
+        ranks = [child for child in others if _is_rank(child)]
+        # They stay where they are, as ranks do that do not learn of it at once.
+        for rank in ranks:
+            rank.suspend()
+        process.kill()
+        process.wait()
+        result = hpctrain("data", "shard", str(source), str(folder), *_SHARD)
+        assert result.returncode == 1, result.stdout
+        assert f"another process writes in {folder}" in result.stdout
+    finally:
+        for other in others:
+            with contextlib.suppress(psutil.Error):
+                other.kill()
+        process.kill()
+        process.wait()
+        psutil.wait_procs(others, timeout=20)
+    assert hpctrain("data", "shard", str(source), str(folder), *_SHARD).returncode == 0
+
+
 def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, tmp_path: Path):
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -95,7 +125,7 @@ def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, 
     assert result.returncode == 2, result.stdout
     assert "ILSVRC2012_img_val.tar is cut short or damaged" in result.stdout
     assert "Traceback" not in result.stdout
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
+    assert not (tmp_path / "shards").exists()
 
 
 def _is_rank(process: psutil.Process) -> bool:
