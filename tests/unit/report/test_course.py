@@ -100,8 +100,9 @@ def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "goyal2017", "--world", str(most)]) == 0
     capsys.readouterr()
     assert main(["recipes", "show", "akiba2017", "--world", "2", "--set", "data.limit=1000"]) == 2
-    assert "1024 emulated ranks with 32 samples each leave no step" in (said := capsys.readouterr().err)
-    assert said.endswith("--set batch.emulated_ranks=31 or less\n")
+    message = capsys.readouterr().err
+    assert "1024 emulated ranks with 32 samples each leave no step" in message
+    assert message.endswith("--set batch.emulated_ranks=31 or less\n")
 
 
 def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
