@@ -86,6 +86,13 @@ def reference(folder: Path):
         return seen(source, cut(np.arange(29), 1), epoch=3)
 
 
+@pytest.fixture(scope="module")
+def kept(folder: Path):
+    """With two workers, which take their time to start, for tests that leave them as they were."""
+    with opened(folder, "train", recipe(2)) as source:
+        yield source
+
+
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, workers):
     order = epoch_order(29, seed=0, epoch=3)
@@ -109,33 +116,31 @@ def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
         ]
 
 
-def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(folder, reference):
+def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(kept, reference):
     order = epoch_order(29, seed=0, epoch=3)
     batches = list(global_batches(order, 8, drop_last=False))
-    with opened(folder, "train", recipe(2)) as source:
-        for ranks in (1, 2, 3, 4):
-            own = [[share(batch, rank, ranks) for batch in batches] for rank in range(ranks)]
-            images = {}
-            for parts in own:
-                for piece, part in zip(source.stream([p.indices for p in parts], 3), parts, strict=True):
-                    for index, image in zip(part.indices[: part.count], piece.images, strict=False):
-                        assert index not in images
-                        images[int(index)] = image.copy()
-            assert sorted(images) == list(range(29))
-            assert all((image == reference[0][index]).all() for index, image in images.items())
-        rest, _ = seen(source, batches[2:], epoch=3)
+    for ranks in (1, 2, 3, 4):
+        own = [[share(batch, rank, ranks) for batch in batches] for rank in range(ranks)]
+        images = {}
+        for parts in own:
+            for piece, part in zip(kept.stream([p.indices for p in parts], 3), parts, strict=True):
+                for index, image in zip(part.indices[: part.count], piece.images, strict=False):
+                    assert index not in images
+                    images[int(index)] = image.copy()
+        assert sorted(images) == list(range(29))
+        assert all((image == reference[0][index]).all() for index, image in images.items())
+    rest, _ = seen(kept, batches[2:], epoch=3)
     np.testing.assert_array_equal(rest, reference[0][np.concatenate(batches[2:])])
 
 
-def test_arrays_are_good_until_the_next_is_asked_for(folder, reference):
+def test_arrays_are_good_until_the_next_is_asked_for(kept, reference):
     pieces = cut(np.arange(29), 2)
-    with opened(folder, "train", recipe(4)) as source:
-        for piece, indices in zip(source.stream(pieces, 3), pieces, strict=True):
-            time.sleep(0.02)
-            np.testing.assert_array_equal(piece.images, reference[0][indices])
+    for piece, indices in zip(kept.stream(pieces, 3), pieces, strict=True):
+        time.sleep(0.02)
+        np.testing.assert_array_equal(piece.images, reference[0][indices])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_normalised_images_are_the_bytes_less_the_mean_over_the_deviation(folder, reference, workers):
     settings = recipe(workers, as_bytes=False)
     with opened(folder, "train", settings) as source:
@@ -145,7 +150,7 @@ def test_normalised_images_are_the_bytes_less_the_mean_over_the_deviation(folder
     np.testing.assert_allclose(images, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_is_left_out_and_named(damaged, workers):
     with opened(damaged, "train", recipe(workers, broken="skip")) as source:
         images, labels = seen(source, cut(np.arange(6), 4))
@@ -155,7 +160,7 @@ def test_a_broken_image_is_left_out_and_named(damaged, workers):
     np.testing.assert_array_equal((images == mean).all(axis=(1, 2, 3)), labels == BROKEN)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_stops_with_its_name(damaged, workers):
     with opened(damaged, "train", recipe(workers)) as source:
         words = rf"train-00000\d.tar: {BROKEN_KEY} cannot be decoded: .*truncated"
@@ -209,7 +214,7 @@ def test_one_stream_at_a_time(folder, reference, workers):
         assert crew.pids == pids and len(pids) == workers
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
     with opened(folder, "train", recipe(workers)) as source:
         stream = source.stream(cut(np.arange(29), 5), 0)
@@ -235,9 +240,9 @@ def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeyp
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGPROF])
 def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
-    with opened(folder, "train", recipe(2)) as source:
+    with opened(folder, "train", recipe(1)) as source:
         stream = source.stream(cut(np.arange(29), 2), 0)
         next(stream)
         pids = source._crew.pids
@@ -261,13 +266,14 @@ def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
             list(stream)
 
 
-def test_a_closed_stream_leaves_the_workers_to_the_next(folder, reference):
-    with opened(folder, "train", recipe(2)) as source:
-        for _ in range(3):
-            stream = source.stream(cut(np.arange(29), 3), 0)
-            next(stream)
-            stream.close()
-        images, _ = seen(source, cut(np.arange(29), 3), epoch=3)
+def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
+    for _ in range(3):
+        stream = kept.stream(cut(np.arange(29), 3), 0)
+        next(stream)
+        pids = kept._crew.pids
+        stream.close()
+    images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
+    assert kept._crew.pids == pids
     np.testing.assert_array_equal(images, reference[0])
 
 
