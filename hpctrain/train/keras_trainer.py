@@ -16,6 +16,7 @@ from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
@@ -28,13 +29,18 @@ _NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 
 
 class KerasTrainer:
-    """The Keras side of :class:`hpctrain.train.trainer.Trainer`."""
+    """The Keras side of :class:`hpctrain.train.trainer.Trainer`.
+
+    Raises:
+        HpctrainError: fp16 is asked for both in computing and on the wire.
+    """
 
     framework = "keras"
     # Keras hands over all gradients at once: there is nothing to overlap.
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        _check_precision(recipe)
         # A GPU a rank or none at all: NCCL does not let two ranks share one.
         gpus = tf.config.list_physical_devices("GPU")
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
@@ -197,6 +203,16 @@ class KerasTrainer:
         if images.dtype != tf.uint8:
             return images
         return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def _check_precision(recipe: Recipe) -> None:
+    """Refuse what would let an infinite mean pass: Keras looks for infinities ahead of the reduction, and unscales."""
+    if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
+        raise HpctrainError(
+            "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "
+            "on the wire is behind the loss scaling",
+            "--set communication.compression=bf16 or none, or --framework torch",
+        )
 
 
 def _build(recipe: Recipe, comm: Communicator) -> keras.Model:

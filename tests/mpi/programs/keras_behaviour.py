@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,9 @@ import tensorflow as tf
 
 import hpctrain as ht
 from hpctrain.comm.base import RanksLostError
+from hpctrain.data.samples import Samples
+from hpctrain.recipes.schema import Recipe
+from hpctrain.train.keras_trainer import KerasTrainer
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -249,6 +253,32 @@ def a_failed_reduction_changes_nothing_and_raises_its_own_error() -> None:
     step(model, optimizer, x, y)
 
 
+def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
+    values = {
+        "name": "test",
+        "source": "none",
+        "reported": [{"metric": "test_accuracy", "value": 1.0}],
+        "model": {"name": "digits_cnn"},
+        "data": {"name": "digits"},
+        "batch": {"size": 8},
+        "optimizer": {"name": "sgd", "learning_rate": 0.02},
+        "precision": "fp16",
+        "epochs": 1,
+    }
+    trainer = KerasTrainer(Recipe.model_validate_json(json.dumps(values)).at(SIZE), COMM)
+    images = np.random.default_rng(RANK).normal(size=(4, 8, 8, 1)).astype(np.float32)
+    weights, scales = [], []
+    for factor in (1.0, np.inf if RANK == SIZE - 1 else 1.0, 1.0):
+        trainer.step([Samples(images=images, labels=np.arange(4))], 1, factor / 400, 0.02, 1.0)
+        weights.append(np.concatenate([each.ravel() for each in trainer.model.get_weights()]))
+        scales += [float(value) for name, value in trainer.state().items() if name.endswith("dynamic_scale")]
+    first, skipped, last = weights
+    np.testing.assert_array_equal(skipped, first)
+    assert np.isfinite(last).all() and (last != first).any()
+    assert scales == [2**16, 2**15, 2**15], scales
+    assert len({each.tobytes() for each in COMM.allgather_object(last)}) == 1
+
+
 def _fails(*_: object) -> None:
     time.sleep(0.1)  # long enough for whatever does not wait
     raise RanksLostError("rank 7 died")
@@ -296,6 +326,7 @@ def main(folder: Path) -> None:
     the_learning_rate_follows_the_schedule()
     reductions_of_one_graph_keep_their_order()
     a_failed_reduction_changes_nothing_and_raises_its_own_error()
+    an_overflow_on_one_rank_leaves_the_update_out_on_all()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
@@ -163,6 +164,13 @@ def test_narrow_numbers_learn(framework, precision):
         each.restore({**each.state(), **start})
     ours, exact = trainer.evaluate(TEST[:16])[0], wide.evaluate(TEST[:16])[0]
     assert ours != exact and ours == pytest.approx(exact, rel=0.02)
+
+
+def test_keras_refuses_fp16_in_computing_and_on_the_wire():
+    pytest.importorskip("keras")
+    with pytest.raises(HpctrainError, match=r"compression: fp16 does not work in Keras") as refused:
+        make("keras", precision="fp16", communication={"compression": "fp16"})
+    assert "compression=bf16" in refused.value.hint
 
 
 def scale_of(trainer: Any) -> float:
