@@ -168,7 +168,7 @@ class Communicator(ABC):
     def group(self, size: int | None = None) -> Group:
         """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
 
-        Without ``size`` it is all ranks. After :meth:`recover` a group is formed anew as it is used next.
+        Without ``size`` it is all ranks. It ends with :meth:`recover`.
 
         Raises:
             HpctrainError: ranks that do not make groups of this size.

@@ -103,7 +103,7 @@ class MpiControl(Communicator):
         return received / self.size if reduction == "mean" else received
 
     def _group(self, size: int | None) -> MpiGroup:
-        self._groups.append(MpiGroup(lambda: self._world, lambda: self.patience, size))
+        self._groups.append(MpiGroup(self._world, self.patience, size or self.size))
         return self._groups[-1]
 
     # Ranks that die.
@@ -149,6 +149,8 @@ class MpiControl(Communicator):
         with self.patience.blocking("forming the run anew without the ranks that died"):
             lost += survival.shrink()
         self._comm = survival.comm
+        # Without the dead they cannot be given back.
+        self._groups.clear()
         try:
             self._take_place(survival.comm)
             survival.agree(self.patience)

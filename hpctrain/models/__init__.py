@@ -13,7 +13,7 @@ from hpctrain.recipes.schema import Framework, Model
 _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
-def build(model: Model, framework: Framework, comm: Communicator | None = None, *, at_once: int | None = None) -> Any:
+def build(model: Model, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
     """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``.
 
     Collective over all ranks where ranks normalise together.

@@ -58,7 +58,7 @@ def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communica
     return np.split(means, np.cumsum([len(array) for array in statistics])[:-1])
 
 
-def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: int | None = None) -> Extent:
+def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: int = 1) -> Extent:
     """What ``span`` comes to. Collective over all ranks where ranks normalise together.
 
     Args:
@@ -69,15 +69,8 @@ def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: in
     Raises:
         HpctrainError: a span that is no multiple of ``at_once``, or that asks for groups that do not divide the ranks.
     """
-    ranks = comm.size if comm else 1
-    if settings.span is None:
-        return WHOLE
-    if settings.span == "world":
-        return Extent(group=comm.group() if comm and ranks > 1 else None)
-    if at_once is None:
-        raise ValueError("a span in images is for a known number of images that a rank computes at once")
-    if settings.span <= at_once:
-        return Extent(part=settings.span if settings.span < at_once else None)
-    size = ranks_together(settings.span, at_once, ranks)
-    assert comm is not None
-    return Extent(group=comm.group(size))
+    span, ranks = settings.span, comm.size if comm else 1
+    together = ranks_together(span, at_once, ranks)
+    if comm and together > 1:
+        return Extent(group=comm.group(together if together < ranks else None))
+    return Extent(part=span if isinstance(span, int) and span < at_once else None)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
 
 
-def ranks_together(span: int, at_once: int, ranks: int) -> int:
+def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int) -> int:
     """How many ranks have ``span`` images together; 1 where one has as many or more.
 
     Args:
-        span: images that share their statistics.
+        span: images that share their statistics, of a recipe.
         at_once: images that each rank computes at once.
         ranks: how many there are.
 
     Raises:
         HpctrainError: they cannot be whole ranks, or groups of so many are not all ranks.
     """
+    if span is None or span == "world":
+        return ranks if span else 1
     size, rest = divmod(span, at_once)
     if size == 0 or (not rest and ranks % size == 0):
         return max(1, size)
@@ -43,16 +47,14 @@ def require_span(recipe: Recipe, ranks: int) -> None:
             which the run goes on without some.
     """
     span = recipe.model.batch_norm.span
-    if span is None:
-        return
     at_once = recipe.batch.at_once(ranks)
-    together = ranks if span == "world" else ranks_together(span, at_once, ranks) if span > at_once else 1
+    together = ranks_together(span, at_once, ranks)
     if together > 1 and recipe.fault_tolerance.heals:
         raise HpctrainError(
             f"model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink goes on without some",
             f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
         )
-    if span == "world":
+    if span is None or span == "world":
         return
     if recipe.global_batch % (ranks * at_once):
         raise HpctrainError(

@@ -99,9 +99,3 @@ def test_who_waits_for_a_rank_that_does_not_come_gives_up(mpirun):
     assert "rank 2: rank 2 on " in result.stdout
     assert "in adding up over a group of ranks" in result.stdout
     assert "rank 0: rank 0 on " not in result.stdout
-
-
-def test_ranks_that_are_left_form_their_groups_anew(mpirun):
-    result = mpirun(PROGRAM, RANKS, "dies", check=False, options=["--with-ft", "ulfm"])
-    assert result.stdout.count("sum over those that are left: 3") == 3
-    assert result.stdout.count("pairs: 3 ranks are left, which do not make groups of 2") == 3

@@ -3,21 +3,19 @@
 ``python batch_norm.py FRAMEWORK IN OUT BACKEND …`` reads weights, and images and labels of each rank, from IN and
 writes OUT-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
 
-``python batch_norm.py absent`` leaves a rank out of a sum, ``python batch_norm.py dies`` ends one by SIGKILL.
+``python batch_norm.py absent`` leaves a rank out of a sum.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 import time
 
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.comm.base import RanksLostError
 from hpctrain.errors import HpctrainError
 from hpctrain.models.batch_norm import extent
 from hpctrain.recipes.schema import BatchNorm
@@ -113,25 +111,6 @@ def absent() -> None:
     time.sleep(30)
 
 
-def dies() -> None:
-    comm = ht.init("mpi")
-    pair, world = comm.group(2), comm.group()
-    assert world.allreduce(np.ones(1)) == [4]
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        while True:
-            world.allreduce(np.ones(1))
-    except RanksLostError:
-        comm.recover()
-    print(f"sum over those that are left: {world.allreduce(np.ones(1))[0]:g}", flush=True)
-    try:
-        pair.allreduce(np.ones(1))
-    except HpctrainError as error:
-        print(f"pairs: {error.message}", flush=True)
-    ht.shutdown()
-
-
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:]
-    {"absent": absent, "dies": dies}.get(mode, functools.partial(compare, mode))(*arguments)
+    absent() if mode == "absent" else compare(mode, *arguments)

@@ -40,7 +40,7 @@ class Ranks(SingleCommunicator):
         (8, 4, 8, WHOLE),
         (3, 4, 8, Extent(part=3)),
         (16, 4, 8, Extent(group=("group", 2))),
-        (32, 4, 8, Extent(group=("group", 4))),
+        (32, 4, 8, Extent(group=("group", None))),
         ("world", 4, 8, Extent(group=("group", None))),
         ("world", 1, 8, WHOLE),
     ],
