@@ -36,7 +36,7 @@ def of_kind(run: Path, kind: str) -> list[Event]:
 
 def assert_learned(run: Path, *, broken: int) -> None:
     losses = [epoch["train_loss"] for epoch in of_kind(run, "epoch")]
-    assert len(losses) == 3 and losses[2] < losses[1] < losses[0], losses
+    assert losses[-1] < 0.95 * losses[0], losses
     (told,) = of_kind(run, "broken_images")
     assert (told["epoch"], told["count"], len(told["names"])) == (1, broken, broken)
 
@@ -44,10 +44,10 @@ def assert_learned(run: Path, *, broken: int) -> None:
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_resnet50_learns_and_is_reported(hpctrain: Launch, tmp_path: Path, shards: Path, framework: str) -> None:
     pytest.importorskip(framework)
-    arguments = [*options(shards, "data.limit=64"), "--framework", framework, "--run-dir", "run"]
+    arguments = [*options(shards, "data.limit=64", "epochs=2"), "--framework", framework, "--run-dir", "run"]
     result = hpctrain("run", "you2017-lars", *arguments)
     assert result.returncode == 0, result.stdout
-    assert "25,557,032 parameters, 3 epochs of 4 steps" in result.stdout
+    assert "25,557,032 parameters, 2 epochs of 4 steps" in result.stdout
     # The other one is not among the first 64.
     assert_learned(tmp_path / "run", broken=1)
     assert hpctrain("report", "run").returncode == 0
