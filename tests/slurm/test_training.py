@@ -170,6 +170,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, seconds_an_epoch: li
 
 
 def test_a_job_whose_time_is_too_short_requeues_itself(
+    slurm: LocalSlurm,
     submit: Submit,
     tmp_path: Path,
     brief: tuple[str, ...],
@@ -187,7 +188,10 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
     assert starts == sorted(set(starts)), "each part got further"
     assert newest_state(run) == uninterrupted(epochs)
     (log,) = (run / "logs").glob("job-*.log")
-    assert log.read_text().count("goes back to the queue") == len(starts) - 1
+    # On a busy machine a part may be over before its ranks start.
+    requeued = log.read_text().count("goes back to the queue")
+    assert requeued >= len(starts) - 1
+    assert requeued == int(slurm.job(*jobs_of(run))["Restarts"])
 
 
 def test_three_jobs_of_a_chain_are_one_training(
