@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hpctrain.data.samples import InMemory
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
+from hpctrain.recipes.requirements import shard_folder
 from hpctrain.recipes.schema import Recipe
 
 # That the networks for photographs tell apart.
@@ -31,17 +30,12 @@ def open_sources(recipe: Recipe) -> tuple[Source, Source]:
 def _imagenet(recipe: Recipe) -> tuple[Source, Source]:
     from hpctrain.data.loader import Crew, ImageNet
 
-    if not recipe.data.path:
-        raise HpctrainError(
-            f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards",
-            "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try with",
-        )
     if recipe.model.name == "digits_cnn":
         raise HpctrainError(
             f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, no photographs",
             "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
         )
-    folder = Path(recipe.data.path).expanduser()
+    folder = shard_folder(recipe)
     crew = Crew(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, crew), ImageNet(folder, "val", recipe, crew)
     if len(train.classes) > _CLASSES:
