@@ -140,7 +140,7 @@ def lars(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Arra
 def lamb(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Layer-wise adaptive moments for batch training (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
-    m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, both divided by 1 - beta^t;
+    m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, both divided by 1 - beta^t with bias_correction;
     r = m / (sqrt(v) + epsilon) + beta w; w -= rate (|w| / |r|) r. The ratio is 1 where a norm is 0 and for the
     unadapted kinds. The paper's phi is the identity.
     """
@@ -148,9 +148,10 @@ def lamb(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Arra
     updates = state["updates"] + 1
     mean = beta1 * state["mean"] + (1 - beta1) * g
     square = beta2 * state["square"] + (1 - beta2) * g * g
-    corrected = mean / _one_minus_power(rule, beta1, updates)
-    root = rule.ops.sqrt(square / _one_minus_power(rule, beta2, updates))
-    r = corrected / (root + epsilon(rule.settings)) + rule.decay * w
+    own, of_squares = 1.0, 1.0
+    if rule.settings.bias_correction:
+        own, of_squares = (_one_minus_power(rule, beta, updates) for beta in rule.settings.betas)
+    r = mean / own / (rule.ops.sqrt(square / of_squares) + epsilon(rule.settings)) + rule.decay * w
     if rule.adapted:
         w_norm, r_norm = rule.ops.norm(w), rule.ops.norm(r)
         r = _ratio(rule, w_norm, r_norm, (w_norm > 0) & (r_norm > 0)) * r

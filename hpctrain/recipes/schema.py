@@ -163,6 +163,7 @@ _OWN_KEYS = {
     "rate_in_momentum": ("sgd", "lars"),
     "momentum_correction": ("sgd",),
     "betas": ("adam", "adamw", "lamb"),
+    "bias_correction": ("lamb",),
     "epsilon": ("adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"),
     "trust_coefficient": ("lars",),
     "trust_denominator": ("lars",),
@@ -195,6 +196,7 @@ class Optimizer(Section):
         False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
     )
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    bias_correction: bool = Field(True, description="the running means are divided by 1 - beta^t")
     epsilon: NotNegative | None = Field(None, description="by default 1e-8; lars 0, lamb 1e-6")
     trust_coefficient: Positive = Field(0.001, description="the paper's eta")
     trust_denominator: Literal["sum_of_norms", "norm_of_sum"] = Field(

@@ -80,6 +80,7 @@ LAMB = {
     "undecayed and unadapted": {"weight_decay": 0.1, "undecayed": ("norm",), "unadapted": ("norm",)},
     "other betas and epsilon": {"weight_decay": 0.1, "betas": (0.5, 0.9), "epsilon": 0.01},
     "no first moment": {"betas": (0.0, 0.9)},
+    "no bias correction": {"weight_decay": 0.1, "bias_correction": False},
 }
 
 _TRANSITION = {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}
@@ -123,12 +124,13 @@ def numpy_lars(w, gradients, *, m, beta, eta, eps, inside, nesterov, of_sum, ada
     return path
 
 
-def numpy_lamb(w, gradients, *, betas, eps, decay, adapted):
+def numpy_lamb(w, gradients, *, betas, eps, decay, adapted, corrected=True):
     path, m, v = [], np.zeros_like(w), np.zeros_like(w)
     for t, (g, rate) in enumerate(zip(gradients, RATES, strict=True), start=1):
         m = betas[0] * m + (1 - betas[0]) * g
         v = betas[1] * v + (1 - betas[1]) * g**2
-        r = m / (1 - betas[0] ** t) / (np.sqrt(v / (1 - betas[1] ** t)) + eps) + decay * w
+        first, second = (1 - betas[0] ** t, 1 - betas[1] ** t) if corrected else (1, 1)
+        r = m / first / (np.sqrt(v / second) + eps) + decay * w
         w_norm, r_norm = np.sqrt(np.sum(w**2)), np.sqrt(np.sum(r**2))
         w = w - rate * (w_norm / r_norm if adapted and w_norm and r_norm else 1.0) * r
         path.append(w)
@@ -210,6 +212,7 @@ def test_lamb(framework, variant):
             eps=values.get("epsilon", 1e-6),
             decay=0.0 if kind in values.get("undecayed", ()) else values.get("weight_decay", 0.0),
             adapted=kind not in values.get("unadapted", ()),
+            corrected=values.get("bias_correction", True),
         )
 
     assert distance(PATHS[framework](settings("lamb", **values), INTERRUPTED), of_every_parameter(reference)) < 1e-10
