@@ -39,6 +39,7 @@ class Progress(BaseModel):
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         ranks: how many there were.
+        samples: which ones are trained on (see hpctrain.data.source.Source.fingerprint).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -50,6 +51,7 @@ class Progress(BaseModel):
     epoch_seconds: float
     seconds: float
     ranks: int
+    samples: str
 
 
 def checkpoint_path(folder: Path, iteration: int) -> Path:

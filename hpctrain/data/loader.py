@@ -141,6 +141,11 @@ class ImageNet:
         return len(self._shards)
 
     @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the split's index: which images, with which labels, in which order."""
+        return self._shards.fingerprint
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The WordNet identifiers by label."""
         return self._shards.classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
@@ -40,6 +41,11 @@ class InMemory:
 
     samples: Samples
     broken: set[str] = field(default_factory=set)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of images and labels."""
+        return hashlib.sha256(self.samples.images.tobytes() + self.samples.labels.tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -47,6 +47,11 @@ class Shards:
         """The WordNet identifiers by label."""
         return self.manifest.classes
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the index."""
+        return self._split.index_sha256
+
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """int64, shape (samples,)."""

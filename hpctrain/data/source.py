@@ -17,6 +17,10 @@ class Source(Protocol):
     def broken(self) -> set[str]:
         """Names of samples met so far by this rank that could not be decoded."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Another one for other samples, or the same in another order."""
+
     def __len__(self) -> int: ...
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
@@ -49,6 +53,11 @@ class First:
     def broken(self) -> set[str]:
         """Those of the source."""
         return self.source.broken
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the source."""
+        return self.source.fingerprint
 
     def __len__(self) -> int:
         return min(self.count, len(self.source))

@@ -15,6 +15,7 @@ from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, parts, share
 from hpctrain.data.source import Source
+from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.schema import Recipe
@@ -206,12 +207,18 @@ class Loop:
             epoch_seconds=self._epoch_seconds,
             seconds=self._seconds,
             ranks=self._comm.size,
+            samples=self._train.fingerprint,
         )
         self._checkpoints.save(progress, self._trainer)
         self._saved = self._iteration
 
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)
+        if progress.samples != self._train.fingerprint:
+            raise HpctrainError(
+                "the training samples are not those that the run began with, or not in that order",
+                "put back what the recipe's data section names, or begin a run of its own",
+            )
         self._iteration = self._saved = self._trainer.updates = progress.iteration
         self._epoch = progress.epoch - 1
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)

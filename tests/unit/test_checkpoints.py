@@ -26,6 +26,7 @@ def write(folder: Path, iteration: int, losses: tuple[float, ...] = (0.1, 1 / 3,
         epoch_seconds=0.1 + 0.2,
         seconds=1 / 3,
         ranks=2,
+        samples="those",
     )
     return write_checkpoint(folder, progress, STATE)
 
@@ -99,7 +100,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
     write(small_disk, 10)
-    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1)
+    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1, samples="")
     with pytest.raises(HpctrainError, match="no space left") as caught:
         write_checkpoint(small_disk, progress, {"large": np.zeros(100_000)})
     assert caught.value.exit_code == 1
@@ -107,7 +108,7 @@ def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
 
 
 def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1)
+    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1, samples="")
     file = write_checkpoint(tmp_path, progress, {}) / "state.json"
     file.write_text(progress.model_dump_json(exclude={"sizes"}))
     iteration, (fault,) = newest_checkpoint(tmp_path)

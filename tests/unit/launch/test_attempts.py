@@ -40,7 +40,9 @@ def start(iteration: int = 0, **more: Any) -> tuple[str, dict[str, Any]]:
 
 
 def checkpoint(directory: RunDirectory, iteration: int) -> tuple[str, dict[str, Any]]:
-    progress = Progress(iteration=iteration, epoch=1, losses=(), sizes=(), epoch_seconds=0, seconds=0, ranks=1)
+    progress = Progress(
+        iteration=iteration, epoch=1, losses=(), sizes=(), epoch_seconds=0, seconds=0, ranks=1, samples=""
+    )
     write_checkpoint(directory.checkpoints, progress, {"a": np.zeros(3)})
     return "checkpoint", {"iteration": iteration}
 

@@ -182,6 +182,12 @@ def test_stopped_and_resumed_runs_are_the_uninterrupted_one(tmp_path, stops):
         assert found == wanted
 
 
+def test_other_samples_are_not_resumed_with(tmp_path):
+    run(tmp_path, recipe(), asked=lambda trainer: "a signal")
+    with pytest.raises(HpctrainError, match="not those that the run began with"):
+        run(tmp_path, recipe(), resume_from=1, train=11)
+
+
 class Alone(SingleCommunicator):
     """One rank of several whose others contribute nothing to a sum."""
 
