@@ -84,11 +84,12 @@ def _results(entry: Recipe | Listed) -> str:
 def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]]) -> Table:
     """Of :func:`hpctrain.recipes.difference.differences` between the recipes of these names."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", *map(escape, names), box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(Text(name), overflow="fold")
     for key, values in found.items():
         table.add_row(key, *(Text("—" if value is None else str(value)) for value in values))
     return table

@@ -49,7 +49,8 @@ def test_names_are_not_cut_on_any_terminal(capsys: pytest.CaptureFixture[str], m
     assert all(entry.name in names for entry in all_entries())
 
 
-def test_differences(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_differences(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     changed = load_recipe("digits", ["epochs=3", "schedule.warmup_epochs=1", "name=mine"]).model_dump(mode="json")
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps(changed))
