@@ -87,9 +87,9 @@ def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in names:
-        table.add_column(Text(name), overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", *names):
+        table.add_column(Text(heading), overflow="fold")
     for key, values in found.items():
         table.add_row(key, *(Text("—" if value is None else str(value)) for value in values))
     return table
