@@ -14,10 +14,10 @@ endif
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
-# Unit tests need a core each. The ranks of the others need all cores, and Slurm's tests wait most of their time.
+# The ranks of tests elsewhere need all cores, also while they wait; unit tests need one each.
 test: horovod .mpich/installed.stamp
 	$(BIN)/python -m pytest --numprocesses auto tests/unit
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/unit
+	$(BIN)/python -m pytest --ignore tests/unit
 
 bench: horovod
 	$(BIN)/hpctrain bench step

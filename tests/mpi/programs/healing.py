@@ -21,7 +21,7 @@ import numpy as np
 import hpctrain as ht
 from hpctrain.comm.base import RanksLostError
 from hpctrain.data.digits import load_digits
-from hpctrain.data.samples import InMemory, Samples
+from hpctrain.data.samples import BROKEN, InMemory, Samples
 from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, write_record
@@ -121,7 +121,13 @@ class Mortal:
         parts = list(parts)
         step = self.iteration() + 1
         self._die("forward", step)
-        mine = [index for rows in Watched.taken[-len(parts) :] for index in rows] if scale else []
+        # A rank without a sample of its own has one of another's that does not count.
+        mine = [
+            index
+            for rows, part in zip(Watched.taken[-len(parts) :], parts, strict=True)
+            for index, label in zip(rows, part.labels, strict=True)
+            if label != BROKEN
+        ]
         late = self._case.late == (self._first, step)
         if late:
             self._find_out_late()
