@@ -286,7 +286,10 @@ def test_momentum_correction_makes_the_rate_inside_momentum_the_rate_outside(fra
     ],
 )
 def test_goes_on_from_its_state(name, values):
-    """PyTorch's tensors alone, as a checkpoint keeps them; Keras' variables."""
+    """PyTorch's tensors alone, as a checkpoint keeps them; Keras' variables.
+
+    In which order a norm is added up may depend on where in memory its array begins.
+    """
     chosen = settings(name, **values)
     expected = torch_path(chosen)
     model = torch_model()
@@ -298,7 +301,7 @@ def test_goes_on_from_its_state(name, values):
     }
     after = torch_rules.make_optimizer(chosen, model)
     after.load_state_dict({**after.state_dict(), "state": kept})
-    assert distance(torch_steps(model, after, first=25), expected[25:]) == 0.0
+    assert distance(torch_steps(model, after, first=25), expected[25:]) < 1e-13
 
     net = keras_model()
     whole = keras_steps(net, keras_rules.make_optimizer(chosen, net))
@@ -309,7 +312,7 @@ def test_goes_on_from_its_state(name, values):
     second.build(net.trainable_variables)
     for old, new in zip(first.variables, second.variables, strict=True):
         new.assign(old.numpy())
-    assert distance(keras_steps(net, second, first=25), whole[25:]) == 0.0
+    assert distance(keras_steps(net, second, first=25), whole[25:]) < 1e-13
 
 
 def test_pytorchs_own_sgd_is_used_where_it_is_the_recipes():
