@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class InMemory:
     samples: Samples
     broken: set[str] = field(default_factory=set)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of images and labels."""
         return hashlib.sha256(self.samples.images.tobytes() + self.samples.labels.tobytes()).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import RECORDS, ShardTask, make_shard, read_record, tar_bytes
 from hpctrain.data.manifest import MANIFEST, SETTINGS, BrokenImage, Manifest, Settings, Split, SplitName
 from hpctrain.data.shards import index_path
-from hpctrain.data.whole_files import remove_leftovers, write_whole
+from hpctrain.data.whole_files import remove_leftovers, require_room, write_whole
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.rundir import read_model
@@ -173,13 +172,7 @@ def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
 def _require_room(folder: Path, tasks: Iterable[ShardTask]) -> None:
     missing = [task for task in tasks if not task.path.exists()]
     wanted = sum(tar_bytes(member.size, member.label) for task in missing for member in task.members)
-    free = shutil.disk_usage(folder).free
-    if wanted > free:
-        raise HpctrainError(
-            f"no space left for {folder}: {wanted / 1e9:.3g} GB are to be written, {free / 1e9:.3g} GB are free",
-            "free some space there, or choose another folder",
-            exit_code=1,
-        )
+    require_room(folder, wanted, "written", "free some space there, or choose another folder")
 
 
 def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import sha256
 from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, Split, read_manifest, remake
 from hpctrain.data.shards import index_path, open_shards
-from hpctrain.data.whole_files import put_in_place, remove_leftovers, temporary, write_whole
+from hpctrain.data.whole_files import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 
@@ -114,13 +113,7 @@ def _is_copied(path: Path, shard: ShardFile, check: bool) -> bool:
 
 def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
     wanted = sum(shard.bytes for shard in missing)
-    free = shutil.disk_usage(to).free
-    if wanted > free:
-        raise HpctrainError(
-            f"no space left for {to}: {wanted / 1e9:.3g} GB are to be copied, {free / 1e9:.3g} GB are free",
-            "free some space there, or stage a share to each node with --nodes N --node I",
-            exit_code=1,
-        )
+    require_room(to, wanted, "copied", "free some space there, or stage a share to each node with --nodes N --node I")
 
 
 def _copy(folder: Path, to: Path, shard: ShardFile) -> None:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from pathlib import Path
 
+from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 
 _ELSEWHERE = "choose another folder"
+
+
+def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
+    """Refuse to begin what cannot end.
+
+    Args:
+        wanted: bytes that are to be ``done``, as "written".
+
+    Raises:
+        HpctrainError: the disk has less; with ``hint``.
+    """
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        raise HpctrainError(
+            f"no space left for {folder}: {wanted / 1e9:.3g} GB are to be {done}, {free / 1e9:.3g} GB are free",
+            hint,
+            exit_code=1,
+        )
 
 
 def write_whole(path: Path, content: bytes) -> None:

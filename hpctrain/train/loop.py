@@ -215,8 +215,10 @@ class Loop:
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)
         if progress.samples != self._train.fingerprint:
+            data = self._recipe.data
             raise HpctrainError(
-                "the training samples are not those that the run began with, or not in that order",
+                f"the training samples of {data.path or data.name} are not those that the run began with, or not in "
+                "that order",
                 "put back what the recipe's data section names, or begin a run of its own",
             )
         self._iteration = self._saved = self._trainer.updates = progress.iteration

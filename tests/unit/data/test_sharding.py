@@ -266,7 +266,7 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
 
 def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(sharding.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(HpctrainError, match=r"no space left .* are to be written, 1e-06 GB are free"):
         _make(source, tmp_path / "shards")
     assert not list((tmp_path / "shards").glob("*.tar"))

@@ -155,7 +155,7 @@ def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(HpctrainError, match="holds another set of shards"):
         stage(whole, tmp_path / "to", _ALL, wait_seconds=0)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(stage_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(HpctrainError, match=r"no space left for .*: .* are to be copied, 1e-06 GB are free"):
         stage(whole, tmp_path / "small", _ALL, wait_seconds=0)
     assert not list((tmp_path / "small").glob("*.tar"))

@@ -184,7 +184,7 @@ def test_stopped_and_resumed_runs_are_the_uninterrupted_one(tmp_path, stops):
 
 def test_other_samples_are_not_resumed_with(tmp_path):
     run(tmp_path, recipe(), asked=lambda trainer: "a signal")
-    with pytest.raises(HpctrainError, match="not those that the run began with"):
+    with pytest.raises(HpctrainError, match="samples of digits are not those that the run began with"):
         run(tmp_path, recipe(), resume_from=1, train=11)
 
 
