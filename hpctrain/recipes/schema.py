@@ -10,6 +10,7 @@ from hpctrain.checked_yaml import Section
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import require_own_keys
+from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, Guard, Numbers
 from hpctrain.recipes.schedule import Schedule
 
 Framework = Literal["torch", "keras"]
@@ -227,41 +228,6 @@ class Communication(Section):
     compression: Literal["none", "fp16", "bf16"] = Field("none", description="type of the gradients on the wire")
 
 
-class Guard(Section):
-    """How often ranks prove that their parameters are equal."""
-
-    every: Count = Field(100, description="steps between two checks; the first step is always checked")
-
-
-class FaultTolerance(Section):
-    """What becomes of the run when a rank dies."""
-
-    lost_rank: Literal["stop", "shrink"] = Field(
-        "stop",
-        description="end resumably, or, from the first step on, go on with the ranks that are left (backend mpi, "
-        "Open MPI 5)",
-    )
-    batch: Literal["keep", "shrink"] = Field(
-        "keep",
-        description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
-    )
-    min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
-
-    @property
-    def heals(self) -> bool:
-        """Whether the ranks go on without one that died, from the first step on."""
-        return self.lost_rank == "shrink"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FaultTolerance:
-        if not self.heals and (self.batch == "shrink" or self.min_ranks > 1):
-            key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
-            raise ValueError(
-                f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
-            )
-        return self
-
-
 class Reported(Section):
     """A result that the source states."""
 
@@ -296,6 +262,8 @@ class Recipe(Section):
     communication: Communication = Communication()
     guard: Guard = Guard()
     fault_tolerance: FaultTolerance = FaultTolerance()
+    checkpoints: Checkpointing = Checkpointing()
+    numbers: Numbers = Numbers()
 
     @property
     def global_batch(self) -> int:

@@ -20,7 +20,7 @@ from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
-from hpctrain.recipes.schema import FaultTolerance
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
 from hpctrain.stopping import RESUMABLE

@@ -13,7 +13,7 @@ from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
-from hpctrain.recipes.schema import FaultTolerance
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.rundir import RunDirectory
 from hpctrain.train.checkpoint import State
 from hpctrain.train.recovery import Recovery, _Account, require_healing, settle

@@ -1,0 +1,68 @@
+"""The sections of a recipe that say what becomes of a run when something goes wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.checked_yaml import Section
+from hpctrain.recipes.numbers import Count
+
+
+class Guard(Section):
+    """How often ranks prove that their parameters are equal."""
+
+    every: Count = Field(100, description="steps between two checks; the first step is always checked")
+
+
+class FaultTolerance(Section):
+    """What becomes of the run when a rank dies."""
+
+    lost_rank: Literal["stop", "shrink"] = Field(
+        "stop",
+        description="end resumably, or, from the first step on, go on with the ranks that are left (backend mpi, "
+        "Open MPI 5)",
+    )
+    batch: Literal["keep", "shrink"] = Field(
+        "keep",
+        description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
+    )
+    min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
+
+    @property
+    def heals(self) -> bool:
+        """Whether the ranks go on without one that died, from the first step on."""
+        return self.lost_rank == "shrink"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FaultTolerance:
+        if not self.heals and (self.batch == "shrink" or self.min_ranks > 1):
+            key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
+            raise ValueError(
+                f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
+            )
+        return self
+
+
+class Checkpointing(Section):
+    """When the state of a run is written, behind the last step of each epoch and at a stop anyway, and what is kept."""
+
+    every_steps: Count | None = Field(None, description="also after each so many steps of the run")
+    keep_last: Count = Field(2, description="the newest so many; the second is what a damaged newest one falls back to")
+    keep_best: bool = Field(False, description="also the one whose test accuracy is the highest")
+    keep_every_epochs: Count | None = Field(None, description="also the last of each so many epochs")
+
+
+class Numbers(Section):
+    """What becomes of a step whose loss or gradients are not finite on any rank, and which losses are told of."""
+
+    non_finite: Literal["stop", "skip", "roll_back"] = Field(
+        "stop",
+        description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
+        "parameters of the newest checkpoint and go on behind the step's samples",
+    )
+    limit: Count = Field(3, description="skipped steps in a row, or times back to one checkpoint, until the run ends")
+    spike_factor: Annotated[float, Field(gt=1)] | None = Field(
+        4.0, description="a loss so many times the median of the last 64 is told of; null tells of none"
+    )
