@@ -16,6 +16,8 @@ from launching import Launch
 
 # In CI the same cases each time, so that a change fails for its own sake; new ones each time at a developer's desk.
 settings.register_profile("ci", derandomize=True)
+# pytest tests/unit --hypothesis-profile thorough: ten times as many, 2000 texts for each reader of topologies.
+settings.register_profile("thorough", max_examples=1000, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 

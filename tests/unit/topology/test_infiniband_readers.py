@@ -207,7 +207,7 @@ def _damaged(draw: st.DrawFn, text: str) -> str:
 def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
     read, valid = _READERS[tool]
 
-    @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(_ANYTHING | _damaged(valid))
     def check(text: str) -> None:
         try:

@@ -313,7 +313,7 @@ def damaged(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(text=damaged())
 @example(text="")
 @example(text="GPU0")

@@ -247,7 +247,7 @@ DAMAGED = st.builds(
 TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".join), DAMAGED)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(TEXTS)
 @pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read, slurm_address.read])
 def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> None:
