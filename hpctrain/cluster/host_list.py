@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hpctrain.errors import HpctrainError
 
 # Slurm itself knows at most 65,533 nodes.
 MOST_HOSTS = 65536
+# Of a host's name in the DNS.
+_LONGEST_NAME = 253
 
 # ClusterShell gives '@', '!', '&', '^', '*', '/' and blanks meanings that Slurm's lists do not have.
 _RANGES = r"\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\]"
@@ -32,23 +35,18 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     Raises:
         HpctrainError: it is empty, not such a list, or longer than :data:`MOST_HOSTS`.
     """
-    # A twentieth of a second that `hpctrain --help` does not need.
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
-
     if ":" in text:
         raise _not_a_list(text, where, "no slots belong here", "names alone, for example gpu1,gpu2")
     if not _LIST.fullmatch(text):
         raise _not_a_list(text, where, "it is empty, or a bracket, a name or a number in it is incomplete")
     parts = re.findall(_NAME, text, re.ASCII)
-    # Counted beforehand: ClusterShell makes every number of a range.
+    # Counted beforehand: every name of a range is made.
     if sum(map(_count, parts)) > MOST_HOSTS:
         raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")
-    try:
-        return tuple(dict.fromkeys(name for part in parts for name in NodeSet(part, resolver=RESOLVER_NOGROUP)))
-    # ValueError: of a number with thousands of digits. AssertionError: digits behind a bracket join its numbers, and
-    # ClusterShell then finds the range too large.
-    except (NodeSetParseError, ValueError, AssertionError) as error:
-        raise _not_a_list(text, where, str(error)) from error
+    names = tuple(dict.fromkeys(name for part in parts for name in _expand(part, text, where)))
+    if max(map(len, names)) > _LONGEST_NAME:
+        raise _not_a_list(text, where, f"a name has more than {_LONGEST_NAME} characters")
+    return names
 
 
 def expand_slots(text: str, where: str) -> HostSlots:
@@ -101,6 +99,27 @@ def _count(part: str) -> int:
         sum(abs(int(last or first) - int(first)) + 1 for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges))
         for ranges in re.findall(_RANGES, part)
     )
+
+
+def _expand(part: str, text: str, where: str) -> Iterator[str]:
+    """The names of one part, the last bracket counting up first, as Slurm has them.
+
+    Bracket by bracket: ClusterShell's own sets of nodes take digits before a bracket into its numbers, and make 94 names
+    of ``gpu1[8-11]``.
+    """
+    # A twentieth of a second that `hpctrain --help` does not need.
+    from ClusterShell.RangeSet import RangeSet, RangeSetParseError
+
+    try:
+        pieces = [
+            [name for numbers in piece[1:-1].split(",") for name in RangeSet(numbers).striter()]
+            if piece.startswith("[")
+            else [piece]
+            for piece in re.split(f"({_RANGES})", part)
+        ]
+    except RangeSetParseError as error:
+        raise _not_a_list(text, where, str(error)) from error
+    return map("".join, itertools.product(*pieces))
 
 
 def _not_a_list(text: str, where: str, why: str, hint: str = "for example gpu[001-032],login1") -> HpctrainError:
