@@ -1,0 +1,261 @@
+"""What this package may not do, looked for in its syntax trees; SECURITY.md says why.
+
+Names are followed through imports (``from os import system as run``), not through variables.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import hpctrain
+from hpctrain import checked_yaml
+from hpctrain.bounded_yaml import BoundedLoader
+from hpctrain.topology.readers import slurm_yaml
+
+_ROOT = Path(__file__).parents[2]
+_FILES = sorted(
+    path for folder in ("hpctrain", "benchmarks", "slurm", ".ci") for path in (_ROOT / folder).rglob("*.py")
+)
+# Files that may do what a rule refuses, and why.
+_ALLOWED: dict[str, dict[str, str]] = {
+    "import of pickle": {
+        "hpctrain/comm/mpi.py": "objects between the ranks of one run",
+        "hpctrain/comm/polled.py": "objects between the ranks of one run",
+        "hpctrain/comm/torch_distributed.py": "objects between the ranks of one run",
+    },
+    "runpy": {"hpctrain/train/rank.py": "the user's own script is what the user wants executed"},
+}
+
+_PICKLES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "pickle5",
+    "cloudpickle",
+    "dill",
+    "jsonpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+}
+_EXECUTE = {"eval", "exec", "compile", "__import__"} | {f"builtins.{name}" for name in ("eval", "exec", "compile")}
+_SHELLS = {
+    "os.popen",
+    "os.system",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell",
+    "pty.spawn",
+}
+_YAML_LOADS = {f"yaml.{name}{all_}" for name in ("load", "full_load", "unsafe_load") for all_ in ("", "_all")}
+_UNSAFE_LOADERS = {"yaml.Loader", "yaml.CLoader", "yaml.UnsafeLoader", "yaml.FullLoader", "yaml.CFullLoader"}
+_LISTENERS = {"bind", "create_server", "HTTPServer", "ThreadingHTTPServer", "TCPServer", "UDPServer", "start_server"}
+_EVERYWHERE = {"", "0.0.0.0", "::"}
+
+
+def refused(text: str) -> Iterator[tuple[int, str]]:
+    """The line of each thing that no file may do, and what it is."""
+    tree = ast.parse(text)
+    names = _imported(tree)
+
+    def full(node: ast.AST) -> str:
+        """``os.path.join`` for that expression, however ``os`` or ``join`` were imported; empty for any other."""
+        if isinstance(node, ast.Name):
+            return names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            base = full(node.value)
+            return f"{base}.{node.attr}" if base else f".{node.attr}"
+        return ""
+
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        yield from ((line, what) for what in _imports(node))
+        yield from ((line, what) for what in _values(node, full))
+        if isinstance(node, ast.Call):
+            yield from ((line, what) for what in _call(node, full))
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    found: dict[str, str] = {"np": "numpy"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    modules: list[str] = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    for top in {module.partition(".")[0] for module in modules}:
+        if top in _PICKLES:
+            yield f"import of {top}"
+        if top == "runpy":
+            yield "runpy"
+    if any(module.endswith("enable_unsafe_deserialization") for module in modules):
+        yield "Keras' unsafe deserialisation"
+
+
+def _values(node: ast.AST, full: Callable[[ast.AST], str]) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::"):
+        yield "listening on all interfaces"
+    if isinstance(node, ast.Attribute) and node.attr == "enable_unsafe_deserialization":
+        yield "Keras' unsafe deserialisation"
+    if isinstance(node, (ast.Name, ast.Attribute)) and full(node) in _UNSAFE_LOADERS:
+        yield "a YAML loader that makes objects"
+
+
+def _call(node: ast.Call, full: Callable[[ast.AST], str]) -> Iterator[str]:
+    name, keywords = full(node.func), {keyword.arg: keyword.value for keyword in node.keywords}
+    last = name.rpartition(".")[2]
+
+    def lacks(keyword: str, wanted: object) -> bool:
+        value = keywords.get(keyword)
+        return not (isinstance(value, ast.Constant) and value.value == wanted)
+
+    def has_other(keyword: str, wanted: object) -> bool:
+        return keyword in keywords and lacks(keyword, wanted)
+
+    everywhere = any(map(_is_everywhere, [*node.args, *keywords.values()]))
+    rules = {
+        "text executed": name in _EXECUTE,
+        "a shell": name in _SHELLS or has_other("shell", False),
+        "a YAML loader that makes objects": name in _YAML_LOADS and not _is_safe(node, full),
+        "torch.load without weights_only=True": name == "torch.load" and lacks("weights_only", True),
+        "NumPy's pickles": has_other("allow_pickle", False),
+        "load_model without safe_mode=True": last == "load_model" and lacks("safe_mode", True),
+        "Keras' unsafe deserialisation": has_other("safe_mode", True),
+        'unpacking without filter="data"': name == "shutil.unpack_archive"
+        or (last in ("extract", "extractall") and lacks("filter", "data")),
+        "a temporary name that others can take": name == "tempfile.mktemp",
+        "listening on all interfaces": last in _LISTENERS and everywhere,
+    }
+    yield from (what for what, found in rules.items() if found)
+
+
+def _is_safe(node: ast.Call, full: Callable[[ast.AST], str]) -> bool:
+    loaders = [*node.args[1:2], *(keyword.value for keyword in node.keywords if keyword.arg == "Loader")]
+    return bool(loaders) and full(loaders[0]) in ("yaml.SafeLoader", "yaml.CSafeLoader")
+
+
+def _is_everywhere(argument: ast.expr) -> bool:
+    first = argument.elts[0] if isinstance(argument, ast.Tuple) and argument.elts else None
+    return isinstance(first, ast.Constant) and first.value in _EVERYWHERE
+
+
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: str(path.relative_to(_ROOT)))
+def test_no_file_does_what_is_refused(path: Path) -> None:
+    name = str(path.relative_to(_ROOT))
+    found = [f"{name}:{line}: {what}" for line, what in refused(path.read_text()) if name not in _ALLOWED.get(what, {})]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, files in _ALLOWED.items() for name in files])
+def test_each_exception_is_needed(what: str, name: str) -> None:
+    assert what in {found for _, found in refused((_ROOT / name).read_text())}
+
+
+def test_the_whole_tree_is_looked_at() -> None:
+    assert Path(hpctrain.__file__) in _FILES
+    assert len(_FILES) > 200
+
+
+_SNIPPETS = {
+    "import of pickle": ["import pickle", "import os, pickle as p", "from pickle import loads", "import pickle.loads"],
+    "import of marshal": ["import marshal"],
+    "import of shelve": ["from shelve import open"],
+    "import of dill": ["import dill"],
+    "import of joblib": ["from joblib import load"],
+    "import of cloudpickle": ["def f():\n    import cloudpickle"],
+    "runpy": ["import runpy", "from runpy import run_path"],
+    "text executed": ["eval('1')", "exec(text)", "compile(text, '', 'exec')", "import builtins\nbuiltins.eval('1')"],
+    "a shell": [
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "from subprocess import Popen as P\nP(text, shell=how)",
+        "import os\nos.system('ls')",
+        "from os import popen as look\nlook('ls')",
+        "import subprocess\nsubprocess.getoutput('ls')",
+    ],
+    "a YAML loader that makes objects": [
+        "import yaml\nyaml.load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.Loader)",
+        "import yaml\nyaml.full_load(text)",
+        "from yaml import unsafe_load\nunsafe_load(text)",
+        "import yaml as y\ny.load_all(text, Loader=any_other)",
+        "import yaml\nclass Own(yaml.FullLoader): ...",
+        "from yaml import UnsafeLoader as Base\nclass Own(Base): ...",
+    ],
+    "torch.load without weights_only=True": [
+        "import torch\ntorch.load(path)",
+        "import torch\ntorch.load(path, weights_only=False)",
+        "from torch import load\nload(path, weights_only=how)",
+    ],
+    "NumPy's pickles": ["import numpy as np\nnp.load(path, allow_pickle=True)", "load(path, allow_pickle=how)"],
+    "load_model without safe_mode=True": ["import keras\nkeras.models.load_model(path)"],
+    "Keras' unsafe deserialisation": [
+        "import keras\nkeras.models.load_model(path, safe_mode=False)",
+        "import keras\nkeras.config.enable_unsafe_deserialization()",
+        "from keras.config import enable_unsafe_deserialization",
+    ],
+    'unpacking without filter="data"': [
+        "tar.extractall(folder)",
+        "tar.extractall(folder, filter='tar')",
+        "zipfile.ZipFile(path).extract(name)",
+        "import shutil\nshutil.unpack_archive(path)",
+    ],
+    "a temporary name that others can take": [
+        "import tempfile\ntempfile.mktemp()",
+        "from tempfile import mktemp\nmktemp()",
+    ],
+    "listening on all interfaces": [
+        "listener.bind(('', 80))",
+        "listener.bind(('0.0.0.0', 80))",
+        "import socket\nsocket.create_server(('::', 0))",
+        "from http.server import HTTPServer\nHTTPServer(server_address=('', 80))",
+        "address = '0.0.0.0'",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "snippet"), [(what, snippet) for what, snippets in _SNIPPETS.items() for snippet in snippets]
+)
+def test_each_rule_sees_what_breaks_it(what: str, snippet: str) -> None:
+    assert what in {found for _, found in refused(snippet)}
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        "import re\nre.compile('a')",
+        "model.compile(optimizer)",
+        "import subprocess\nsubprocess.run(['ls'], shell=False)",
+        "import yaml\nyaml.safe_load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)",
+        "import torch\ntorch.load(path, weights_only=True)",
+        "import numpy as np\nnp.load(path)",
+        "import keras\nkeras.models.load_model(path, safe_mode=True)",
+        "tar.extractall(folder, filter='data')",
+        "listener.bind(('127.0.0.1', 0))",
+        "import traceback\ntraceback.extract_tb(trace)",
+        "parts = text or ('', 0)",
+    ],
+)
+def test_what_is_safe_passes(snippet: str) -> None:
+    assert not list(refused(snippet))
+
+
+@pytest.mark.parametrize("loader", [BoundedLoader, checked_yaml._Loader, slurm_yaml._Loader])
+def test_own_loaders_make_plain_values_only(loader: type) -> None:
+    assert issubclass(loader, yaml.SafeLoader)
+    assert loader.yaml_constructors.keys() <= yaml.SafeLoader.yaml_constructors.keys()
+    assert not loader.yaml_multi_constructors
