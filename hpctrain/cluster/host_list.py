@@ -104,7 +104,7 @@ def _count(part: str) -> int:
 def _expand(part: str, text: str, where: str) -> Iterator[str]:
     """The names of one part, the last bracket counting up first, as Slurm has them.
 
-    Bracket by bracket: ClusterShell's own sets of nodes take digits before a bracket into its numbers, and make 94 names
+    Bracket by bracket: ClusterShell's sets of nodes take digits before a bracket into its numbers, and make 94 names
     of ``gpu1[8-11]``.
     """
     # A twentieth of a second that `hpctrain --help` does not need.
