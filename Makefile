@@ -9,7 +9,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train test lint bench clean horovod cluster cluster-stop
+.PHONY: train test lint bench fuzz clean horovod cluster cluster-stop
 
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -27,6 +27,18 @@ lint: .venv/packages.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive hpctrain benchmarks slurm .ci
+	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
+
+# Coverage-guided fuzzing of what reads outside data, in an environment of its own: atheris has no wheel for every Python.
+FUZZ_SECONDS ?= 3600
+fuzz: .fuzz/installed.stamp
+	.fuzz/bin/python tests/fuzz/fuzz_readers.py --out .fuzz/out --seconds $(FUZZ_SECONDS) $(READERS)
+
+.fuzz/installed.stamp: pyproject.toml
+	$(PYTHON) -m venv .fuzz
+	.fuzz/bin/python -m pip install --editable . 'atheris>=3' pytest
+	touch $@
 
 # A Slurm of four nodes on this machine, to try jobs on.
 cluster: .venv/packages.stamp
@@ -50,4 +62,4 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .fuzz dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

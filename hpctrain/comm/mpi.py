@@ -6,7 +6,7 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 
 from __future__ import annotations
 
-import pickle
+import pickle  # nosec B403  # objects of the ranks of one run
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -87,7 +87,7 @@ class MpiControl(Communicator):
         self._wait(lambda: self._world.Ibcast(length, root=0), "broadcast")
         buffer = bytearray(payload) if self.rank == 0 else bytearray(int(length[0]))
         self._wait(lambda: self._world.Ibcast(buffer, root=0), "broadcast")
-        return value if self.rank == 0 else pickle.loads(buffer)  # noqa: S301 - rank 0 of this very run
+        return value if self.rank == 0 else pickle.loads(buffer)  # nosec B301  # noqa: S301 - rank 0 of this very run
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
         self._wait(lambda: self._world.Ibcast(buffer, root=root), "broadcast")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
+import pickle  # nosec B403  # objects of the ranks of one run
 import re
 import sys
 from collections.abc import Callable
@@ -112,11 +112,11 @@ class TorchDistributedCommunicator(Communicator):
         self.run(dist.broadcast, length, 0, what="broadcast")
         payload = payload or bytearray(int(length))
         self.run(dist.broadcast, torch.frombuffer(payload, dtype=torch.uint8), 0, what="broadcast")
-        return value if self.rank == 0 else pickle.loads(payload)  # noqa: S301 - rank 0 of this very run
+        return value if self.rank == 0 else pickle.loads(payload)  # nosec B301  # noqa: S301 - rank 0 of this very run
 
     def allgather_object(self, value: T) -> list[T]:
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        return [pickle.loads(part.numpy().tobytes()) for part in self.gather(own, "allgather")]  # noqa: S301
+        return [pickle.loads(part.numpy().tobytes()) for part in self.gather(own, "allgather")]  # nosec B301  # noqa: S301
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         received: AnyArray = np.array(array, order="C")

@@ -1,0 +1,75 @@
+"""The installed packages against the known vulnerabilities of the Python Package Index, by pip-audit.
+
+Fails where one is found. Where the index cannot be asked, as without a network, it says so in one line and succeeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+from typing import Any
+
+_INDEX = "https://pypi.org"
+_ANSWER_SECONDS = 5
+_AUDIT_SECONDS = 120
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--index", default=_INDEX, help="that is asked whether it can be reached")
+    parser.add_argument("--program", default="pip-audit")
+    parser.add_argument("--seconds", type=float, default=_AUDIT_SECONDS, help="that the audit may take")
+    options = parser.parse_args()
+    problem = unreachable(options.index)
+    if problem is None:
+        audited = audit(options.program, options.seconds)
+        if isinstance(audited, list):
+            return report(audited)
+        problem = audited
+    print(f"audit of packages left out: {problem}")
+    return 0
+
+
+def unreachable(index: str) -> str | None:
+    """Why an index does not tell vulnerabilities, None where it does."""
+    address = f"{index}/pypi/pip/{version('pip')}/json"
+    try:
+        with urllib.request.urlopen(address, timeout=_ANSWER_SECONDS) as answer:  # nosec B310  # noqa: S310 - https
+            return None if "vulnerabilities" in json.load(answer) else f"{address} says nothing of vulnerabilities"
+    except (OSError, ValueError) as error:
+        return f"{address} cannot be reached: {error}"
+
+
+def audit(program: str, seconds: float) -> list[dict[str, Any]] | str:
+    """What pip-audit says of each package, or why it says nothing."""
+    command = [program, "--local", "--skip-editable", "--progress-spinner=off", "--format=json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{program} did not end in {seconds:g} s"
+    try:
+        packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        return packages
+    except ValueError:
+        return f"{program} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+
+
+def report(packages: list[dict[str, Any]]) -> int:
+    """Print what was found; 1 for a vulnerability."""
+    found = [(package, fault) for package in packages for fault in package.get("vulns", ())]
+    for package, fault in found:
+        mend = ", ".join(fault["fix_versions"]) or "no version yet"
+        print(f"{package['name']} {package['version']}: {fault['id']}, mended in {mend}")
+    left_out = [package["name"] for package in packages if "skip_reason" in package]
+    if left_out:
+        print(f"the index does not know {len(left_out)} of {len(packages)} packages, such as {left_out[0]}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

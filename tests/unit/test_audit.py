@@ -1,0 +1,85 @@
+"""The audit of packages in ``make lint``, with an index and a pip-audit of the test's own."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_AUDIT = Path(__file__).parents[2] / ".ci" / "audit.py"
+
+
+class _Index(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"vulnerabilities": []}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Index) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _audit(folder: Path, index: str, script: str, seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    program = folder / "pip-audit"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    command = [sys.executable, str(_AUDIT), f"--index={index}", f"--program={program}", f"--seconds={seconds}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _says(*packages: dict[str, object]) -> str:
+    return f"cat <<'END'\n{json.dumps({'dependencies': packages})}\nEND\nexit 1"
+
+
+def test_a_vulnerability_fails(tmp_path: Path, index: str) -> None:
+    bad = {"name": "torch", "version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1", "2.0"]}]}
+    done = _audit(tmp_path, index, _says({"name": "numpy", "version": "2", "vulns": []}, bad))
+    assert (done.returncode, done.stdout) == (1, "torch 1.0: CVE-1, mended in 1.1, 2.0\n"), done.stderr
+
+
+def test_no_vulnerability_passes_and_what_is_unknown_is_said(tmp_path: Path, index: str) -> None:
+    packages = {"name": "numpy", "version": "2", "vulns": []}, {"name": "own", "skip_reason": "not on PyPI"}
+    done = _audit(tmp_path, index, _says(*packages))
+    assert (done.returncode, done.stdout) == (0, "the index does not know 1 of 2 packages, such as own\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "why"),
+    [("exec sleep 60", 0.5, "did not end in 0.5 s"), ("echo broken >&2; exit 1", 30, "failed: broken")],
+)
+def test_an_audit_that_cannot_be_done_is_one_line(
+    tmp_path: Path, index: str, script: str, seconds: float, why: str
+) -> None:
+    done = _audit(tmp_path, index, script, seconds)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("audit of packages left out: ") and why in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_without_a_network_it_says_so(tmp_path: Path) -> None:
+    # A port that nobody listens at: it was free a moment ago.
+    with http.server.HTTPServer(("127.0.0.1", 0), _Index) as server:
+        index = f"http://127.0.0.1:{server.server_port}"
+    done = _audit(tmp_path, index, "exit 2")
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.startswith(f"audit of packages left out: {index}/pypi/pip/") and "cannot be reached" in done.stdout
+    )
