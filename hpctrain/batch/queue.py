@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -174,7 +174,16 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
             "ask Slurm itself with: scontrol ping",
             exit_code=1,
         )
-    return [_squeue_state(dict(zip(_SQUEUE, row, strict=True))) for row in _rows(done.stdout, len(_SQUEUE))]
+    return read_squeue(done.stdout)
+
+
+def read_squeue(text: str) -> list[JobState]:
+    """The jobs that ``squeue`` prints in the format of :func:`job_states`.
+
+    Raises:
+        HpctrainError: it is not such a text.
+    """
+    return _states("squeue", text, tuple(_SQUEUE), _squeue_state)
 
 
 def _squeue_state(row: dict[str, str]) -> JobState:
@@ -210,7 +219,16 @@ def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
         return []
     if done.returncode != 0:
         return []
-    return [_sacct_state(dict(zip(_SACCT, row, strict=True))) for row in _rows(done.stdout, len(_SACCT))]
+    return read_sacct(done.stdout)
+
+
+def read_sacct(text: str) -> list[JobState]:
+    """The jobs that ``sacct`` prints in the format of :func:`job_states`.
+
+    Raises:
+        HpctrainError: it is not such a text.
+    """
+    return _states("sacct", text, _SACCT, _sacct_state)
 
 
 def _sacct_state(row: dict[str, str]) -> JobState:
@@ -231,6 +249,17 @@ def _sacct_state(row: dict[str, str]) -> JobState:
         command="",
         directory=Path(row["WorkDir"]),
     )
+
+
+def _states(
+    program: str, text: str, fields: Sequence[str], state: Callable[[dict[str, str]], JobState]
+) -> list[JobState]:
+    try:
+        return [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
+    except ValueError as error:
+        raise HpctrainError(
+            f"{program} printed what is no list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
+        ) from error
 
 
 def _rows(text: str, fields: int) -> list[list[str]]:
