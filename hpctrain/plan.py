@@ -87,6 +87,7 @@ class Start(BaseModel):
         python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
         container: what the ranks run in.
         environment: what the user wants every rank to have.
+        passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         ssh_port: of the hosts, for an mpirun that reaches them by ssh.
         arguments: further ones for mpirun or srun, behind those of hpctrain.
     """
@@ -97,6 +98,7 @@ class Start(BaseModel):
     python: str | None = None
     container: Container | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    passed: tuple[str, ...] = ()
     ssh_port: int | None = Field(None, ge=1, le=65535)
     arguments: tuple[str, ...] = ()
 

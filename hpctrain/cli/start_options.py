@@ -12,6 +12,7 @@ import typer
 
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
+from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS
 
@@ -100,12 +101,13 @@ def start_changes(
         words = None if arguments is None else tuple(shlex.split(arguments))
     except ValueError as error:
         raise HpctrainError(f"--launcher-arguments {arguments}: {error}", "close the quotes") from error
-    variables = None if environment is None else dict(_variable(text, inherited) for text in environment)
+    asked = None if environment is None else [_variable(text, inherited) for text in environment]
     return given(
         launcher=launcher,
         python=python,
         container=_container(image, runtime, mounts),
-        environment=variables,
+        environment=None if asked is None else {name: value for name, value in asked if not is_secret(name)},
+        passed=None if asked is None else tuple(name for name, _ in asked if is_secret(name)),
         ssh_port=ssh_port,
         arguments=words,
     )
@@ -141,7 +143,12 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
 def _variable(text: str, inherited: Mapping[str, str]) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
-        raise HpctrainError(f"--env {text}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
+        raise HpctrainError(f"--env {name}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
+    if has_value and is_secret(name):
+        raise HpctrainError(
+            f"--env {name}=…: a secret on a command line is for all to see",
+            f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
+        )
     if has_value:
         return name, value
     if name not in inherited:

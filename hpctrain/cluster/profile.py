@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.checked_yaml import Section
 from hpctrain.cluster.container import Container
+from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import nearest
 from hpctrain.stopping import STOP_SIGNALS
 
@@ -176,6 +177,10 @@ class ClusterProfile(Section):
     def _consistent(self) -> ClusterProfile:
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
             raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
+        for name in filter(is_secret, self.environment):
+            raise ValueError(
+                f"environment: {name} is a secret, no part of a file: export it, and submit with --env {name}"
+            )
         for option, value in self.sbatch.items():
             if option in _KEYS:
                 raise ValueError(f"sbatch: {option} is set by {_KEYS[option]}")

@@ -319,6 +319,9 @@ def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> lis
     options += ["--mca", "osc", "^ucx"]
     for name, value in environment.items():
         options += ["-x", f"{name}={value}"]
+    # The others pass on all that they have.
+    for name in plan.start.passed:
+        options += ["-x", name]
     return options
 
 

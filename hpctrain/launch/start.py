@@ -48,12 +48,13 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
 
     Raises:
         HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
-            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks or what
-            they are to train on is missing.
+            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks, what they
+            are to train on or a variable that is to be passed on is missing.
     """
     require_choices(plan)
     require_image(plan)
     _require_program(plan, machine)
+    _require_passed(plan)
     _require_data(plan, machine)
     if plan.backend == "single":
         return None
@@ -90,6 +91,12 @@ def _require_program(plan: Plan, machine: Machine) -> None:
     if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
         option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
         raise HpctrainError(f"there is no program {program}", option)
+
+
+def _require_passed(plan: Plan) -> None:
+    for name in plan.start.passed:
+        if name not in os.environ:
+            raise HpctrainError(f"{name} is to be passed on to the ranks, and is not set here", f"export {name}=…")
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:

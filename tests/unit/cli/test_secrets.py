@@ -1,0 +1,134 @@
+"""Secrets in the environment: they reach the ranks that are to have them, and no file and no terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.cluster.profiles import load_profile
+from hpctrain.cluster.secrets import is_secret
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import Plan
+from hpctrain.rundir import RunDirectory, read_model
+
+_NAMES = ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "SSH_KEY", "BASIC_AUTH")
+_SECRETS = {name: f"hush-{number}-{name.lower()[::-1]}" for number, name in enumerate(_NAMES)}
+_ENV = [word for name in _NAMES for word in ("--env", name)]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in _SECRETS.items():
+        monkeypatch.setenv(name, value)
+
+
+def _told(text: str | bytes) -> set[str]:
+    content = text.encode() if isinstance(text, str) else text
+    return {name for name, value in _SECRETS.items() if value.encode() in content}
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _require_silence(folder: Path, printed: str) -> None:
+    assert not _told(printed), printed
+    leaks = {str(path): _told(content) for path, content in _files(folder).items() if _told(content)}
+    assert not leaks
+
+
+@pytest.mark.parametrize("name", [*_NAMES, "AWS_SESSION_TOKEN", "api_key", "APIKEY", "TOKEN", "GITHUB_PAT_TOKEN"])
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "NCCL_DEBUG", "PATH", "MONKEY", "AUTHOR", "PWD"]
+)
+def test_names_of_other_variables(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_a_run_writes_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+    """One that trains, with every variable named, and its report."""
+    options = ["--backend", "single", "-np", "1", "--set", "epochs=1", "--run-dir", "run", *_ENV]
+    assert main(["run", "digits", *options, "--set", "schedule.warmup_epochs=0"]) == 0
+    assert main(["report", "run"]) == 0
+    printed = capfd.readouterr()
+    assert {"plan.json", "events.jsonl", "summary.json", "report.html", "rank-0.log"} <= {
+        path.name for path in Path("run").rglob("*")
+    }
+    _require_silence(Path(), printed.out + printed.err)
+    assert read_model(RunDirectory(Path("run")).plan, Plan).start.passed == _NAMES
+
+
+def test_the_ranks_get_them_and_a_failure_tells_none(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(
+        "import os\n"
+        f"assert all(len(os.environ[name]) > 9 for name in {_NAMES!r})\n"
+        "raise SystemExit('they are all there')\n"
+    )
+    assert main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", *_ENV]) == 1
+    printed = capfd.readouterr()
+    assert "they are all there" in printed.err + printed.out
+    _require_silence(Path(), printed.out + printed.err)
+
+
+@pytest.mark.parametrize("backend", ["single", "mpi"])
+def test_a_dry_run_tells_none(backend: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = "1" if backend == "single" else "2"
+    assert main(["run", "digits", "--backend", backend, "-np", ranks, "--dry-run", *_ENV]) == 0
+    printed = capfd.readouterr()
+    assert not _told(printed.out + printed.err)
+    # By its name, for mpirun to take it from its own environment.
+    assert ("-x WANDB_API_KEY" in printed.out) == (backend == "mpi")
+
+
+def test_a_job_tells_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho 12\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    submit = ["submit", "digits", "--cluster", "generic", "--nodes", "2", *_ENV]
+    assert main([*submit, "--dry-run"]) == 0
+    assert main([*submit, "--run-dir", "run"]) == 0
+    printed = capfd.readouterr()
+    assert {"plan.json", "job.sh", "submission.json"} <= {path.name for path in Path("run").iterdir()}
+    _require_silence(Path(), printed.out + printed.err)
+
+
+def test_a_secret_that_is_gone_is_asked_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("raise SystemExit(1)\n")
+    assert main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", *_ENV]) == 1
+    monkeypatch.delenv("HF_TOKEN")
+    assert main(["run", "--resume", "--run-dir", "run"]) == 2
+    assert (
+        "HF_TOKEN is to be passed on to the ranks, and is not set here\n  export HF_TOKEN=…" in capfd.readouterr().err
+    )
+
+
+def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--env", "HF_TOKEN=hush-hush"]) == 2
+    said = capfd.readouterr().err
+    assert "export HF_TOKEN and give --env HF_TOKEN" in said and "hush-hush" not in said
+
+
+def test_a_secret_in_a_profile_is_refused() -> None:
+    Path("own.yaml").write_text("name: own\nsource: here\nenvironment:\n  HF_TOKEN: hush-hush\n")
+    with pytest.raises(HpctrainError, match="HF_TOKEN is a secret") as refused:
+        load_profile("./own.yaml")
+    assert "hush-hush" not in str(refused.value)
+
+
+def test_doctor_tells_none(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [str(Path(sys.executable).parent / "hpctrain"), "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout
+    assert not _told(done.stdout + done.stderr)
