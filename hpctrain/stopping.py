@@ -32,7 +32,7 @@ _announce: Callable[[], None] | None = None
 def listen(*names: str) -> None:
     """Let these signals ask for a stop instead of ending the process; names without ``SIG``. Idempotent.
 
-    A second SIGTERM ends the process: whoever sends it again does not wait for the end of a step.
+    A second SIGTERM or SIGINT ends the process: whoever sends it again does not wait for the end of a step.
     """
     if not _handled:
         # A forked worker is ended by SIGTERM like any other process: it has no step to end.
@@ -88,9 +88,9 @@ def agree() -> None:
 
 def _receive(number: int, frame: FrameType | None) -> None:
     global _reason
-    if number == signal.SIGTERM:
+    if number in (signal.SIGTERM, signal.SIGINT):
         # By the operating system itself, so that it also ends a process that waits inside a collective.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
     if _reason is None:
         _reason = signal.Signals(number).name
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from hpctrain.plan import Stop
+
+_POLL_SECONDS = 0.1
 
 
 class Interrupted(BaseException):
@@ -19,22 +22,33 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Collects SIGINT, SIGTERM, SIGHUP and one that asks for a stop instead of letting them end this process.
+    """Collects SIGINT, SIGTERM, SIGHUP and those that ask for a stop instead of letting them end this process.
 
     Args:
-        stop: the name of that one, without ``SIG``.
+        stop: the name of one that asks, without ``SIG``, beside USR1 and USR2.
+
+    Attributes:
+        asking: those that ask.
+        received: what came, in order.
     """
 
     def __init__(self, stop: str = Stop().signal) -> None:
-        self.stop = signal.Signals[f"SIG{stop}"]
+        self.asking = frozenset((signal.Signals[f"SIG{stop}"], signal.SIGUSR1, signal.SIGUSR2))
         self.received: list[signal.Signals] = []
         self._previous: dict[signal.Signals, Any] = {}
         self._raised = False
 
     @property
     def hurried(self) -> bool:
-        """Whether a second signal came. Slurm can deliver its own twice, to the job script and to this process."""
-        return any(number != self.stop for number in self.received[1:])
+        """Whether a second signal came that does not ask: Slurm can deliver its own twice, by the job script too."""
+        return any(number not in self.asking for number in self.received[1:])
+
+    def wait(self, seconds: float) -> bool:
+        """Let time pass; whether it did without a signal, of which the first ends it."""
+        deadline = time.monotonic() + seconds
+        while not self.received and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_SECONDS))
+        return not self.received
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -52,7 +66,7 @@ class Interrupts:
             raise Interrupted(self.received[0])
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, self.stop):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *self.asking):
             # nohup ignores SIGHUP, and a shell SIGINT of its background jobs: that stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._receive)

@@ -59,7 +59,8 @@ def launch(
         ranks: how many ranks have to record that they are done.
         start: what the event ``start`` says.
         stop: how the ranks are stopped.
-        stoppable: the ranks stop at any signal; otherwise at ``stop.signal``, and at others if their records say so.
+        stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
+            so.
         heals: the ranks go on without one that died, and say so in its record.
         interrupts: where signals are collected already; by default here.
         show: gets each event as it happens.
@@ -93,7 +94,7 @@ def _run(
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received))
         if cut:
-            waits = stoppable or interrupts.received[0] == interrupts.stop or job.listens()
+            waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
             if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)

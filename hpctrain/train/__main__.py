@@ -14,7 +14,7 @@ def _listen(directory: Path) -> None:
     try:
         plan = json.loads((directory / "plan.json").read_bytes())
         # A script is asked by SIGTERM only once it has shown, by ht.should_stop, that it can stop.
-        stopping.listen(plan["stop"]["signal"], *(["TERM"] if plan["recipe"] else []))
+        stopping.listen(plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else []))
     except (OSError, ValueError, KeyError, TypeError):
         return
 

@@ -17,7 +17,7 @@ def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("name", ["USR1", "USR2", "TERM"])
+@pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "INT"])
 def test_a_signal_asks_and_does_not_end(name: str) -> None:
     result = python(
         f"stopping.listen('{name}', '{name}'); print(stopping.asked(look=False))\n"
@@ -26,9 +26,10 @@ def test_a_signal_asks_and_does_not_end(name: str) -> None:
     assert (result.returncode, result.stdout) == (0, f"None\nSIG{name}\n")
 
 
-def test_a_second_sigterm_ends_a_process_even_inside_a_c_call() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_one_ends_a_process_even_inside_a_c_call(number: signal.Signals) -> None:
     program = (
-        "from hpctrain import stopping; stopping.listen('TERM'); print(flush=True)\n"
+        f"from hpctrain import stopping; stopping.listen('{number.name[3:]}'); print(flush=True)\n"
         "while not stopping.asked(look=False): pass\n"
         "print(flush=True); import ctypes; libc = ctypes.CDLL(None)\n"
         # As a collective: its own loop begins to wait again after each signal's handler.
@@ -38,11 +39,11 @@ def test_a_second_sigterm_ends_a_process_even_inside_a_c_call() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            process.terminate()
+            process.send_signal(number)
             process.stdout.readline()
             time.sleep(0.2)
-            process.terminate()
-            assert process.wait(timeout=30) == -signal.SIGTERM
+            process.send_signal(number)
+            assert process.wait(timeout=30) == -number
         finally:
             process.kill()
 

@@ -297,3 +297,25 @@ time.sleep(600)
         if listens
         else ("interrupted by SIGTERM; every process was ended", 1)
     )
+
+
+@pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
+def test_a_second_signal_ends_ranks_that_do_not_stop(directory: RunDirectory, first: str) -> None:
+    """Within the minute that they would have. One that only asks again, as Slurm may deliver it twice, does not."""
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens=True)
+os.kill(os.getppid(), signal.SIG{first})
+while not os.path.exists("stop"): time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(0.5)
+open("asked twice", "w").close()
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+""",
+    )
+    assert Path("asked twice").exists()
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (f"interrupted by SIG{first}; every process was ended", 4)
+    assert read_records(directory)[0].process() is None
