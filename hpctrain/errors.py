@@ -27,6 +27,10 @@ class HpctrainError(Exception):
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
+class TransientError(HpctrainError):
+    """A fault that another attempt may well not meet: flipped bits, ranks that were lost."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """The sentence that tells the valid choices, the one the user probably meant first."""
     known = sorted(choices)

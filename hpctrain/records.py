@@ -17,10 +17,11 @@ _START_TOLERANCE_SECONDS = 2.0
 
 
 class RankError(BaseModel):
-    """What a rank raised."""
+    """What a rank raised. ``refused``: hpctrain would say the same in another attempt."""
 
     type: str
     message: str
+    refused: bool = False
 
 
 class RankRecord(BaseModel):

@@ -12,7 +12,7 @@ from hpctrain.comm.base import Work
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.patience import timeout_seconds
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -218,7 +218,7 @@ def _synchronize(horovod: Any, handle: int) -> Any:
 
 
 def _failed(error: Exception) -> HpctrainError:
-    return HpctrainError(
+    return TransientError(
         f"Horovod's reduction failed: {error}",
         "another rank failed or stopped earlier: its own log in logs/ says why",
         exit_code=1,

@@ -19,7 +19,7 @@ from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.patience import Patience, timeout_seconds
 from hpctrain.comm.rendezvous import listening_at, meet
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -179,7 +179,7 @@ class TorchDistributedCommunicator(Communicator):
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo begins with its source file, and ends with advice.
         said = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
-        return HpctrainError(
+        return TransientError(
             f"rank {self.rank} on {self.host}: torch.distributed failed in {what}: {said}",
             "another rank failed or stopped earlier: its own log says why",
             exit_code=1,

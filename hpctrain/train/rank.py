@@ -24,7 +24,7 @@ import psutil
 from hpctrain import stopping
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import EventWriter, disk_error
 from hpctrain.plan import Plan, Script
 from hpctrain.records import RankError, RankRecord, write_record
@@ -37,13 +37,15 @@ from hpctrain.topology.launch_files import host_variables, slot_variables
 class Ending:
     """How a rank ended that was not done: an exit status that is not 0, and the error in words.
 
-    ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved.
+    ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved; ``refused``
+    where hpctrain says what is wrong, and another attempt would not help.
     """
 
     exit_code: int
     kind: str
     message: str
     resumable: bool = False
+    refused: bool = False
 
 
 def run_rank(path: Path) -> int:
@@ -178,8 +180,11 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 
 
 def _describe(error: BaseException) -> Ending:
-    code = error.exit_code if isinstance(error, HpctrainError) else 1
-    return Ending(exit_code=code, kind=type(error).__name__, message=str(error))
+    kind, message = type(error).__name__, str(error)
+    if not isinstance(error, HpctrainError):
+        return Ending(exit_code=1, kind=kind, message=message)
+    refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
+    return Ending(exit_code=error.exit_code, kind=kind, message=message, refused=refused)
 
 
 def _print_error(error: BaseException, script: Script | None) -> None:
@@ -204,7 +209,9 @@ def _of_the_end(ending: Ending | None) -> dict[str, Any]:
         "status": "resumable" if ending.resumable else "failed",
         "ended": time.time(),
         "exit_code": ending.exit_code,
-        "error": None if ending.resumable else RankError(type=ending.kind, message=ending.message),
+        "error": None
+        if ending.resumable
+        else RankError(type=ending.kind, message=ending.message, refused=ending.refused),
     }
 
 
