@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
+
+from hpctrain.records import read_records
+from hpctrain.rundir import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -136,8 +139,6 @@ time: "1"
 signal_seconds: 40
 """
 SHORT = 30
-# Of this much training such a job has room for 25 s if it is the first, and for about 16 s if it was requeued.
-LONG_SECONDS = 45
 
 
 @pytest.fixture
@@ -148,45 +149,46 @@ def brief(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def seconds_an_epoch() -> list[float]:
-    """How fast this machine is: of each run that :func:`uninterrupted` made."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, seconds_an_epoch: list[float]) -> Callable[[int], bytes]:
-    """The final state of so many epochs on two ranks of this machine, never stopped."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The final state of ``SHORT`` epochs on two ranks of this machine, never stopped."""
     program = str(Path(sys.executable).parent / "hpctrain")
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    command = [program, "run", "digits", "-np", "2", "--set", f"epochs={SHORT}", "--run-dir", "run"]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
+    return newest_state(folder / "run")
 
-    @functools.cache
-    def state(epochs: int) -> bytes:
-        folder = tmp_path_factory.mktemp("uninterrupted")
-        command = [program, "run", "digits", "-np", "2", "--set", f"epochs={epochs}", "--run-dir", "run"]
-        subprocess.run(command, cwd=folder, check=True, timeout=300)
-        seconds_an_epoch.append(events(folder / "run", "end")[0]["seconds"] / epochs)
-        return newest_state(folder / "run")
 
-    return state
+def train_slowly(run: Path, attempt: int) -> None:
+    """Let an attempt make some steps, and then none until the end of its job is announced."""
+    wait_for_attempt(run, attempt)
+    wait_for_step(run, len(events(run, "step")) + 5)
+    ranks = [process for record in read_records(RunDirectory(run)).values() if (process := record.process())]
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.suspend()
+    try:
+        wait_until("the announcement", (run / "stop").exists)
+    finally:
+        for rank in ranks:
+            rank.resume()
 
 
 def test_a_job_whose_time_is_too_short_requeues_itself(
-    slurm: LocalSlurm,
-    submit: Submit,
-    tmp_path: Path,
-    brief: tuple[str, ...],
-    uninterrupted: Callable[[int], bytes],
-    seconds_an_epoch: list[float],
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: bytes
 ) -> None:
-    uninterrupted(SHORT)
-    epochs = round(LONG_SECONDS / seconds_an_epoch[0])
-    result = submit("digits", *brief, "--set", f"epochs={epochs}", "--run-dir", "run", "--wait", timeout=500)
-    assert result.returncode == 0, result.stdout
     run = tmp_path / "run"
+    options = ("--set", f"epochs={SHORT}", "--run-dir", "run", "--wait")
+    with ThreadPoolExecutor(1) as waiting:
+        submitted = waiting.submit(submit, "digits", *brief, *options, timeout=500)
+        for attempt in (1, 2):
+            train_slowly(run, attempt)
+        result = submitted.result()
+    assert result.returncode == 0, result.stdout
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     starts = [event["iteration"] for event in events(run, "start")]
     assert len(starts) >= 3, f"requeued {len(starts) - 1} times"
     assert starts == sorted(set(starts)), "each part got further"
-    assert newest_state(run) == uninterrupted(epochs)
+    assert newest_state(run) == uninterrupted
     (log,) = (run / "logs").glob("job-*.log")
     # On a busy machine a part may be over before its ranks start.
     requeued = log.read_text().count("goes back to the queue")
@@ -195,7 +197,7 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
 
 
 def test_three_jobs_of_a_chain_are_one_training(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: bytes
 ) -> None:
     options = ["--time", "10", "--chain", "3", "--run-dir", "run"]
     result = submit("digits", *brief, "--set", f"epochs={SHORT}", *options)
@@ -211,11 +213,11 @@ def test_three_jobs_of_a_chain_are_one_training(
     slurm.wait_for(jobs[2], "COMPLETED", "FAILED", "TIMEOUT", timeout=240)
     wait_for_end(run, 1)
     assert [event["job"] for event in events(run, "start")] == jobs
-    assert newest_state(run) == uninterrupted(SHORT)
+    assert newest_state(run) == uninterrupted
 
 
 def test_the_signal_to_every_process_of_a_job(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: bytes
 ) -> None:
     """``scancel --signal`` goes to the tasks of srun, that is the ranks, and to none of the batch script."""
     submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--launcher", "srun-pmix", "--run-dir", "run")
@@ -225,11 +227,11 @@ def test_the_signal_to_every_process_of_a_job(
     slurm.run("scancel", "--signal=USR2", job)
     wait_for_end(run)
     assert len(events(run, "start")) == 2
-    assert newest_state(run) == uninterrupted(SHORT)
+    assert newest_state(run) == uninterrupted
 
 
 def test_requeued_by_the_administrator(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: bytes
 ) -> None:
     submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--run-dir", "run")
     run = tmp_path / "run"
@@ -237,11 +239,11 @@ def test_requeued_by_the_administrator(
     wait_for_step(run, 20)
     slurm.run("scontrol", "requeue", job)
     wait_for_end(run)
-    assert newest_state(run) == uninterrupted(SHORT)
+    assert newest_state(run) == uninterrupted
 
 
 def test_one_node_loses_its_ranks(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: Callable[[int], bytes]
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: bytes
 ) -> None:
     """mpirun itself exits 0 then."""
     submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--launcher", "mpirun", "--run-dir", "run")
@@ -253,7 +255,7 @@ def test_one_node_loses_its_ranks(
     slurm.kill_step(job, max(steps, key=int), nodes[1])
     wait_for_end(run)
     assert events(run, "fault")
-    assert newest_state(run) == uninterrupted(SHORT)
+    assert newest_state(run) == uninterrupted
 
 
 @pytest.fixture
