@@ -6,15 +6,19 @@ broadcast at the start or the hardware failed. A run that goes on after that tra
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.base import Communicator
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import TransientError
 
 Checksums = NDArray[np.int64]
+Values = NDArray[Any]
 
 CAUSES = (
     "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, Horovod's own "
@@ -30,15 +34,23 @@ class Guard:
         comm: the ranks.
         names: one name a parameter, in the same order on every rank.
         checksums: computes one 64-bit integer a parameter, in the order of ``names``.
+        values: a parameter by its place in ``names``.
         every: steps between two checks.
     """
 
     def __init__(
-        self, comm: Communicator, names: Sequence[str], checksums: Callable[[], Checksums], *, every: int
+        self,
+        comm: Communicator,
+        names: Sequence[str],
+        checksums: Callable[[], Checksums],
+        values: Callable[[int], Values],
+        *,
+        every: int,
     ) -> None:
         self._comm = comm
         self._names = list(names)
         self._checksums = checksums
+        self._values = values
         self._every = every
         self._steps = 0
 
@@ -46,7 +58,8 @@ class Guard:
         """Count one finished step, and check if it is time.
 
         Raises:
-            HpctrainError: ranks differ; names the first parameter, the ranks and their hosts. Exit code 1.
+            TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
+                Exit code 1.
         """
         self._steps += 1
         if self._steps == 1 or self._steps % self._every == 0:
@@ -69,15 +82,45 @@ class Guard:
         if differing.size:
             raise self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
 
-    def _difference(self, step: int, index: int, count: int, own: int) -> HpctrainError:
-        """Who holds what of the first parameter that differs; the majority is taken for right."""
+    def _difference(self, step: int, index: int, count: int, own: int) -> TransientError:
+        """Who holds what of the first parameter that differs; a majority is taken for right."""
         ranks = self._comm.allgather_object((own, self._comm.host))
-        values = [value for value, _ in ranks]
-        majority = max(values, key=values.count)
-        odd = [f"{rank} ({host})" for rank, (value, host) in enumerate(ranks) if value != majority]
-        return HpctrainError(
-            f"after step {step} the ranks hold different parameters: {self._names[index]!r} differs on "
-            f"rank {', '.join(odd)} from the other ranks ({count} of {len(self._names)} parameters differ)",
+        sides: dict[int, list[str]] = {}
+        for rank, (value, host) in enumerate(ranks):
+            sides.setdefault(value, []).append(f"{rank} ({host})")
+        *few, most = sorted(sides.values(), key=len)
+        differ = f"({count} of {len(self._names)} parameters differ)"
+        if len(few[-1]) == len(most):
+            between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
+            what = f"differs between {between} {differ}, with no majority to tell who is right"
+        else:
+            odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
+            what = f"differs on rank {odd} from the other ranks {differ}"
+        return TransientError(
+            f"after step {step} the ranks hold different parameters: {self._names[index]!r} {what}; "
+            f"{self._first_element(index)}",
             CAUSES,
             exit_code=1,
         )
+
+    def _first_element(self, index: int) -> str:
+        """Where a parameter first differs, and what the ranks have there. Collective, with few bytes."""
+        values = self._values(index)
+        flat = np.ascontiguousarray(values).reshape(-1)
+        size = math.isqrt(len(flat)) + 1
+        blocks = [flat[start : start + size] for start in range(0, len(flat), size)]
+        sums = np.array(self._comm.allgather_object([zlib.crc32(block.tobytes()) for block in blocks]))
+        block = _first_odd(sums)
+        everyone = np.stack(self._comm.allgather_object(blocks[block]))
+        words = everyone.view(f"u{everyone.itemsize}")
+        column = _first_odd(words)
+        held: dict[int, str] = {}
+        for rank, (value, word) in enumerate(zip(everyone[:, column], words[:, column], strict=True)):
+            held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
+        place = [int(each) for each in np.unravel_index(block * size + column, values.shape)]
+        return f"its element {place} is {', '.join(held.values())}"
+
+
+def _first_odd(rows: NDArray[Any]) -> int:
+    """The first column in which a row differs from the first."""
+    return int(np.flatnonzero((rows != rows[0]).any(axis=0))[0])

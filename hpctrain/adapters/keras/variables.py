@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.adapters.guard import Checksums, Guard
+from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 
@@ -71,7 +71,10 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
     def numbers() -> Checksums:
         return np.asarray(checksums(variables).numpy(), dtype=np.int64)
 
-    return Guard(comm, [variable.path for variable in variables], numbers, every=every)
+    def values(index: int) -> Values:
+        return np.asarray(variables[index].value.numpy())
+
+    return Guard(comm, [variable.path for variable in variables], numbers, values, every=every)
 
 
 def _checksum(value: tf.Tensor) -> tf.Tensor:

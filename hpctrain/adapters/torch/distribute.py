@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
-from hpctrain.adapters.guard import Checksums, Guard
+from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers
 from hpctrain.adapters.torch.sparse import sparse_parameters
@@ -145,4 +145,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
     """Over all parameters: one that is unfrozen later, and then not reduced, is caught by it."""
     names, tensors = zip(*model.named_parameters(), strict=True)
-    return Guard(comm, names, lambda: checksums(tensors), every=every)
+
+    def values(index: int) -> Values:
+        tensor = tensors[index].detach().cpu()
+        # NumPy has no bfloat16; every one is a float32.
+        own: Values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return own
+
+    return Guard(comm, names, lambda: checksums(tensors), values, every=every)

@@ -1,0 +1,159 @@
+"""What the guard says of parameters that differ between ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.adapters.guard import Guard
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.errors import TransientError
+
+
+class Ranks:
+    """Threads that are the ranks of one run."""
+
+    def __init__(self, size: int) -> None:
+        self.slots: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchanged(self, rank: int, value: Any) -> list[Any]:
+        self.slots[rank] = value
+        self.barrier.wait(10)
+        values = list(self.slots)
+        self.barrier.wait(10)
+        return values
+
+
+class Member(SingleCommunicator):
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        super().__init__("test")
+        self.ranks, self.rank, self.size, self.host = ranks, rank, len(ranks.slots), f"n{rank}"
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return self.ranks.exchanged(self.rank, value)
+
+    def allreduce(self, array: Any, reduction: str = "mean") -> Any:
+        assert reduction == "max"
+        return np.max(self.ranks.exchanged(self.rank, array), axis=0)
+
+
+def on_ranks(size: int, work: Callable[[Member], Any]) -> list[Any]:
+    ranks = Ranks(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Member(ranks, rank)), range(size)))
+
+
+def said(parameters: list[dict[str, np.ndarray]]) -> str:
+    """What every rank's guard raises after its third step, which is the same on all of them; "" for nothing."""
+
+    def work(comm: Member) -> str:
+        own = parameters[comm.rank]
+        names = list(own)
+
+        def checksums() -> Any:
+            return np.array([int(own[name].view(f"u{own[name].itemsize}").sum(dtype=np.int64)) for name in names])
+
+        guard = Guard(comm, names, checksums, lambda index: own[names[index]], every=3)
+        same = [{name: np.zeros_like(value) for name, value in own.items()}, own]
+        own = same[0]
+        guard.step_done()
+        own = same[1]
+        guard.step_done()
+        try:
+            guard.step_done()
+        except TransientError as error:
+            assert error.exit_code == 1
+            return error.message
+        return ""
+
+    found = on_ranks(len(parameters), work)
+    assert len(set(found)) == 1
+    return str(found[0])
+
+
+def ranks_of(size: int, dtype: str = "f4") -> list[dict[str, np.ndarray]]:
+    values = np.arange(12).reshape(3, 4).astype(dtype)
+    return [{"stem.weight": values.copy(), "head.bias": values[0].copy()} for _ in range(size)]
+
+
+def flip(array: np.ndarray, place: Any, bit: int) -> None:
+    word = np.dtype(f"u{array.itemsize}")
+    array.view(word)[place] ^= word.type(1 << bit)
+
+
+def test_a_majority_is_right():
+    held = ranks_of(3)
+    flip(held[1]["head.bias"], 2, 30)
+    assert said(held) == (
+        "after step 3 the ranks hold different parameters: 'head.bias' differs on rank 1 (n1) from the other ranks "
+        "(1 of 2 parameters differ); its element [2] is 2.0 (bits 40000000) on rank 0, 0.0 (bits 00000000) on rank 1"
+    )
+
+
+def test_two_ranks_cannot_tell():
+    held = ranks_of(2)
+    flip(held[0]["stem.weight"], (1, 3), 0)
+    flip(held[0]["head.bias"], 0, 0)
+    assert said(held) == (
+        "after step 3 the ranks hold different parameters: 'stem.weight' differs between rank 0 (n0) and rank 1 (n1) "
+        "(2 of 2 parameters differ), with no majority to tell who is right; its element [1, 3] is "
+        "7.0000005 (bits 40e00001) on rank 0, 7.0 (bits 40e00000) on rank 1"
+    )
+
+
+def test_nor_can_two_and_two():
+    held = ranks_of(4)
+    for rank in (1, 2):
+        flip(held[rank]["head.bias"], 1, 31)
+    text = said(held)
+    assert "differs between rank 0 (n0), 3 (n3) and rank 1 (n1), 2 (n2) (1 of 2" in text
+    assert "element [1] is 1.0 (bits 3f800000) on rank 0, -1.0 (bits bf800000) on rank 1" in text
+
+
+def test_equal_parameters_are_passed_over():
+    assert said(ranks_of(2)) == ""
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_flipped_bit_is_found_and_placed(data):
+    dtype = data.draw(st.sampled_from(["f2", "f4", "f8"]))
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40)))
+    size = data.draw(st.integers(2, 4))
+    rank = data.draw(st.integers(0, size - 1))
+    place = tuple(data.draw(st.integers(0, each - 1)) for each in shape)
+    bit = data.draw(st.integers(0, 8 * np.dtype(dtype).itemsize - 1))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = random.normal(size=shape).astype(dtype)
+    held = [{"other": np.ones(3, "f4"), "w": values.copy()} for _ in range(size)]
+    flip(held[rank]["w"], place, bit)
+    text = said(held)
+    assert f"'w' differs {'between' if size == 2 else f'on rank {rank} (n{rank})'} " in text
+    assert f"its element {list(place)} is {held[0]['w'][place]!s} (bits" in text
+    assert f"{held[rank]['w'][place]!s} (bits" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_torch_parameters_of_any_type(dtype):
+    torch = pytest.importorskip("torch")
+    from hpctrain.adapters.torch.distribute import _guard
+
+    def work(comm: Member) -> str:
+        model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
+        with torch.no_grad():
+            model.weight.fill_(1.5)
+            model.bias.fill_(-0.5 if comm.rank == 2 else 0.5)
+        with pytest.raises(TransientError) as raised:
+            _guard(comm, model, every=1).step_done()
+        return raised.value.message
+
+    assert "'bias' differs on rank 2 (n2)" in (text := on_ranks(3, work)[0])
+    assert "its element [0] is 0.5 (bits 3f" in text and "-0.5 (bits bf" in text
