@@ -6,15 +6,21 @@ Every event has ``time`` (seconds since the epoch) and ``event`` (its kind); the
 kind          keys
 ============= =======================================================================================
 start         attempt (1, 2, …), iteration (of the checkpoint that it goes on from, 0 for the beginning), job (of Slurm,
-              JOB_TASK for one of an array, or null), launcher (text), hosts (in the order of the ranks), host and
+              JOB_TASK for one of an array, or null), restart (its number among those without progress that a
+              launcher made by itself, 0 for none), launcher (text), hosts (in the order of the ranks), host and
               pid of the launcher, which writes it
+damaged       path (the name in ``checkpoints/`` of one that an attempt passes over), fault (what is wrong with it),
+              kept_as (the name that it has from now on); ahead of the attempt's start, as is the next
+changed       differences (of the recipe from that of the attempts before: the old and the new value by dotted key)
 run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
-step          iteration, epoch, loss, learning_rate, samples, seconds; of these, on the rank that writes:
+step          iteration, epoch, loss, learning_rate, samples, first (where they begin in the epoch's order), order
+              (CRC-32 of their numbers as little-endian 64-bit integers), seconds; of these, on the rank that writes:
               communication_seconds (waiting for reductions), data_seconds (waiting for samples)
 epoch         epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
 broken_images epoch (behind whose event it comes), count (of images that could not be decoded, on any rank, and were
               not told of before in this attempt), names (of the first 20)
-checkpoint    iteration, epoch, seconds (that writing took), path (its name in ``checkpoints/``)
+checkpoint    iteration, epoch, seconds (until it was on disk), blocked_seconds (that training waited, on the rank that
+              writes), bytes, path (its name in ``checkpoints/``); behind that of the step in which this was seen
 overlap       iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
 stopped       iteration, reason; after the checkpoint of a stop
 stall         rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have
@@ -45,6 +51,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hpctrain.errors import HpctrainError
+from hpctrain.private_files import private
 
 Event = dict[str, Any]
 
@@ -98,7 +105,7 @@ class EventWriter:
             if alone and path.exists():
                 _drop_partial_line(path)
             # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115 - __exit__ closes it
         except OSError as error:
             raise disk_error(error, path) from error
 

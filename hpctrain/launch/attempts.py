@@ -12,9 +12,11 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from hpctrain.checkpoints import newest_checkpoint
+from hpctrain.checkpoints.find import newest_whole
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, attempts, read_events
@@ -27,7 +29,7 @@ _SQUEUE_SECONDS = 20.0
 _LOCK_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.5
 # What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
-_WORK_SECONDS = 600.0
+WORK_SECONDS = 600.0
 # File systems that have no locks between hosts, or none at all.
 _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
@@ -39,18 +41,23 @@ class Attempt:
     Attributes:
         number: 1 for the first.
         iteration: of the checkpoint that it goes on from, 0 for the beginning.
-        damaged: what is wrong with newer checkpoints, which are passed over.
+        damaged: newer checkpoints, which are passed over, each with what is wrong with it.
+        restart: its number among the restarts without progress that the launcher made by itself; 0 for none of them.
+        changed: values of the recipe that are not those of the attempts before, by dotted key: the old and the new one.
     """
 
     number: int = 1
     iteration: int = 0
-    damaged: tuple[str, ...] = ()
+    damaged: tuple[tuple[Path, str], ...] = ()
+    restart: int = 0
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def start(self, plan: Plan, launcher: str) -> Event:
         """What the event ``start`` says."""
         return {
             "attempt": self.number,
             "iteration": self.iteration,
+            "restart": self.restart,
             "job": job_id(),
             "launcher": launcher,
             "hosts": [host.host for host in plan.hosts],
@@ -181,41 +188,59 @@ def _is_running(job: str) -> bool:
 def next_attempt(
     directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
 ) -> Attempt | None:
-    """How the run goes on: from the beginning, from its newest whole checkpoint, or, where it is done, not at all.
+    """How a run that somebody resumes goes on; None where it is done.
 
     Args:
         directory: with a plan; one that was only submitted yet has no attempt.
         events: of :func:`run_events`.
-        idle_restarts: how often a run may begin again without having got further.
+        idle_restarts: how often a run may be resumed without having got further.
         script: the run is a script's, which keeps its state itself.
 
     Raises:
         HpctrainError: no checkpoint is left, or the run does not get any further.
     """
+    further = attempt_from_here(directory, events)
+    if further is None or not events:
+        return further
+    past = attempts(events)
+    if script:
+        idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
+        what = f"its last {len(idle)} attempts ended without a stop in good order"
+    else:
+        idle = list(itertools.takewhile(lambda attempt: attempt[0]["iteration"] == further.iteration, reversed(past)))
+        what = f"the last {len(idle)} attempts began at step {further.iteration} and got no further"
+    # Those that a launcher began by itself have a limit of their own.
+    resumed = [attempt for attempt in idle if not attempt[0].get("restart")]
+    if len(resumed) > idle_restarts:
+        raise _idle(directory, idle, what, len(resumed))
+    return further
+
+
+def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attempt | None:
+    """The next attempt: from the beginning, or the newest whole checkpoint; None where the run is done.
+
+    Args:
+        directory, events: as of :func:`next_attempt`.
+
+    Raises:
+        HpctrainError: no checkpoint is left of those that were written.
+    """
     if not events:
         return Attempt()
     if is_done(events):
         return None
-    iteration, damaged = newest_checkpoint(directory.checkpoints)
+    newest = newest_whole(directory.checkpoints)
+    iteration, damaged = newest.iteration, newest.damaged
     written = [event for event in events if event["event"] == "checkpoint"]
     if written and not iteration:
-        faults = "; ".join(damaged) or f"{directory.checkpoints} is empty"
+        faults = "; ".join(fault for _, fault in damaged) or f"{directory.checkpoints} is empty"
         raise HpctrainError(
             f"{directory.path}: a checkpoint was written at step {written[-1]['iteration']}, and none can be read: "
             f"{faults}",
             "restore that folder, or begin a new run with another --run-dir",
             exit_code=1,
         )
-    past = attempts(events)
-    if script:
-        idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
-        what = f"its last {len(idle)} attempts ended without a stop in good order"
-    else:
-        idle = list(itertools.takewhile(lambda attempt: attempt[0]["iteration"] == iteration, reversed(past)))
-        what = f"the last {len(idle)} attempts began at step {iteration} and got no further"
-    if len(idle) > idle_restarts:
-        raise _idle(directory, idle, what)
-    return Attempt(number=len(past) + 1, iteration=iteration, damaged=damaged)
+    return Attempt(number=len(attempts(events)) + 1, iteration=iteration, damaged=damaged)
 
 
 def is_done(events: Sequence[Event]) -> bool:
@@ -226,15 +251,15 @@ def is_done(events: Sequence[Event]) -> bool:
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
     stopped = attempt[-1].get("status") == "resumable" and all(event["event"] != "fault" for event in attempt)
-    return not stopped and attempt[-1]["time"] - attempt[0]["time"] <= _WORK_SECONDS
+    return not stopped and attempt[-1]["time"] - attempt[0]["time"] <= WORK_SECONDS
 
 
-def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str) -> HpctrainError:
+def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
     """The refusal to begin for ever where nothing comes of it. ``idle`` has the newest attempt first."""
     faults = [event["message"] for attempt in idle for event in reversed(attempt) if event["event"] == "fault"]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
-        f"mend the cause, then: {resume_command(directory)} --idle-restarts {len(idle)}",
+        f"mend the cause, then: {resume_command(directory)} --idle-restarts {allow}",
         exit_code=1,
     )
 

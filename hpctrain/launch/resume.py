@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, next_attempt, require_nobody, run_events
 from hpctrain.launch.hosts import arrange
@@ -13,7 +14,8 @@ from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
-from hpctrain.recipes.difference import flat
+from hpctrain.recipes.difference import differences
+from hpctrain.recipes.load import override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.rundir import RunDirectory, read_model
 
@@ -32,6 +34,8 @@ def resumption(
     directory: RunDirectory,
     *,
     work: Recipe | Script | None,
+    overrides: Sequence[str] = (),
+    accept_changes: bool = False,
     ranks: int | None,
     backend: str | None,
     framework: str | None,
@@ -43,16 +47,17 @@ def resumption(
     Args:
         directory: of the run.
         work: to be compared with the plan's; None for whatever it is.
+        overrides: ``key=value`` each, of the plan's recipe where ``work`` is None.
+        accept_changes: go on with ``work`` where it is another than the plan's.
         ranks, backend, framework, changes: as of :func:`resumed_plan`.
         look_only: nothing will be started, so it does not matter whether somebody else does.
 
     Raises:
-        HpctrainError: as of :func:`require_same_work`, :func:`hpctrain.launch.attempts.require_nobody`,
+        HpctrainError: as of :func:`changed_work`, :func:`hpctrain.launch.attempts.require_nobody`,
             :func:`hpctrain.launch.attempts.next_attempt` and :func:`resumed_plan`.
     """
     before = read_model(directory.plan, Plan)
-    if work:
-        require_same_work(before, work)
+    now, changed = changed_work(before, work or _overridden(before, overrides), accept=accept_changes)
     events = run_events(directory)
     if not look_only:
         require_nobody(directory, events)
@@ -61,31 +66,62 @@ def resumption(
     if attempt is None:
         return None
     machine = this_machine()
-    plan, warnings = resumed_plan(before, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
-    damaged = (f"passed over a checkpoint: {fault}" for fault in attempt.damaged)
-    return Resumption(attempt=attempt, plan=plan, machine=machine, warnings=(*damaged, *warnings))
+    plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
+    if look_only:
+        warnings += tuple(f"{path} is damaged, and would be passed over: {fault}" for path, fault in attempt.damaged)
+    return Resumption(attempt=replace(attempt, changed=changed), plan=plan, machine=machine, warnings=warnings)
 
 
-def require_same_work(plan: Plan, work: Recipe | Script) -> None:
-    """Refuse to go on with something else than was begun.
+def _overridden(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
+    """The run's own recipe with other values; None where there are none."""
+    if not overrides:
+        return None
+    if plan.recipe is None:
+        raise HpctrainError(
+            f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go behind --"
+        )
+    return override_recipe(plan.recipe, overrides)
+
+
+def changed_work(
+    plan: Plan, work: Recipe | Script | None, *, accept: bool = False
+) -> tuple[Plan, dict[str, tuple[Any, Any]]]:
+    """The plan of what is asked for, and where that is not what was begun: the old and the new value by dotted key.
+
+    Args:
+        plan: of the run.
+        work: what is asked for; None for what it is.
+        accept: go on with something else.
 
     Raises:
-        HpctrainError: names the first difference.
+        HpctrainError: it is something else, and not accepted; shows all that differs.
     """
     begun = plan.recipe or plan.script
     assert begun is not None
+    if work is None:
+        return plan, {}
     if type(begun) is not type(work):
         raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # Ranks may have changed since.
         work = work.at(max(1, begun.global_batch // work.batch.per_rank))
-    before, now = dict(flat(begun.model_dump(mode="json"))), dict(flat(work.model_dump(mode="json")))
-    for key in [*before, *now]:
-        if before.get(key) != now.get(key):
-            raise HpctrainError(f"the run has {key}={before.get(key)}, and {key}={now.get(key)} was asked for", _HINT)
+    changed = differences(begun, work)
+    if changed and not accept:
+        raise HpctrainError("\n".join(("the run is not what was asked for:", *_table(changed))), _HINT_CHANGED)
+    return plan.model_copy(update={"recipe" if plan.recipe else "script": work} if changed else {}), changed
+
+
+def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
 
 
 _HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
+_HINT_CHANGED = (
+    "--resume without them goes on with the run as it is; --accept-changes goes on with what was asked for; another "
+    "--run-dir begins anew"
+)
 
 
 def resumed_plan(
@@ -129,22 +165,24 @@ def resumed_plan(
     return placed, (*warnings, *_other_versions(plan, placed))
 
 
-def plan_without(plan: Plan, lost: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]] | None:
-    """The plan on the hosts that are left, in their best order, and warnings; None where they are too few.
+def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on the hosts that are left, in their best order, and warnings.
 
     Args:
-        plan: of a recipe that heals.
-        lost: the hosts that are gone.
+        plan: of the run.
+        gone: hosts that are not there any more.
         machine: this one.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.launch.hosts.arrange`.
+        HpctrainError: those that are left are too few, or as of :func:`hpctrain.launch.hosts.arrange`.
     """
-    assert plan.recipe is not None
-    left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in lost)]
-    ranks = sum(host.slots for host in left)
-    if len(left) == len(plan.hosts) or ranks < plan.recipe.fault_tolerance.min_ranks:
-        return None
+    left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in gone)]
+    if len(left) == len(plan.hosts):
+        return plan, ()
+    ranks, least = sum(host.slots for host in left), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
+    if ranks < least:
+        lost = fold_hosts([host.host for host in plan.hosts if host not in left])
+        raise HpctrainError(f"without {lost} it has hosts for {ranks} ranks, and it needs {least}")
     # For this attempt alone: a later one may have other hosts, and then does not begin with what is left of these.
     named = {"hosts": ",".join(f"{host.host}:{host.slots}" for host in left), "hostfile": None, "nodes": None}
     arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)

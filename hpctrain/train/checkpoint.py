@@ -1,70 +1,152 @@
-"""Writing and reading checkpoints on all ranks of a run."""
+"""Saving and restoring a training on all ranks of a run.
+
+Training waits for a copy of each rank's share in memory; a thread of each rank writes it. The ranks find each other's
+shares on the disk, so no message of theirs can get between those of the training.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import re
+import secrets
+import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
 
-from hpctrain.checkpoints import Progress, checkpoint_path, read_checkpoint, write_checkpoint
+from hpctrain.checkpoints import keep
+from hpctrain.checkpoints.keep import Policy
+from hpctrain.checkpoints.layout import OWN, checkpoint_path, hidden_path, shares
+from hpctrain.checkpoints.manifest import Manifest, Progress
+from hpctrain.checkpoints.publish import publish, write_share
+from hpctrain.checkpoints.read import read_state
+from hpctrain.checkpoints.share import Share
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 
 State = dict[str, NDArray[Any]]
 
-# What a layer computes from a rank's own samples, as batch normalisation its running statistics.
-STATISTICS = "statistics."
-# What is a rank's own. Of everything else rank 0's is written and restored on all ranks: it is the same on all of them
-# but for what a layer draws from a random state that is a variable of the model, as a dropout of Keras.
-OWN = ("random.", STATISTICS)
-# Behind the name of what is a rank's own in a checkpoint: whose it is.
-_WHOSE = re.compile(r"\.(all|\d+)$")
-
 
 class Stateful(Protocol):
     """What has a state."""
 
     def state(self) -> State:
-        """All that decides the bits of what follows, by name; what begins as :data:`OWN` says is this rank's own."""
+        """All that decides the bits of what follows, by name; what begins as :data:`OWN` says is this rank's own.
+
+        The arrays may be those that training goes on in.
+        """
 
     def restore(self, state: State) -> None:
         """Go on from a state; what is a rank's own may be missing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Save:
+    """A checkpoint that is being written.
+
+    Attributes:
+        progress: how far the training was.
+        begin: ``time.perf_counter`` of its begin.
+        blocked_seconds: how long training waited.
+        written: when it was on disk, and on rank 0 its manifest.
+    """
+
+    progress: Progress
+    begin: float
+    blocked_seconds: float
+    written: Future[tuple[float, Manifest | None]]
+
+
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run. One is written at a time.
 
     Args:
         folder: for all of them; a file system that every rank sees.
         comm: the ranks.
         events: where rank 0 records them.
+        plan: of the run, for the manifests.
+        policy: which are kept.
+        scores: test accuracies that are known already, by iteration.
     """
 
-    def __init__(self, folder: Path, comm: Communicator, events: EventWriter) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        comm: Communicator,
+        events: EventWriter,
+        *,
+        plan: Mapping[str, Any] | None = None,
+        policy: Policy = Policy(),
+        scores: Mapping[int, float] | None = None,
+    ) -> None:
         self._folder = folder
         self._comm = comm
         self._events = events
+        self._plan = dict(plan or {})
+        self._policy = policy
+        self._scores = dict(scores or {})
+        self._share = Share()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._abandoned = threading.Event()
+        self._token = self._new_token()
+        self._save: _Save | None = None
+        self.newest = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What is written then is of no use without the other ranks' shares, which may never come.
+        self._abandoned.set()
+        self._writer.shutdown(wait=False)
 
     def save(self, progress: Progress, training: Stateful) -> None:
-        """Write a checkpoint; returns on every rank when it is on disk. Collective."""
+        """Copy the state, and have it written; waits for the one before."""
         begin = time.perf_counter()
-        state = training.state()
-        own = self._everyones({name: state.pop(name) for name in list(state) if name.startswith(OWN)})
-        if self._comm.rank == 0:
-            write_checkpoint(self._folder, progress, {**state, **own})
+        self._finish()
+        self._share.take(self._own_part(training.state(), progress.ranks))
+        written = self._writer.submit(self._write, progress, self._comm.rank, dict(self._scores), self._abandoned)
+        blocked = time.perf_counter() - begin
+        self._save = _Save(progress=progress, begin=begin, blocked_seconds=blocked, written=written)
+
+    def settle(self) -> None:
+        """Record what was being written, if it is on disk by now.
+
+        Raises:
+            HpctrainError: it could not be written.
+        """
+        if self._save and self._save.written.done():
+            self._finish()
+
+    def wait(self) -> None:
+        """Return on every rank when what is being written is on disk. Collective."""
+        self._finish()
         self._comm.agree()
-        self._events.emit(
-            "checkpoint",
-            iteration=progress.iteration,
-            epoch=progress.epoch,
-            seconds=time.perf_counter() - begin,
-            path=checkpoint_path(self._folder, progress.iteration).name,
-        )
+
+    def abandon(self) -> bool:
+        """After ranks died: give up what is being written, whose shares will not all come. Collective.
+
+        Returns:
+            Whether there was something on any rank, which is to be saved again.
+        """
+        self._abandoned.set()
+        lost, self._save = self._save, None
+        if lost:
+            lost.written.exception()
+        self._abandoned = threading.Event()
+        self._token = self._new_token()
+        return any(self._comm.allgather_object(lost is not None))
+
+    def scored(self, iteration: int, accuracy: float) -> None:
+        """The test accuracy of the model that the checkpoint of an iteration is of."""
+        self._scores[iteration] = accuracy
 
     def restore(self, iteration: int, training: Stateful) -> Progress:
         """Go on from the checkpoint of an iteration; the number of ranks may be another than then.
@@ -73,26 +155,52 @@ class Checkpoints:
             HpctrainError: it cannot be read, or is of another model or optimizer.
         """
         path = checkpoint_path(self._folder, iteration)
-        progress, saved = read_checkpoint(path)
-        # Other ranks than those that were: all take rank 0's.
-        rank = self._comm.rank if progress.ranks == self._comm.size else 0
-        state = {}
-        for name, value in saved.items():
-            whose = _WHOSE.search(name) if name.startswith(OWN) else None
-            if whose is None or whose[1] in ("all", str(rank)):
-                state[name[: whose.start()] if whose else name] = value
+        manifest, state = read_state(path, self._comm.rank, self._comm.size)
         try:
             training.restore(state)
         except (KeyError, RuntimeError, ValueError) as error:
             raise HpctrainError(f"{path} is of another model or optimizer: {error}", exit_code=1) from error
-        return progress
+        self.newest = iteration
+        return manifest.progress
 
-    def _everyones(self, own: State) -> State:
-        """What ranks have of their own, once where it is the same on all, as statistics are at the end of an epoch."""
-        digests = self._comm.allgather_object(
-            {name: hashlib.blake2b(value.tobytes()).digest() for name, value in own.items()}
-        )
-        same = {name for name, digest in digests[0].items() if all(each.get(name) == digest for each in digests)}
-        everyone = self._comm.allgather_object({name: value for name, value in own.items() if name not in same})
-        state = {f"{name}.all": own[name] for name in same}
-        return state | {f"{name}.{rank}": v for rank, values in enumerate(everyone) for name, v in values.items()}
+    def _own_part(self, state: State, ranks: int) -> State:
+        """What this rank writes: its part of what is equal on all, and what is its own under its number."""
+        rank = self._comm.rank
+        own = {f"{name}.{rank}": value for name, value in state.items() if name.startswith(OWN)}
+        sizes = ((name, value.nbytes) for name, value in state.items() if not name.startswith(OWN))
+        return {name: state[name] for name in shares(sizes, ranks)[rank]} | own
+
+    def _write(
+        self, progress: Progress, rank: int, scores: Mapping[int, float], abandoned: threading.Event
+    ) -> tuple[float, Manifest | None]:
+        """In the writer's thread: this rank's share; on rank 0 also the rest, when all have come."""
+        fresh = hidden_path(checkpoint_path(self._folder, progress.iteration), self._token)
+        write_share(fresh, self._share, rank, progress.ranks)
+        if rank:
+            return time.perf_counter(), None
+        manifest = publish(fresh, progress, self._plan, abandoned)
+        end = time.perf_counter()
+        keep.apply(self._policy, self._folder, progress.iteration, scores, token=self._token)
+        return end, manifest
+
+    def _finish(self) -> None:
+        save, self._save = self._save, None
+        if save is None:
+            return
+        end, manifest = save.written.result()
+        self.newest = save.progress.iteration
+        if manifest:
+            self._events.emit(
+                "checkpoint",
+                iteration=save.progress.iteration,
+                epoch=save.progress.epoch,
+                seconds=end - save.begin,
+                blocked_seconds=save.blocked_seconds,
+                bytes=manifest.bytes,
+                path=checkpoint_path(self._folder, save.progress.iteration).name,
+            )
+
+    def _new_token(self) -> str:
+        """Part of the names of what is being written: no share of an attempt that died is taken for one of this."""
+        token: str = self._comm.broadcast_object(secrets.token_hex(4))
+        return token

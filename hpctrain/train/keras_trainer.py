@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -11,8 +12,10 @@ import tensorflow as tf
 
 from hpctrain import models
 from hpctrain.adapters.keras import distribute
+from hpctrain.adapters.keras.finite import all_finite, counts
 from hpctrain.adapters.keras.optimizer import reduction_of
 from hpctrain.adapters.keras.variables import guard_of
+from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.data.samples import BROKEN, Samples
@@ -20,8 +23,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import STATISTICS, State
-from hpctrain.train.trainer import INITIAL_SCALE, Timeline
+from hpctrain.train.checkpoint import State
+from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 # To be undone: the number of updates before, and what was changed since.
@@ -63,10 +66,14 @@ class KerasTrainer:
         self._reduction = reduction
         # Inside the graph it could stop an update half-way.
         self._reduction.guarded = True
+        # What they are decides whether there is an update.
+        self._reduction.ahead = True
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
         self.updates = 0
         self.loss = 0.0
-        self._remembers = recipe.fault_tolerance.heals
+        self.faulty = False
+        self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
+        self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
@@ -93,9 +100,11 @@ class KerasTrainer:
             if count == 1:
                 (part,) = parts
                 begin_part(self.model, 1, 1)
-                self.loss = float(self._run(self._traced_step, part, tf.constant(scale, tf.float32)))
+                loss, finite = self._run(self._traced_step, part, tf.constant(scale, tf.float32))
+                self.loss = float(loss)
             else:
-                self.loss = self._accumulated(parts, count, scale)
+                self.loss, finite = self._accumulated(parts, count, scale)
+        self.faulty = not finite and not self._tried_too_large()
         self.updates += 1
         self._guard.step_done()
         return self.loss
@@ -107,6 +116,22 @@ class KerasTrainer:
             for variable, value in values:
                 variable.assign(value)
 
+    def check_equal(self) -> None:
+        self._guard.check()
+
+    def undo_forward(self) -> None:
+        for variable, value in self._before[1]:
+            variable.assign(value)
+
+    def gradient_numbers(self) -> list[GradientNumbers]:
+        norms = (float(tf.norm(variable.value)) for variable in self.model.trainable_variables)
+        return [
+            GradientNumbers(name=variable.path, nan=int(nan), inf=int(inf), norm=norm)
+            for variable, (nan, inf), norm in zip(
+                self.model.trainable_variables, self._counts.numpy(), norms, strict=True
+            )
+        ]
+
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
 
@@ -115,14 +140,14 @@ class KerasTrainer:
         return float(loss_sum), int(correct)
 
     def state(self) -> State:
-        return {name: np.asarray(variable.value) for name, variable in (self._shared() | self._statistics()).items()}
+        return {name: np.asarray(variable.value) for name, variable in (self._shared() | self._own()).items()}
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
-        shared, statistics = self._shared(), self._statistics()
-        if odd := sorted(shared.keys() - state.keys() | state.keys() - shared.keys() - statistics.keys()):
+        shared, own = self._shared(), self._own()
+        if odd := sorted(shared.keys() - state.keys() | state.keys() - shared.keys() - own.keys()):
             raise ValueError(f"{odd[0]} is on one side only")
-        for name, variable in (shared | statistics).items():
+        for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
 
@@ -136,18 +161,21 @@ class KerasTrainer:
         return [(variable, tf.identity(variable.value)) for variable in variables]
 
     def _shared(self) -> dict[str, keras.Variable]:
-        """All that the next step depends on, layers' random states included: they are variables of the model."""
-        own = {id(variable) for variable in self._statistics().values()}
+        """What is equal on all ranks."""
+        own = {id(variable) for variable in self._own().values()}
         # Several layers may give their variables the same path.
         variables = enumerate(self.model.variables)
         model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
         optimizer = {f"optimizer.{i}.{variable.path}": variable for i, variable in enumerate(self._optimizer.variables)}
         return model | optimizer
 
-    def _statistics(self) -> dict[str, keras.Variable]:
-        """What layers compute from this rank's samples."""
+    def _own(self) -> dict[str, keras.Variable]:
+        """What layers compute from this rank's samples, and what they draw from."""
         variables = enumerate(self.model.non_trainable_variables)
-        return {f"{STATISTICS}{i}.{each.path}": each for i, each in variables if "seed_generator" not in each.path}
+        return {
+            f"{f'{RANDOM}keras.' if 'seed_generator' in each.path else STATISTICS}{i}.{each.path}": each
+            for i, each in variables
+        }
 
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph, of which there is one for all batches of images of the same size."""
@@ -159,7 +187,13 @@ class KerasTrainer:
             self._graphs[key] = tf.function(traced, input_signature=signature)
         return self._graphs[key](tf.constant(images), tf.constant(labels), *further)
 
-    def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> float:
+    def _tried_too_large(self) -> bool:
+        """Whether gradients overflowed by the factor of the loss scaling, which is half of it now."""
+        scaled = isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+        # A factor of 1 or less does not make them overflow.
+        return scaled and 2 * float(self._optimizer.dynamic_scale.value) > 1
+
+    def _accumulated(self, parts: Iterable[Samples], count: int, scale: float) -> tuple[float, tf.Tensor]:
         """A step whose gradients are added up part by part, in one graph for all of them."""
         if not self._sums:
             self._sums = [tf.Variable(tf.zeros_like(weights.value)) for weights in self.model.trainable_variables]
@@ -169,13 +203,11 @@ class KerasTrainer:
         for number, part in enumerate(parts, start=1):
             begin_part(self.model, number, count)
             loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
-        self._apply_sums()
-        return loss
+        return loss, self._apply_sums()
 
-    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         loss, gradients = self._gradients(images, labels, scale)
-        self._optimizer.apply(gradients, self.model.trainable_variables)
-        return loss
+        return loss, self._traced_update(gradients)
 
     def _traced_part(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         loss, gradients = self._gradients(images, labels, scale)
@@ -183,8 +215,27 @@ class KerasTrainer:
             total.assign_add(gradient)
         return loss
 
-    def _traced_application(self) -> None:
-        self._optimizer.apply([tf.identity(total) for total in self._sums], self.model.trainable_variables)
+    def _traced_application(self) -> tf.Tensor:
+        return self._traced_update([tf.identity(total) for total in self._sums])
+
+    def _traced_update(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Reduce the gradients, and update if they are finite, which it returns."""
+        means = self._reduction.mean(gradients)
+        finite = all_finite(means)
+
+        def update() -> None:
+            self._optimizer.apply(means, self.model.trainable_variables)
+
+        def leave_out() -> None:
+            self._counts.assign(counts(means))
+
+        if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
+            tf.cond(finite, lambda: None, leave_out)
+            # It finds the same, leaves the update out too, and tries a smaller factor.
+            update()
+        else:
+            tf.cond(finite, update, leave_out)
+        return finite
 
     def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The loss, and the gradients of what the optimizer's loss scaling makes of it."""
@@ -192,7 +243,9 @@ class KerasTrainer:
             logits = self.model(self._normalised(images), training=True)
             loss = scale * tf.reduce_sum(_losses(logits, labels, self._label_smoothing))
             scaled = self._optimizer.scale_loss(loss)
-        return loss, tape.gradient(scaled, self.model.trainable_variables)
+        # A loss that is not finite has no gradient that may be used, although it can have a finite one.
+        seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
+        return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self.model(self._normalised(images), training=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.checkpoints import Progress
+from hpctrain.checkpoints.manifest import Progress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, parts, share
@@ -38,7 +39,7 @@ class Loop:
         trainer: the model of this rank.
         train, test: all samples, the same on every rank.
         events: where the run is recorded.
-        checkpoints: where its state is kept: after the last step of each epoch, and at a stop.
+        checkpoints: where its state is kept: after the last step of each epoch, at a stop, and as the recipe says.
         asked: why this rank was asked to stop, or None.
         recovery: goes on without ranks that died; None ends the run with the first of them.
         begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
@@ -74,6 +75,8 @@ class Loop:
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
         self._saved = 0
+        # A checkpoint was lost, and is made up for behind the next step.
+        self._due = False
         self._epoch = 0
         self._losses: list[float] = []
         self._sizes: list[int] = []
@@ -128,12 +131,15 @@ class Loop:
             try:
                 stopped = self._train_epochs()
                 # No rank leaves as long as another may need it.
-                self._comm.agree()
+                self._checkpoints.wait()
                 return stopped
             except Exception as error:
                 if not (self._recovery and self._recovery.concerns(error)):
                     raise
                 loss = self._recovery.go_on(self._iteration, self._losses[-1] if self._losses else 0.0, self._begun)
+                if self._checkpoints.abandon():
+                    self._saved = 0
+                    self._due = True
                 if loss is not None:
                     self._note(loss)
 
@@ -167,7 +173,15 @@ class Loop:
                     )
                 if self._step(batch, stream):
                     return self._asked() or "asked on another rank"
+                self._checkpoints.settle()
+                if self._steps_left and self._is_due():
+                    self._save()
         return None
+
+    def _is_due(self) -> bool:
+        """Whether a checkpoint is, within an epoch."""
+        every = self._recipe.checkpoints.every_steps
+        return self._due or bool(every and self._iteration % every == 0)
 
     def _share(self, batch: Indices) -> Share:
         return share(batch, self._comm.rank, self._comm.size)
@@ -182,6 +196,7 @@ class Loop:
         # From here on the epoch is done for every rank, or for none.
         self._comm.agree()
         self._epoch += 1
+        self._checkpoints.scored(self._iteration, test_accuracy)
         self._events.emit(
             "epoch",
             epoch=self._epoch,
@@ -199,9 +214,12 @@ class Loop:
         self._epoch_begin = time.perf_counter()
 
     def _save(self) -> None:
+        # Each rank writes a part of what is equal on all: if it is.
+        self._trainer.check_equal()
         progress = Progress(
             iteration=self._iteration,
             epoch=self._epoch + 1,
+            ends_epoch=self._steps_left == 0,
             losses=tuple(self._losses),
             sizes=tuple(self._sizes),
             epoch_seconds=self._epoch_seconds,
@@ -210,7 +228,7 @@ class Loop:
             samples=self._train.fingerprint,
         )
         self._checkpoints.save(progress, self._trainer)
-        self._saved = self._iteration
+        self._saved, self._due = self._iteration, False
 
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)
@@ -236,6 +254,7 @@ class Loop:
             ranks=self._comm.size,
             learning_rate=self._learning_rate,
             begin=time.perf_counter(),
+            order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
         count, scale = self._count(batch), self._comm.size / len(batch)
         waited_for, rate = self._waited_for(stream, count, own.count), self._begun.learning_rate
@@ -274,6 +293,8 @@ class Loop:
             loss=loss,
             learning_rate=step.learning_rate,
             samples=step.samples,
+            first=self._seen - step.samples,
+            order=step.order,
             seconds=now - step.begin,
             communication_seconds=self._trainer.communication_seconds,
             data_seconds=self._data_seconds,

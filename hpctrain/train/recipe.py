@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from hpctrain import stopping
+from hpctrain.checkpoints.keep import Policy, scores
 from hpctrain.comm import Communicator, init
 from hpctrain.data import open_sources
 from hpctrain.data.source import First, Source
-from hpctrain.events import EventWriter, read_events
+from hpctrain.events import EventWriter, kept, read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import reports
@@ -34,6 +35,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
         contextlib.closing(train),
         contextlib.closing(test),
         EventWriter(directory.events if comm.rank == 0 else None) as events,
+        _checkpoints(plan, directory, comm, events) as checkpoints,
     ):
         trainer = _trainer(plan, comm)
         loop = Loop(
@@ -43,7 +45,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             train,
             test,
             events,
-            checkpoints=Checkpoints(directory.checkpoints, comm, events),
+            checkpoints=checkpoints,
             asked=lambda: stopping.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.heals else None,
             begun_ranks=plan.begun_ranks,
@@ -53,6 +55,20 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     if not done:
         stopping.agree()
         raise SystemExit(stopping.RESUMABLE)
+
+
+def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:
+    assert plan.recipe is not None
+    asked = plan.recipe.checkpoints
+    known = kept(read_events(directory.events)) if comm.rank == 0 and directory.events.exists() else ()
+    return Checkpoints(
+        directory.checkpoints,
+        comm,
+        events,
+        plan=plan.model_dump(mode="json"),
+        policy=Policy(last=asked.keep_last, best=asked.keep_best, every_epochs=asked.keep_every_epochs),
+        scores=scores(known),
+    )
 
 
 def _limited(source: Source, limit: int | None) -> Source:

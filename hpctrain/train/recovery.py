@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.checkpoints.layout import OWN
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.survival import missing_mitigation
@@ -24,7 +25,7 @@ from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
 from hpctrain.stopping import RESUMABLE
-from hpctrain.train.checkpoint import OWN, State
+from hpctrain.train.checkpoint import State
 from hpctrain.train.trainer import Step, Trainer
 
 # MPI counts in 32 bits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,15 +13,17 @@ from torch.nn import functional as F
 from hpctrain import models
 from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
+from hpctrain.adapters.torch.finite import all_finite, gradients
+from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.models.torch_batch_norm import average_statistics, begin_part
 from hpctrain.optim.torch_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import STATISTICS, State
-from hpctrain.train.trainer import INITIAL_SCALE, Timeline
+from hpctrain.train.checkpoint import State
+from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
-_MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", "random.torch.", "scaler."
+_MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
 _COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # To be undone: the number of updates before, and what was changed since.
 _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
@@ -52,6 +55,7 @@ class TorchTrainer:
         self._clip_norm = recipe.optimizer.clip_norm
         self.updates = 0
         self.loss = 0.0
+        self.faulty = False
         optimizer = make_optimizer(recipe.optimizer, model)
         # Before those of distribute, of which one may find that a rank died, after the update.
         optimizer.register_step_post_hook(self._count)
@@ -64,7 +68,7 @@ class TorchTrainer:
             guard_every=recipe.guard.every,
         )
         self._statistics = statistics(self.model)
-        self._remembers = recipe.fault_tolerance.heals
+        self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 
@@ -86,17 +90,22 @@ class TorchTrainer:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        # Of reduced gradients: every rank finds the same infinities.
         self._scaler.unscale_(self._optimizer)
-        if self._clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.loss = sum(loss.item() for loss in losses)
-        before = self.updates
-        self._scaler.step(self._optimizer)
-        if self.updates == before:
-            # Left out by the scaler, which is what this step does to the state.
+        # Of reduced gradients: every rank finds the same infinities.
+        if all_finite(gradients(self.model)):
+            self.faulty = False
+            self._update()
+        else:
+            # A factor of 1 or less does not make gradients overflow.
+            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self._count()
         return self.loss
+
+    def _update(self) -> None:
+        if self._clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        self._scaler.step(self._optimizer)
 
     def rebuild(self) -> None:
         self._statistics.rebuild()
@@ -104,6 +113,24 @@ class TorchTrainer:
         updates, state = self._before
         if updates == self.updates:
             self._undo_forward(state)
+
+    def undo_forward(self) -> None:
+        self._undo_forward(self._before[1])
+
+    def gradient_numbers(self) -> list[GradientNumbers]:
+        return [
+            GradientNumbers(
+                name=name,
+                nan=int(parameter.grad.isnan().sum()),
+                inf=int(parameter.grad.isinf().sum()),
+                norm=float(torch.linalg.vector_norm(parameter.detach())),
+            )
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None
+        ]
+
+    def check_equal(self) -> None:
+        guard_of(self._optimizer).check()
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
@@ -181,7 +208,8 @@ class TorchTrainer:
                 reduction="sum",
             )
             loss = losses * scale
-            self._scaler.scale(loss).backward()
+            # A loss that is not finite has no gradient that may be used, although it can have a finite one.
+            self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
         return loss.detach()
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:

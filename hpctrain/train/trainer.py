@@ -25,6 +25,7 @@ class Step:
         ranks: how many take part.
         learning_rate: of this step.
         begin: ``time.perf_counter`` of its begin.
+        order: checksum of the global batch's sample indices (see hpctrain.events).
     """
 
     samples: int
@@ -32,6 +33,23 @@ class Step:
     ranks: int
     learning_rate: float
     begin: float
+    order: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNumbers:
+    """What one parameter's reduced gradient was like in the last step.
+
+    Attributes:
+        name: of the parameter.
+        nan, inf: how many of the gradient's elements are.
+        norm: the 2-norm of the parameter itself.
+    """
+
+    name: str
+    nan: int
+    inf: int
+    norm: float
 
 
 class Trainer(Stateful, Protocol):
@@ -45,12 +63,15 @@ class Trainer(Stateful, Protocol):
         updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
             Whoever restores a state says of how many.
         loss: what :meth:`step` returned, or would have returned, for the last of them.
+        faulty: whether that one's reduced gradients were not finite, for another reason than that loss scaling tried
+            a factor too large.
     """
 
     framework: str
     parameters: int
     updates: int
     loss: float
+    faulty: bool
 
     @property
     def communication_seconds(self) -> float: ...
@@ -63,8 +84,8 @@ class Trainer(Stateful, Protocol):
 
         A broken sample has no part in loss and gradient, which are not made larger for it: with b of n samples broken
         they are (n - b) / n of the mean over the others. Batch normalisation sees what stands in its place, and its
-        running statistics move once, towards the plain mean of the parts. In fp16 all ranks alike leave out an update
-        whose gradient is not finite; it counts in ``updates``.
+        running statistics move once, towards the plain mean of the parts. All ranks alike leave out an update whose
+        reduced gradient is not finite, as it is where any rank's loss is not; it counts in ``updates``.
 
         Args:
             parts: this rank's micro-batches, none of them empty, each good until the next is asked for, as many as on
@@ -80,6 +101,18 @@ class Trainer(Stateful, Protocol):
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: forget a step that failed, and use the new ranks."""
+
+    def undo_forward(self) -> None:
+        """Take back what the last step, whose update was left out, changed besides: statistics and random states.
+
+        Where the recipe has such steps skipped.
+        """
+
+    def gradient_numbers(self) -> Sequence[GradientNumbers]:
+        """What the last step's reduced gradients were like, if it was not clipped; the same on all ranks."""
+
+    def check_equal(self) -> None:
+        """Raise HpctrainError unless all ranks hold the same parameters. Collective."""
 
     def average_statistics(self) -> None:
         """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""

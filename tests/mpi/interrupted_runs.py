@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from written_checkpoints import tensors_of
 
 from hpctrain.events import kept, read_events
 
@@ -44,9 +44,19 @@ def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Calla
     return process.returncode, output
 
 
+def wait_for_steps(run: Path, *, attempt: int, steps: int) -> None:
+    """Until that attempt has made so many."""
+    deadline = time.monotonic() + 100
+    while True:
+        parts = (run / "events.jsonl").read_bytes().split(b'"event": "start"')
+        if len(parts) > attempt and parts[attempt].count(b'"event": "step"') >= steps:
+            return
+        assert time.monotonic() < deadline, f"waited in vain for attempt {attempt}"
+        time.sleep(0.02)
+
+
 def parameters(run: Path) -> dict[str, np.ndarray]:
-    *_, newest = sorted((run / "checkpoints").iterdir())
-    return load_file(newest / "state.safetensors")
+    return tensors_of(max((run / "checkpoints").glob("step-*")))
 
 
 def numbers(run: Path) -> list[tuple[object, ...]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from launching import Launch
 
-from hpctrain.checkpoints import newest_checkpoint
+from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import InMemory
 from hpctrain.data.sampling import epoch_order, global_batches, share
@@ -161,7 +161,7 @@ def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
     *_, last = read_events(run / "events.jsonl")
     assert (last["event"], last["iteration"]) == ("stopped", 6)
     assert "1 of 2 ranks are left, fewer than fault_tolerance.min_ranks=2" in last["reason"]
-    assert newest_checkpoint(run / "checkpoints") == (6, ())
+    assert newest_whole(run / "checkpoints") == Newest(iteration=6)
 
 
 def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:

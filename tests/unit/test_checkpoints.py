@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,61 +12,66 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from written_checkpoints import progress_of, write_checkpoint
 
-from hpctrain.checkpoints import Progress, checkpoint_path, newest_checkpoint, read_checkpoint, write_checkpoint
+from hpctrain.checkpoints import keep
+from hpctrain.checkpoints.find import Newest, newest_whole
+from hpctrain.checkpoints.keep import Policy
+from hpctrain.checkpoints.layout import checkpoint_path
+from hpctrain.checkpoints.read import read_state
 from hpctrain.errors import HpctrainError
 
-STATE = {"model.a": np.arange(6, dtype=np.float32).reshape(2, 3), "optimizer.0.step": np.array(3.0)}
+EQUAL = {"model.a": np.arange(6, dtype=np.float32).reshape(2, 3), "optimizer.0.step": np.array(3.0)}
+OWN = tuple({f"random.cpu.{rank}": np.full(3, rank, np.uint8)} for rank in range(2))
 
 
 def write(folder: Path, iteration: int, losses: tuple[float, ...] = (0.1, 1 / 3, float("nan"), float("inf"))) -> Path:
-    progress = Progress(
-        iteration=iteration,
-        epoch=2,
-        losses=losses,
-        sizes=(2,) * len(losses),
-        epoch_seconds=0.1 + 0.2,
-        seconds=1 / 3,
-        ranks=2,
-        samples="those",
+    progress = progress_of(
+        iteration, ranks=2, losses=losses, sizes=(2,) * len(losses), epoch_seconds=0.1 + 0.2, seconds=1 / 3
     )
-    return write_checkpoint(folder, progress, STATE)
+    path = write_checkpoint(folder, progress, EQUAL | OWN[0], OWN[1])
+    keep.apply(Policy(), folder, iteration, {}, token="test")
+    return path
 
 
 def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
     path = write(tmp_path, 123)
     assert path.name == "step-00000123"
-    progress, state = read_checkpoint(path)
+    manifest, state = read_state(path, 1, 2)
+    progress = manifest.progress
     assert progress.losses[:2] == (0.1, 1 / 3)
     assert np.isnan(progress.losses[2]) and np.isinf(progress.losses[3])
     assert (progress.epoch_seconds, progress.seconds) == (0.1 + 0.2, 1 / 3)
     assert {name: (a.shape, a.dtype, a.tobytes()) for name, a in state.items()} == {
-        name: (a.shape, a.dtype, a.tobytes()) for name, a in STATE.items()
+        name: (a.shape, a.dtype, a.tobytes()) for name, a in (EQUAL | {"random.cpu": np.full(3, 1, np.uint8)}).items()
     }
 
 
 def test_the_newest_two_are_kept_and_lost_steps_and_crashes_leave_nothing(tmp_path: Path) -> None:
     for iteration in (10, 20, 30):
         write(tmp_path, iteration)
-    (tmp_path / ".step-00000040").mkdir()
+    (tmp_path / ".step-00000040.crashed").mkdir()
     (tmp_path / "notes").mkdir()
     write(tmp_path, 25)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-00000020", "step-00000025"]
     write(tmp_path, 25)
-    assert newest_checkpoint(tmp_path) == (25, ())
+    assert newest_whole(tmp_path) == Newest(iteration=25)
 
 
 def cut(path: Path) -> None:
-    file = path / "state.safetensors"
+    file = path / "rank-1-of-2.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut short": cut,
-    "empty": lambda path: (path / "state.safetensors").write_bytes(b""),
-    "no state": lambda path: (path / "state.safetensors").unlink(),
+    "empty": lambda path: (path / "rank-1-of-2.safetensors").write_bytes(b""),
+    "no state": lambda path: (path / "rank-1-of-2.safetensors").unlink(),
     "no progress": lambda path: (path / "state.json").unlink(),
     "half a progress": lambda path: (path / "state.json").write_text('{"iteration": 2'),
+    "a digit of the progress": lambda path: (path / "state.json").write_text(
+        (path / "state.json").read_text().replace('"epoch": 1', '"epoch": 3')
+    ),
     "of another step": lambda path: shutil.copytree(checkpoint_path(path.parent, 10), path, dirs_exist_ok=True),
 }
 
@@ -73,13 +80,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_one_is_passed_over_and_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     write(tmp_path, 10)
     damage(write(tmp_path, 20))
-    iteration, faults = newest_checkpoint(tmp_path)
-    assert iteration == 10
-    assert len(faults) == 1 and "step-00000020" in faults[0]
+    newest = newest_whole(tmp_path)
+    assert newest.iteration == 10
+    ((path, fault),) = newest.damaged
+    assert path.name == "step-00000020" in fault
 
 
 def test_none_at_all(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "checkpoints") == (0, ())
+    assert newest_whole(tmp_path / "checkpoints") == Newest()
 
 
 @pytest.fixture
@@ -100,17 +108,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
     write(small_disk, 10)
-    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1, samples="")
     with pytest.raises(HpctrainError, match="no space left") as caught:
-        write_checkpoint(small_disk, progress, {"large": np.zeros(100_000)})
+        write_checkpoint(small_disk, progress_of(20), {"large": np.zeros(100_000)})
     assert caught.value.exit_code == 1
-    assert newest_checkpoint(small_disk) == (10, ())
+    assert newest_whole(small_disk) == Newest(iteration=10)
 
 
 def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    progress = Progress(iteration=20, epoch=1, losses=(), sizes=(), epoch_seconds=1, seconds=1, ranks=1, samples="")
-    file = write_checkpoint(tmp_path, progress, {}) / "state.json"
-    file.write_text(progress.model_dump_json(exclude={"sizes"}))
-    iteration, (fault,) = newest_checkpoint(tmp_path)
-    assert iteration == 0
-    assert fault.endswith("written by another version of hpctrain, which can go on with it: state.json lacks 'sizes'")
+    file = write_checkpoint(tmp_path, progress_of(20)) / "state.json"
+    content = json.loads(file.read_text())
+    del content["progress"]["sizes"]
+    file.write_text(json.dumps(content))
+    file.with_suffix(".sha256").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+    ((_, fault),) = newest_whole(tmp_path).damaged
+    assert fault.endswith("was written by another version of hpctrain: state.json lacks 'progress.sizes'")

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from written_checkpoints import progress_of, write_checkpoint
 
-from hpctrain.checkpoints import Progress, checkpoint_path, write_checkpoint
+from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.launch import attempts
@@ -40,10 +41,7 @@ def start(iteration: int = 0, **more: Any) -> tuple[str, dict[str, Any]]:
 
 
 def checkpoint(directory: RunDirectory, iteration: int) -> tuple[str, dict[str, Any]]:
-    progress = Progress(
-        iteration=iteration, epoch=1, losses=(), sizes=(), epoch_seconds=0, seconds=0, ranks=1, samples=""
-    )
-    write_checkpoint(directory.checkpoints, progress, {"a": np.zeros(3)})
+    write_checkpoint(directory.checkpoints, progress_of(iteration), {"a": np.zeros(3)})
     return "checkpoint", {"iteration": iteration}
 
 
@@ -70,7 +68,7 @@ def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
 def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
     happened(directory, start(), checkpoint(directory, 10), checkpoint(directory, 20))
     assert go_on(directory, 3) == Attempt(number=2, iteration=20)
-    (checkpoint_path(directory.checkpoints, 20) / "state.safetensors").write_bytes(b"")
+    (checkpoint_path(directory.checkpoints, 20) / "rank-0-of-1.safetensors").write_bytes(b"")
     found = go_on(directory, 3)
     assert found is not None
     assert (found.iteration, len(found.damaged)) == (10, 1)

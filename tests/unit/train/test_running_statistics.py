@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.checkpoints.layout import STATISTICS
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import Samples
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import STATISTICS, State
+from hpctrain.train.checkpoint import State
 
 _RANDOM = np.random.default_rng(0)
 SAMPLES = Samples(

@@ -1,0 +1,86 @@
+"""Which checkpoints are kept, and their deletion."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, iterations
+from hpctrain.checkpoints.manifest import Progress, read_manifest
+from hpctrain.errors import HpctrainError
+from hpctrain.events import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is kept: the newest ``last``, the ``best`` by test accuracy, and of every so many epochs the end."""
+
+    last: int = 2
+    best: bool = False
+    every_epochs: int | None = None
+
+    def kept(self, known: Mapping[int, Progress], scores: Mapping[int, float]) -> set[int]:
+        """The iterations whose checkpoints are kept.
+
+        Args:
+            known: all that there are, by iteration.
+            scores: test accuracy by iteration.
+        """
+        found = set(sorted(known)[-self.last :])
+        if self.best and (scored := known.keys() & scores.keys()):
+            # The earlier of equals: it has been kept up to now.
+            found.add(max(scored, key=lambda iteration: (scores[iteration], -iteration)))
+        if every := self.every_epochs:
+            found |= {number for number, each in known.items() if each.ends_epoch and each.epoch % every == 0}
+        return found
+
+
+def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float], *, token: str) -> None:
+    """Delete what the policy does not keep, later ones than the newest, of steps that were lost, and what crashes left.
+
+    What cannot be deleted stays; what cannot be read stays as long as one is kept that is older.
+
+    Args:
+        token: of this attempt, whose ranks may be writing the next one.
+    """
+    there = {iteration: _progress(folder, iteration) for iteration in iterations(folder)}
+    known = {iteration: each for iteration, each in there.items() if each and iteration <= newest}
+    kept = policy.kept(known, scores)
+    for iteration, progress in there.items():
+        unreadable = progress is None and min(kept) < iteration < newest
+        if iteration not in kept and not unreadable:
+            _delete(checkpoint_path(folder, iteration))
+    for path in hidden(folder):
+        if not path.name.endswith(token):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def scores(events: Iterable[Event]) -> dict[int, float]:
+    """Test accuracy by the iteration of the last step ahead of the evaluation."""
+    found, iteration = {}, 0
+    for event in events:
+        if event["event"] == "step":
+            iteration = event["iteration"]
+        elif event["event"] == "epoch":
+            found[iteration] = float(event["test_accuracy"])
+    return found
+
+
+def _progress(folder: Path, iteration: int) -> Progress | None:
+    """Of a checkpoint; None where it cannot be read."""
+    try:
+        return read_manifest(checkpoint_path(folder, iteration)).progress
+    except HpctrainError:
+        return None
+
+
+def _delete(path: Path) -> None:
+    """In a way that a crash in the middle leaves nothing that looks like a damaged checkpoint."""
+    gone = hidden_path(path, "deleted")
+    try:
+        path.replace(gone)
+    except OSError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""The names of checkpoints and of their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from heapq import heapify, heapreplace
+from pathlib import Path
+
+MANIFEST, SUM = "state.json", "state.sha256"
+# Names of tensors that are a rank's own: what it draws from, and what its layers computed from its samples. Of
+# everything else there is one, which is equal on all ranks.
+RANDOM, STATISTICS = "random.", "statistics."
+OWN = (RANDOM, STATISTICS)
+
+_NAME = re.compile(r"step-(\d{8,18})")
+_HIDDEN = re.compile(r"\.step-\d{8,18}\..+")
+_DAMAGED = "damaged-"
+
+
+def checkpoint_path(folder: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration is."""
+    return folder / f"step-{iteration:08}"
+
+
+def hidden_path(path: Path, why: str) -> Path:
+    """Where a checkpoint is that is not there yet, or not there any more."""
+    return path.with_name(f".{path.name}.{why}")
+
+
+def share_name(rank: int, ranks: int) -> str:
+    """The file of a rank's share."""
+    return f"rank-{rank}-of-{ranks}.safetensors"
+
+
+def iterations(folder: Path) -> list[int]:
+    """Of all checkpoints in a folder, ascending."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def hidden(folder: Path) -> list[Path]:
+    """What was written or deleted when a run crashed, or is just now."""
+    return [path for path in folder.glob(".step-*") if _HIDDEN.fullmatch(path.name)]
+
+
+def set_aside_path(path: Path) -> Path:
+    """A free name for a damaged checkpoint, beside it."""
+    free, number = path.with_name(f"{_DAMAGED}{path.name}"), 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{_DAMAGED}{path.name}-{number}")
+    return free
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """The checkpoints that were found damaged."""
+    return sorted(folder.glob(f"{_DAMAGED}step-*"))
+
+
+def shares(sizes: Iterable[tuple[str, int]], ranks: int) -> list[list[str]]:
+    """Which rank writes what: the largest first, each to whoever has the least.
+
+    Args:
+        sizes: names and bytes, the same on all ranks.
+        ranks: how many.
+
+    Returns:
+        The names of each rank's share; no share has more than the least one and one tensor.
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    heapify(loads)
+    names: list[list[str]] = [[] for _ in range(ranks)]
+    for name, size in sorted(sizes, key=lambda each: (-each[1], each[0])):
+        load, rank = loads[0]
+        names[rank].append(name)
+        heapreplace(loads, (load + size, rank))
+    return names

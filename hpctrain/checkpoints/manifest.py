@@ -1,0 +1,132 @@
+"""``state.json``, which makes a checkpoint whole: what is in it, and how far the training was.
+
+Its own hash is in ``state.sha256``, as ``sha256sum --check`` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpctrain.checkpoints.layout import MANIFEST, SUM
+from hpctrain.errors import HpctrainError
+from hpctrain.rundir import read_model
+
+
+class Progress(BaseModel):
+    """How far a training was.
+
+    Attributes:
+        iteration: steps that were done.
+        epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
+        ends_epoch: it is of the last step of its epoch.
+        losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
+            where the epoch is, although ranks that died may have made later batches smaller.
+        epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
+        ranks: how many there were.
+        samples: which ones are trained on (see hpctrain.data.source.Source.fingerprint).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    iteration: int = Field(ge=1)
+    epoch: int = Field(ge=1)
+    ends_epoch: bool
+    losses: tuple[float, ...]
+    sizes: tuple[int, ...]
+    epoch_seconds: float
+    seconds: float
+    ranks: int = Field(ge=1)
+    samples: str
+
+
+class FileRecord(BaseModel):
+    """A file of a checkpoint: its length, and its hash as ``sha256sum`` prints it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """The content of ``state.json``.
+
+    Attributes:
+        format: of the checkpoint.
+        progress: how far the training was.
+        plan: of the run as it was then, the recipe in it.
+        files: every other file of the checkpoint, by its name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    format: Literal["hpctrain 1"] = "hpctrain 1"
+    progress: Progress
+    plan: dict[str, Any]
+    files: dict[str, FileRecord]
+
+    @property
+    def bytes(self) -> int:
+        """Of all files but this one."""
+        return sum(file.bytes for file in self.files.values())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint at ``path``.
+
+    Raises:
+        HpctrainError: it is not there, damaged, or of another version of hpctrain.
+    """
+    _check(path)
+    try:
+        manifest = read_model(path / MANIFEST, Manifest)
+    except HpctrainError as error:
+        if what := _of_another_version(error.__cause__):
+            raise HpctrainError(f"{path} was written by another version of hpctrain: {what}", exit_code=1) from error
+        raise
+    # The names are opened below the checkpoint's folder.
+    if odd := [name for name in manifest.files if "/" in name or name in ("", ".", "..", MANIFEST, SUM)]:
+        raise HpctrainError(f"{path / MANIFEST}: files: {odd[0]!r} is no name of a file in there", exit_code=1)
+    return manifest
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write it, with its hash, into a folder that has neither.
+
+    Raises:
+        OSError: the disk is full, or refuses.
+    """
+    text = manifest.model_dump_json(indent=2) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    for name, content in ((MANIFEST, text), (SUM, f"{digest}  {MANIFEST}\n")):
+        with (path / name).open("x") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _check(path: Path) -> None:
+    """Refuse a manifest that is not what was written."""
+    try:
+        content, wanted = (path / MANIFEST).read_bytes(), (path / SUM).read_bytes()
+    except OSError as error:
+        raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", exit_code=1) from error
+    if wanted.split()[:1] != [hashlib.sha256(content).hexdigest().encode()]:
+        raise HpctrainError(f"{path / MANIFEST} is not what was written: its SHA-256 differs", exit_code=1)
+
+
+def _of_another_version(error: BaseException | None) -> str | None:
+    """How the keys of a whole file differ from :class:`Manifest`'s; None for any other fault."""
+    if not isinstance(error, ValidationError):
+        return None
+    faults = error.errors()
+    if any(fault["type"] not in ("missing", "extra_forbidden", "literal_error") for fault in faults):
+        return None
+    words = {"missing": "lacks", "extra_forbidden": "has", "literal_error": "has another"}
+    what = ", ".join(f"{words[fault['type']]} {'.'.join(map(str, fault['loc']))!r}" for fault in faults)
+    return f"{MANIFEST} {what}"

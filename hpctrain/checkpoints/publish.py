@@ -1,0 +1,116 @@
+"""Making a checkpoint out of the shares of all ranks: receipts, the manifest, and one rename that makes it visible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hpctrain.checkpoints.layout import checkpoint_path, share_name
+from hpctrain.checkpoints.manifest import FileRecord, Manifest, Progress, write_manifest
+from hpctrain.checkpoints.share import Share
+from hpctrain.errors import HpctrainError
+from hpctrain.events import disk_error
+from hpctrain.private_files import make_folder
+from hpctrain.rundir import read_model
+from hpctrain.stopping import RESUMABLE
+
+# From one share to the next; disks of clusters have been seen to stand still for minutes.
+_LIMIT_SECONDS = 900.0
+_POLL_SECONDS = 0.01
+_MOST_POLL_SECONDS = 0.5
+_RECEIPT = ".receipt"
+
+
+def write_share(fresh: Path, share: Share, rank: int, ranks: int) -> None:
+    """Write a rank's share into a checkpoint that is being made, and the receipt for it.
+
+    Raises:
+        HpctrainError: the disk is full, or refuses.
+    """
+    path = fresh / share_name(rank, ranks)
+    try:
+        # By whoever comes first.
+        make_folder(fresh)
+        receipt = path.with_suffix(_RECEIPT)
+        part = receipt.with_suffix(".part")
+        part.write_text(share.write(path).model_dump_json())
+        part.replace(receipt)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def publish(
+    fresh: Path,
+    progress: Progress,
+    plan: dict[str, Any],
+    abandoned: threading.Event,
+    *,
+    seconds: float = _LIMIT_SECONDS,
+) -> Manifest | None:
+    """Wait for all shares, and make the checkpoint visible. Of one rank.
+
+    Args:
+        fresh: where the shares are written.
+        progress, plan: for the manifest.
+        abandoned: ends the waiting.
+        seconds: how long to wait from one share to the next.
+
+    Returns:
+        What it then says of itself; None where it was abandoned.
+
+    Raises:
+        HpctrainError: shares did not come, or the disk is full or refuses.
+    """
+    try:
+        files = _receipts(fresh, progress.ranks, abandoned, seconds)
+        if files is None:
+            return None
+        manifest = Manifest(progress=progress, plan=plan, files=files)
+        write_manifest(fresh, manifest)
+        for name in files:
+            (fresh / name).with_suffix(_RECEIPT).unlink()
+        synchronise(fresh)
+        path = checkpoint_path(fresh.parent, progress.iteration)
+        if path.exists():
+            # Left over from steps that were lost.
+            shutil.rmtree(path)
+        fresh.replace(path)
+        synchronise(path.parent)
+    except OSError as error:
+        raise disk_error(error, fresh) from error
+    return manifest
+
+
+def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, FileRecord] | None:
+    """What each rank says of its share, in the order of the ranks; None where it is not wanted any more."""
+    names = [share_name(rank, ranks) for rank in range(ranks)]
+    missing, deadline, poll = names, time.monotonic() + seconds, _POLL_SECONDS
+    while missing:
+        there = {path.name for path in fresh.iterdir()}
+        still = [name for name in missing if Path(name).with_suffix(_RECEIPT).name not in there]
+        if len(still) < len(missing):
+            missing, deadline, poll = still, time.monotonic() + seconds, _POLL_SECONDS
+        elif time.monotonic() > deadline:
+            raise HpctrainError(
+                f"{fresh}: no share of a rank came in {seconds:g} s; missing: {', '.join(missing[:10])}"
+                + (f" and {len(missing) - 10} more" if len(missing) > 10 else ""),
+                "is the file system of the run directory the same on all hosts, and does it answer?",
+                exit_code=RESUMABLE,
+            )
+        elif abandoned.wait(poll):
+            return None
+        poll = min(2 * poll, _MOST_POLL_SECONDS)
+    return {name: read_model((fresh / name).with_suffix(_RECEIPT), FileRecord) for name in names}
+
+
+def synchronise(folder: Path) -> None:
+    """Let the names in a folder survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk after that.
+
+The file is a safetensors file (https://github.com/huggingface/safetensors#format). It is not written by that library,
+which would copy everything again and keep other threads from running: the copy is laid out as the file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.checkpoints.manifest import FileRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Layout = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+
+# safetensors' names of NumPy's types; bfloat16 is that of ml_dtypes.
+_TYPES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+_ALIGNMENT = 8
+_PIECE_BYTES = 1 << 24
+
+
+class Share:
+    """A copy of some tensors, in memory that is used again for the next one of the same tensors."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._header = b""
+        self._data: NDArray[np.uint8]
+        self._places: dict[str, NDArray[Any]] = {}
+
+    def take(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Copy these; they may change as soon as this returns. Nobody may write the copy of before any more."""
+        import numpy as np
+
+        layout = tuple((name, value.dtype, value.shape) for name, value in tensors.items())
+        if layout != self._layout:
+            self._lay_out(layout)
+        for name, value in tensors.items():
+            np.copyto(self._places[name], value)
+
+    def write(self, path: Path) -> FileRecord:
+        """Write the copy to a new file; returns what the manifest says of it, once it is on disk.
+
+        Raises:
+            OSError: the disk is full, or refuses.
+        """
+        # Neither holds the interpreter's lock: the training goes on beside them.
+        with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool, path.open("xb", buffering=0) as file:
+            digest = pool.submit(self._sha256)
+            for part in (memoryview(self._header), self._data.data):
+                for start in range(0, len(part), _PIECE_BYTES):
+                    _write_all(file.fileno(), part[start : start + _PIECE_BYTES])
+            os.fsync(file.fileno())
+            return FileRecord(bytes=len(self._header) + len(self._data), sha256=digest.result())
+
+    def _sha256(self) -> str:
+        found = hashlib.sha256(self._header)
+        found.update(self._data.data)
+        return found.hexdigest()
+
+    def _lay_out(self, layout: Layout) -> None:
+        import numpy as np
+
+        # The widest types first, so that each lies where its type has to.
+        ordered = sorted(layout, key=lambda each: -each[1].itemsize)
+        header, places, end = {}, {}, 0
+        for name, dtype, shape in ordered:
+            begin, end = end, end + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            header[name] = {"dtype": _TYPES[dtype.name], "shape": list(shape), "data_offsets": [begin, end]}
+            places[name] = (begin, end, dtype, shape)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        self._header = len(text).to_bytes(8, "little") + text
+        # Zeros, so that the first copy does not wait for the system to find memory.
+        self._data = np.full(end, 0, np.uint8)
+        self._places = {
+            name: self._data[begin:end].view(dtype).reshape(shape)
+            for name, (begin, end, dtype, shape) in places.items()
+        }
+        self._layout = layout
+
+
+def _write_all(descriptor: int, part: memoryview) -> None:
+    while part:
+        part = part[os.write(descriptor, part) :]

@@ -1,0 +1,42 @@
+"""Checkpoints of as many ranks as wanted, written by one process, and what is in them as another library reads it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from hpctrain.checkpoints.layout import checkpoint_path, hidden_path
+from hpctrain.checkpoints.manifest import Progress
+from hpctrain.checkpoints.publish import publish, write_share
+from hpctrain.checkpoints.share import Share
+
+
+def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> Progress:
+    defaults = {"epoch": 1, "ends_epoch": False, "losses": (), "sizes": (), "samples": ""}
+    return Progress(iteration=iteration, ranks=ranks, **{**defaults, "epoch_seconds": 0, "seconds": 0, **values})
+
+
+def write_checkpoint(
+    folder: Path, progress: Progress, *shares: Mapping[str, np.ndarray], plan: Mapping[str, Any] | None = None
+) -> Path:
+    """One share a rank; with none every rank's is empty."""
+    path = checkpoint_path(folder, progress.iteration)
+    fresh = hidden_path(path, "test")
+    each: Sequence[Mapping[str, np.ndarray]] = shares or ({},) * progress.ranks
+    assert len(each) == progress.ranks
+    for rank, tensors in enumerate(each):
+        share = Share()
+        share.take(tensors)
+        write_share(fresh, share, rank, progress.ranks)
+    publish(fresh, progress, dict(plan or {}), threading.Event())
+    return path
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    """All of a checkpoint, by the names in its files."""
+    return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
