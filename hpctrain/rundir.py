@@ -8,6 +8,8 @@
     RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
     RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
                                  alone: it makes the file at a signal, and removes it when it begins an attempt
+    RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
+                                 hpctrain.train.numbers
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
@@ -28,6 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
+from hpctrain.private_files import make_folder, private
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,6 +56,10 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def dumps(self) -> Path:
+        return self.path / "dumps"
 
     @property
     def stop(self) -> Path:
@@ -95,13 +102,13 @@ class RunDirectory:
             HpctrainError: it already holds a run, or cannot be made.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.path)
             # Of several runs that are started in one place, one makes this file.
-            with self.plan.open("x") as file:
+            with open(self.plan, "x", opener=private) as file:
                 file.write(plan.model_dump_json(indent=2) + "\n")
                 _to_disk(file)
-            self.logs.mkdir(exist_ok=True)
-            self.ranks.mkdir(exist_ok=True)
+            make_folder(self.logs)
+            make_folder(self.ranks)
         except FileExistsError as error:
             if Path(error.filename) != self.plan:
                 raise disk_error(error, self.path) from error
@@ -135,7 +142,7 @@ def new_directory(path: Path) -> RunDirectory:
     number, free = 1, path
     while True:
         try:
-            free.mkdir(parents=True, mode=0o700)
+            make_folder(free, exist_ok=False)
             return RunDirectory(free)
         except FileExistsError:
             number += 1

@@ -22,6 +22,7 @@ from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
+from hpctrain.private_files import make_folder, write_private
 from hpctrain.rundir import RunDirectory, new_directory, write_json
 
 # A controller that is down lets sbatch try for as long.
@@ -97,7 +98,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
         for _ in range(job.request.chain):
             jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
             # A job whose end leaves nothing to do cancels those behind it.
-            (directory.path / "chain").write_text("".join(f"{number}\n" for number in jobs))
+            write_private(directory.path / "chain", "".join(f"{number}\n" for number in jobs))
         write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
     except BaseException:
         try:
@@ -148,7 +149,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
     try:
         if not path.exists():
             # Fails if another submission is quicker, before anything of that one could be taken for our own.
-            path.mkdir(parents=True, mode=0o700)
+            make_folder(path, exist_ok=False)
             return set()
         before = set(path.iterdir())
     except OSError as error:
@@ -176,12 +177,12 @@ def _write(job: Job, directory: RunDirectory) -> None:
     for task, plan in job.plans.items():
         (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
     try:
-        directory.logs.mkdir(exist_ok=True)
-        directory.script.write_text(job.script(directory.path))
+        make_folder(directory.logs)
+        write_private(directory.script, job.script(directory.path))
         # By hand too: `bash job.sh` within an allocation.
         directory.script.chmod(0o700)
         for name, text in job.files.items():
-            (directory.path / name).write_text(text)
+            write_private(directory.path / name, text)
     except OSError as error:
         raise disk_error(error, directory.path) from error
 

@@ -19,6 +19,7 @@ from hpctrain.horovod.adapt import adapt
 from hpctrain.horovod.cuda import Nccl, Toolkit
 from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix
 from hpctrain.horovod.source import fetch
+from hpctrain.private_files import make_folder
 
 Progress = Callable[[str, int | None], None]
 """Told what is being done and, while compiling, the percentage that is done."""
@@ -47,7 +48,7 @@ def compile_wheel(
         HpctrainError: it does not compile; with the compiler's first error and the log's path.
     """
     home = wheel_home(fingerprint)
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with tempfile.TemporaryDirectory(prefix="hpctrain-horovod-") as name:
         work = Path(name)
         progress("downloading the source package", None)

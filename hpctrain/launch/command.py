@@ -16,6 +16,7 @@ from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
+from hpctrain.private_files import write_private
 
 TRAIN = "hpctrain.train"
 
@@ -65,7 +66,7 @@ class Command:
         """
         for path, text in self.files.items():
             try:
-                path.write_text(text)
+                write_private(path, text)
             except OSError as error:
                 raise disk_error(error, path) from error
 

@@ -20,6 +20,7 @@ from hpctrain.events import disk_error
 from hpctrain.launch.attempts import resume_command
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.plan import Plan
+from hpctrain.private_files import make_folder
 from hpctrain.rundir import RunDirectory, read_model, write_json
 from hpctrain.stopping import RESUMABLE
 
@@ -120,7 +121,7 @@ def create_series(path: Path, plans: dict[int, Plan]) -> Series:
     """
     series = Series(path=path, seeds=tuple(plans))
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path)
         if any(path.iterdir()):
             raise _refusal(series)
     except OSError as error:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
+from hpctrain.private_files import write_private
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
@@ -32,7 +33,7 @@ def write_report(directory: RunDirectory) -> Path:
     """
     page = render(directory)
     try:
-        directory.report.write_text(page, encoding="utf-8")
+        write_private(directory.report, page)
     except OSError as error:
         elsewhere = "copy the run directory to a place of your own"
         raise disk_error(error, directory.report, elsewhere) from error

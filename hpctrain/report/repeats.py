@@ -13,6 +13,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 from hpctrain.launch.repeats import Series
 from hpctrain.plan import Plan
+from hpctrain.private_files import write_private
 from hpctrain.recipes.schema import Recipe, Reported
 from hpctrain.report.page import read_summary, settings, template
 from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
@@ -148,7 +149,7 @@ def write_repeats_report(series: Series) -> Path:
     page = template("repeats.html.jinja").render(repeats=repeats, settings=tables)
     file = RunDirectory(series.path).report
     try:
-        file.write_text(page, encoding="utf-8")
+        write_private(file, page)
     except OSError as error:
         raise disk_error(error, file, "copy the directory to a place of your own") from error
     return file

@@ -11,6 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpctrain.events import Event, disk_error, kept, read_events
+from hpctrain.private_files import make_folder
 from hpctrain.report.summary import metrics
 from hpctrain.rundir import RunDirectory
 
@@ -76,7 +77,7 @@ class TensorBoardWriter:
     def _append(self, entry: TensorBoardEvent) -> None:
         try:
             if self._records is None:
-                self._directory.tensorboard.mkdir(exist_ok=True)
+                make_folder(self._directory.tensorboard)
                 # Unbuffered: TensorBoard sees each record whole, as soon as it is there.
                 self._records = RecordWriter((self._directory.tensorboard / _FILE_NAME).open("wb", buffering=0))
                 self._records.write(TensorBoardEvent(file_version="brain.Event:2").SerializeToString())
