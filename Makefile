@@ -19,6 +19,10 @@ test: horovod .mpich/installed.stamp
 	$(BIN)/python -m pytest --numprocesses auto tests/unit
 	$(BIN)/python -m pytest --ignore tests/unit
 
+# About 200 runs that are hurt on purpose, three quarters of an hour; `make test` has a short campaign.
+faults: horovod
+	$(BIN)/python tests/faults/campaign.py --seed 0
+
 bench: horovod
 	$(BIN)/hpctrain bench step
 

@@ -1,0 +1,132 @@
+"""Runs that are hurt in all ways that are known, and what becomes of them.
+
+``python tests/faults/campaign.py --runs 200 --seed 0``: each case follows from its seed alone, so ``--seed S --runs 1``
+repeats one. Exits 1 if any ends otherwise than promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import kinds_of_chains  # noqa: F401
+import kinds_of_disks  # noqa: F401
+import kinds_of_files  # noqa: F401
+import kinds_of_numbers  # noqa: F401
+import kinds_of_signals  # noqa: F401
+from cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
+from faulted_run import OutOfTimeError, Place
+from oracle import Outcome, Verdict
+from references import Library, UnfitError
+from rich.console import Console
+from rich.table import Table
+
+_LIMIT_SECONDS = 120.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, help=f"by default each case of the list once: {len(deck())}")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next")
+    parser.add_argument("--only", metavar="KIND", help="cases of the kinds with this in their name")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case behind this")
+    parser.add_argument("--json", type=Path, help="where all results go")
+    options = parser.parse_args()
+    kinds = [name for name in KINDS if (options.only or "") in name]
+    if not kinds:
+        parser.error(f"no kind has {options.only!r} in its name: {', '.join(KINDS)}")
+    count = options.runs or sum(case_of(number).kind.name in kinds for number in range(len(deck())))
+    end = time.monotonic() + 60 * options.minutes
+    results = []
+    with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
+        library = Library(folder=Path(folder) / "whole", limit=_LIMIT_SECONDS)
+        for case in drawn(options.seed, count, kinds):
+            if time.monotonic() > end:
+                break
+            results.append(run(case, Path(folder) / str(case.seed), library))
+            tell(results[-1])
+    Console(width=120).print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")
+    return int(any(result.verdict.outcome in ("lost", "hung") for result in results))
+
+
+def drawn(seed: int, count: int, kinds: Sequence[str]) -> Iterator[Case]:
+    """The next cases of these kinds from a seed on."""
+    while count:
+        case = case_of(seed)
+        if case.kind.name in kinds:
+            count -= 1
+            yield case
+        seed += 1
+
+
+def run(case: Case, folder: Path, library: Library) -> Result:
+    """One case, of which nothing is left behind."""
+    folder.mkdir()
+    place = Place(folder=folder, limit=library.limit)
+    begin = time.monotonic()
+    try:
+        verdict, printed = carry_out(case, place, library)
+    except (OutOfTimeError, UnfitError) as error:
+        verdict, printed = Verdict(outcome="lost", faults=(str(error),)), str(error)
+    except NotHereError as error:
+        verdict, printed = Verdict(outcome="not here", faults=(str(error),)), ""
+    finally:
+        place.close()
+    return Result(case=case, verdict=verdict, seconds=time.monotonic() - begin, printed=printed)
+
+
+def tell(result: Result) -> None:
+    case, verdict = result.case, result.verdict
+    where = f"{case.framework} {case.backend}"
+    print(f"{case.seed:5} {where:14} {case.kind.name:42} {verdict.outcome:9} {result.seconds:5.1f} s", flush=True)
+    if verdict.faults:
+        print("\n".join(f"      {fault}" for fault in verdict.faults))
+        print("      " + result.printed.replace("\n", "\n      "))
+        print(f"      again: {command(case)}", flush=True)
+
+
+def command(case: Case) -> str:
+    return f"python tests/faults/campaign.py --seed {case.seed} --runs 1"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Kinds of faults against what became of them."""
+    outcomes = get_args(Outcome)
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in results:
+        for name in (result.case.kind.name, "all"):
+            counts[name][result.verdict.outcome] += 1
+    drawn_table = Table("fault", "runs", *outcomes, title="recovered: by itself; resumed: documented exit and resume")
+    for column in drawn_table.columns[1:]:
+        column.justify = "right"
+    for name in sorted(counts, key=lambda name: (name == "all", name)):
+        numbers = [counts[name][outcome] for outcome in outcomes]
+        drawn_table.add_row(name, str(sum(numbers)), *(str(number or "") for number in numbers))
+    return drawn_table
+
+
+def row(result: Result) -> dict[str, object]:
+    case, verdict = result.case, result.verdict
+    return {
+        "seed": case.seed,
+        "kind": case.kind.name,
+        "framework": case.framework,
+        "backend": case.backend,
+        "outcome": verdict.outcome,
+        "faults": verdict.faults,
+        "seconds": round(result.seconds, 1),
+        "command": command(case),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Cases of the campaign: a kind of fault, on a framework and a backend, all random choices from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from faulted_run import Ended, Place, Training
+from oracle import Promise, Verdict, judge
+from references import PACE, STEPS, Library, Setting, copied
+
+
+class NotHereError(Exception):
+    """What a kind needs is not there on this machine."""
+
+
+# A framework's first letter and a backend's: how many cases of a kind are on each, of those that make() draws.
+Where = Mapping[str, int]
+_FRAMEWORKS = {"t": "torch", "k": "keras"}
+_BACKENDS = {"m": "mpi", "h": "horovod", "g": "gloo", "s": "single"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of fault: ``act`` brings it about and says what is promised of it."""
+
+    name: str
+    where: Where
+    act: Callable[[Scene], Promise]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name: str, **where: int) -> Callable[[Callable[[Scene], Promise]], Callable[[Scene], Promise]]:
+    """Register a kind: ``@kind("kill -9 of a rank", tm=3, kh=1)`` has three cases of torch on mpi in each campaign."""
+
+    def register(act: Callable[[Scene], Promise]) -> Callable[[Scene], Promise]:
+        KINDS[name] = Kind(name=name, where=where, act=act)
+        return act
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One faulted run; ``seed`` is all that it takes to repeat it."""
+
+    kind: Kind
+    seed: int
+    framework: str
+    backend: str
+
+
+def deck() -> list[tuple[Kind, str, str]]:
+    """One campaign, in an order in which its kinds are mixed."""
+    cards = [
+        (each, _FRAMEWORKS[where[0]], _BACKENDS[where[1]])
+        for each in KINDS.values()
+        for where, count in each.where.items()
+        for _ in range(count)
+    ]
+    random.Random(0).shuffle(cards)
+    return cards
+
+
+def case_of(seed: int) -> Case:
+    cards = deck()
+    chosen, framework, backend = cards[seed % len(cards)]
+    return Case(kind=chosen, seed=seed, framework=framework, backend=backend)
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """Where a kind acts.
+
+    Attributes:
+        case: this one.
+        place: its folder and its processes.
+        library: what it is compared with.
+        draw: everything random about it.
+        setting: what is trained; a kind may choose another.
+        training: the command that meets the fault, once it began.
+    """
+
+    case: Case
+    place: Place
+    library: Library
+    draw: random.Random = field(init=False)
+    setting: Setting = field(init=False)
+    training: Training | None = None
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.case.seed)
+        ranks = 1 if self.case.backend == "single" else 2
+        self.setting = Setting(framework=self.case.framework, backend=self.case.backend, ranks=ranks)
+
+    def change(self, **changes: Any) -> None:
+        """Train something else than digits on two ranks; before anything else."""
+        self.setting = replace(self.setting, **changes)
+
+    def begin(self, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str) -> Training:
+        """Start the run, slowly."""
+        self.training = self.place.begin(*self.setting.arguments, *arguments, injected=[PACE, *injected], **variables)
+        return self.training
+
+    def stopped(self) -> Any:
+        """A stopped run, to be damaged; returns its directory. What meets the fault is its resume."""
+        return copied(self.library.stopped(self.setting), self.place)
+
+    def rank(self) -> int:
+        return self.draw.randrange(self.setting.ranks)
+
+    def moment(self, first: int = 3, last: int = STEPS - 10) -> tuple[int, float]:
+        """A step that this start of the run has done, and seconds into the next one."""
+        return self.draw.randint(first, last), self.draw.uniform(0, 0.04)
+
+    def once(self, name: str = "injected") -> str:
+        """For what is injected, to be done once."""
+        return str(self.place.folder / name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of a case."""
+
+    case: Case
+    verdict: Verdict
+    seconds: float
+    printed: str
+
+
+def carry_out(case: Case, place: Place, library: Library) -> tuple[Verdict, str]:
+    """Bring the fault about, resume the run as documented, judge; returns what was printed too."""
+    scene = Scene(case=case, place=place, library=library)
+    whole = None
+    ends: list[Ended] = []
+    promise = case.kind.act(scene)
+    training = scene.training or place.begin("--resume")
+    ends.append(training.end())
+    if ends[0].code != 0 and ends[0].code is not None:
+        if promise.mends:
+            promise.mends()
+        ends.append(place.begin("--resume", *promise.resumes).end())
+    whole = library.whole(scene.setting)
+    verdict = judge(promise, ends, place.directory.path, whole)
+    return verdict, "\n--- resumed\n".join(end.printed for end in ends)

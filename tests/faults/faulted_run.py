@@ -1,0 +1,235 @@
+"""Processes of a faulted run: started, watched to a moment, hurt, and ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hpctrain.records import whole_records
+from hpctrain.rundir import RunDirectory
+
+BIN = Path(sys.executable).parent
+INJECTED = Path(__file__).parent / "injected"
+# Every process of a case inherits it, whatever session it goes to.
+_MARK = "HPCTRAIN_FAULTS"
+_POLL_SECONDS = 0.005
+# What a launcher started may be a moment behind it.
+_LEAVE_SECONDS = 5.0
+
+
+class OutOfTimeError(Exception):
+    """What was waited for did not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended. ``code`` is None where it had to be ended, and ``printed`` holds both of its streams.
+
+    ``left`` are its processes, and its files in shared memory, that were still there a moment later.
+    """
+
+    code: int | None
+    printed: str
+    left: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Place:
+    """The folder of one case, with all that is started and mounted in it.
+
+    Attributes:
+        folder: holds ``run``, the run directory.
+        limit: seconds for each command, and for each moment that is waited for.
+    """
+
+    folder: Path
+    limit: float
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    mounts: list[Path] = field(default_factory=list)
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.folder / "run")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live of this case."""
+        marked = f"{_MARK}={self.mark}".encode()
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if marked in variables and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def mount(self, path: Path, *arguments: str) -> None:
+        """Mount something on ``path`` until the end of the case."""
+        path.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", *arguments, str(path)], check=True, capture_output=True, text=True)
+        self.mounts.append(path)
+
+    def unmount(self, path: Path) -> None:
+        self.mounts.remove(path)
+        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True, text=True)
+
+    def close(self) -> None:
+        """End and remove everything."""
+        self.kill_all()
+        for path in reversed(self.mounts):
+            subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill_all(self) -> None:
+        # Again until there are none: one may have been starting another.
+        while processes := self.processes():
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=5)
+
+    def begin(
+        self,
+        *arguments: str,
+        injected: Sequence[dict[str, Any]] = (),
+        wrap: Callable[[], None] | None = None,
+        **variables: str,
+    ) -> Training:
+        """``hpctrain run ARGUMENTS --run-dir run``, in a session of its own."""
+        environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH")))),
+            "HPCTRAIN_INJECTED": json.dumps(list(injected)),
+            _MARK: self.mark,
+            **variables,
+        }
+        output = (self.folder / "output").open("w+b")
+        process = subprocess.Popen(
+            [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_hears_interrupts,
+        )
+        return Training(self, process, output)
+
+
+def _hears_interrupts() -> None:
+    """A shell lets its background jobs ignore them, and what they start too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Training:
+    """One start of a run."""
+
+    def __init__(self, place: Place, process: subprocess.Popen[bytes], output: Any) -> None:
+        self.place = place
+        self.process = process
+        self._output = output
+        self._before = self.steps()
+        self._shared: set[Path] = set()
+
+    def steps(self) -> int:
+        """How many are recorded, those that were lost and done again included."""
+        events = self.place.directory.events
+        return events.read_bytes().count(b'"event": "step"') if events.exists() else 0
+
+    def newest(self) -> int:
+        """The number of the newest step that is recorded."""
+        lines = self.place.directory.events.read_bytes().splitlines(keepends=True)
+        steps = (line for line in reversed(lines) if b'"event": "step"' in line and line.endswith(b"\n"))
+        return int(json.loads(next(steps, b'{"iteration": 0}'))["iteration"])
+
+    def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
+        """Poll.
+
+        Raises:
+            OutOfTimeError: the run ended meanwhile, or the limit did.
+        """
+        deadline = time.monotonic() + self.place.limit
+        while not condition():
+            if self.process.poll() is not None:
+                raise OutOfTimeError(f"the run ended ahead of {what}: {self.printed()[-1500:]}")
+            if time.monotonic() > deadline:
+                raise OutOfTimeError(f"{what} did not come in {self.place.limit:g} s: {self.printed()[-1500:]}")
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_step(self, number: int, delay: float = 0.0) -> None:
+        """Until this start has done so many steps, and a moment longer."""
+        self.wait_until(f"step {number}", lambda: self.steps() - self._before >= number)
+        time.sleep(delay)
+        self._shared |= set(_shared_files(self.place.processes()))
+
+    def wait_for_writing(self, delay: float = 0.0) -> Path:
+        """Until a checkpoint is being written, and a moment longer; returns its folder."""
+        checkpoints = self.place.directory.checkpoints
+        self.wait_until("the writing of a checkpoint", lambda: any(checkpoints.glob(".step-*")))
+        time.sleep(delay)
+        self._shared |= set(_shared_files(self.place.processes()))
+        return next(checkpoints.glob(".step-*"), checkpoints)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The processes of the ranks."""
+        return {
+            record.rank: process
+            for record in whole_records(self.place.directory)
+            if (process := record.process()) is not None
+        }
+
+    def send(self, number: int, rank: int | None = None) -> None:
+        """A signal to a rank, or to the launcher."""
+        os.kill(self.process.pid if rank is None else self.ranks()[rank].pid, number)
+
+    def printed(self) -> str:
+        return (self.place.folder / "output").read_text(errors="replace")
+
+    def end(self) -> Ended:
+        """Wait for the end of the command; what outlives it is told and left as it is."""
+        try:
+            code: int | None = self.process.wait(timeout=self.place.limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        printed = self.printed()
+        if code is None:
+            self.place.kill_all()
+            self.process.wait()
+        self._output.close()
+        return Ended(code=code, printed=printed, left=tuple(self._left()))
+
+    def _left(self) -> Iterator[str]:
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while (processes := self.place.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
+        for path in sorted(self._shared):
+            if path.exists():
+                yield str(path)
+                path.unlink()
+
+
+def _shared_files(processes: list[psutil.Process]) -> Iterator[Path]:
+    """What they map of /dev/shm; a file that is removed while it is mapped is nobody's to clear away."""
+    for process in processes:
+        with contextlib.suppress(OSError, psutil.Error):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                _, found, name = line.partition("/dev/shm/")
+                if found and not name.endswith(" (deleted)"):
+                    yield Path("/dev/shm", name)

@@ -1,0 +1,193 @@
+"""What a faulted run must come to, judged from what it left behind and nothing else.
+
+The order of samples is worked out here once more: ``numpy.random.default_rng((seed, epoch)).permutation(samples)``, cut
+into batches, is what the recipe promises, on any ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from faulted_run import Ended
+from safetensors.numpy import load_file
+
+Event = dict[str, Any]
+Check = Callable[[list[Event]], Sequence[str]]
+Outcome = Literal["recovered", "resumed", "lost", "hung", "not here"]
+# The accuracy of a run whose numbers a rule of the recipe, or another number of ranks, has changed.
+_NEAR = 0.03
+# Of a loss, whose sums are made in another order on other ranks.
+_ROUNDING = 1e-3
+# Further attempts repeat what was measured of time.
+_NUMBERS = ("epoch", "loss", "learning_rate", "samples", "first", "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What is documented of a fault.
+
+    Attributes:
+        codes: the exit statuses that the command may have: 0 where the run gets over it.
+        says: patterns that are all found in what it printed: the cause, and where it is.
+        mends: what the user does about the cause before the run is resumed.
+        resumes: arguments of the resume.
+        equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
+            to rounding, its accuracy nearly, each of them with the order of samples; or that alone.
+        leaves: a launcher that is killed cannot clear away.
+        check: looks at the events for more; returns what is wrong.
+    """
+
+    codes: tuple[int, ...]
+    says: tuple[str, ...] = ()
+    mends: Callable[[], None] | None = None
+    resumes: tuple[str, ...] = ()
+    equal: Literal["bits", "rounding", "accuracy", "order"] = "bits"
+    leaves: bool = False
+    check: Check = lambda events: ()
+
+    def __post_init__(self) -> None:
+        assert self.says or not any(code > 0 for code in self.codes), "no run ends in silence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    outcome: Outcome
+    faults: tuple[str, ...] = ()
+
+
+def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Verdict:
+    """What became of a run.
+
+    Args:
+        promise: what was to become of it.
+        ends: of the command that met the fault, and of the resume where there was one.
+        run: its directory.
+        whole: that of the same run without any fault.
+    """
+    first, last = ends[0], ends[-1]
+    if any(end.code is None for end in ends):
+        return Verdict(outcome="hung", faults=("a command did not end in time",))
+    faults = [*_of_the_first(promise, first)]
+    if last.code != 0:
+        faults.append(f"it did not come to its end: exit status {last.code}")
+    else:
+        faults += [*_of_the_end(promise, run, whole)]
+    if not promise.leaves:
+        faults += [f"left behind: {what}" for end in ends for what in end.left]
+    if faults:
+        return Verdict(outcome="lost", faults=tuple(faults))
+    return Verdict(outcome="recovered" if first.code == 0 else "resumed")
+
+
+def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
+    if first.code not in promise.codes:
+        yield f"exit status {first.code}, and {' or '.join(map(str, promise.codes))} is documented"
+    for pattern in promise.says:
+        if not re.search(pattern, first.printed):
+            yield f"it does not say {pattern!r}"
+    # That of a rank is shown indented, under the name of its log.
+    if re.search(r"^Traceback", first.printed, re.M):
+        yield "the launcher ended with a traceback"
+
+
+def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
+    events = read_lines(run / "events.jsonl")
+    recipe = json.loads((run / "plan.json").read_text())["recipe"]
+    try:
+        steps = kept_steps(events)
+        yield from wrong_order(steps, samples=_samples(whole), seed=recipe["seed"], batch=recipe["batch"]["size"])
+        accuracy = [event["test_accuracy"] for event in events if event["event"] == "epoch"][-1]
+        yield from promise.check(events)
+    except (KeyError, IndexError) as error:
+        yield f"events.jsonl lacks {error}"
+        return
+    if json.loads((run / "summary.json").read_text())["status"] != "done":
+        yield "summary.json does not say that it is done"
+    wanted = [event for event in read_lines(whole / "events.jsonl") if event["event"] == "epoch"][-1]["test_accuracy"]
+    if promise.equal == "bits":
+        yield from other_bits(run, whole)
+    if promise.equal == "rounding":
+        yield from other_losses(run, whole)
+    if promise.equal != "order" and not abs(accuracy - wanted) <= _NEAR:
+        yield f"test accuracy {accuracy:.4f}, and {wanted:.4f} without the fault"
+
+
+def _samples(whole: Path) -> int:
+    """Of an epoch: those of an uninterrupted run's first."""
+    return sum(step["samples"] for step in kept_steps(read_lines(whole / "events.jsonl")) if step["epoch"] == 1)
+
+
+def read_lines(path: Path) -> list[Event]:
+    """The events of a file, as JSON alone."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def kept_steps(events: Sequence[Event]) -> list[Event]:
+    """The steps that made the final state: each attempt takes the place of those behind its checkpoint."""
+    kept: list[Event] = []
+    for event in events:
+        if event["event"] == "start":
+            kept = [step for step in kept if step["iteration"] <= event["iteration"]]
+        elif event["event"] == "step":
+            kept.append(event)
+    return kept
+
+
+def wrong_order(steps: Sequence[Event], *, samples: int, seed: int, batch: int) -> Iterator[str]:
+    """What is wrong with the samples of an epoch: each exactly once, in the recipe's order."""
+    numbers = [step["iteration"] for step in steps]
+    if numbers != list(range(1, len(steps) + 1)):
+        yield f"steps are not 1 to {len(steps)}, once each"
+    for epoch in range(1, max(step["epoch"] for step in steps) + 1):
+        order = np.random.default_rng((seed, epoch - 1)).permutation(samples)
+        done = 0
+        for step in (step for step in steps if step["epoch"] == epoch):
+            if step["samples"] != min(batch, samples - done):
+                yield f"step {step['iteration']} has {step['samples']} samples, not {min(batch, samples - done)}"
+            indices = order[done : done + step["samples"]].astype("<i8")
+            if step["first"] != done or step["order"] != zlib.crc32(indices.tobytes()):
+                yield f"step {step['iteration']} has other samples than positions {done} on of epoch {epoch}"
+                break
+            done += step["samples"]
+        if done != samples:
+            yield f"epoch {epoch} has seen {done} of {samples} samples"
+
+
+def other_bits(run: Path, whole: Path) -> Iterator[str]:
+    """Where the final state or a loss differs from the uninterrupted run's."""
+    state, wanted = final_state(run), final_state(whole)
+    if state.keys() != wanted.keys():
+        yield f"the final state has other tensors: {sorted(state.keys() ^ wanted.keys())[:3]}"
+        return
+    if differs := [name for name in wanted if state[name] != wanted[name]]:
+        yield f"{len(differs)} of {len(wanted)} tensors of the final state have other bits, {differs[0]} is the first"
+    for step, other in zip(*(kept_steps(read_lines(each / "events.jsonl")) for each in (run, whole)), strict=False):
+        if differ := [key for key in _NUMBERS if step.get(key) != other.get(key)]:
+            yield f"step {step['iteration']} differs in {', '.join(differ)}"
+            return
+
+
+def other_losses(run: Path, whole: Path) -> Iterator[str]:
+    """Where a loss differs from the uninterrupted run's by more than rounding, which grows with the steps."""
+    both = (kept_steps(read_lines(each / "events.jsonl")) for each in (run, whole))
+    for step, other in zip(*both, strict=False):
+        if not abs(step["loss"] - other["loss"]) <= _ROUNDING:
+            yield f"step {step['iteration']} has a loss of {step['loss']}, not {other['loss']}"
+            return
+
+
+def final_state(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of every tensor of the newest checkpoint, whoever wrote it."""
+    newest = max((run / "checkpoints").glob("step-*"))
+    return {
+        name: (str(array.dtype), array.shape, array.tobytes())
+        for file in sorted(newest.glob("*.safetensors"))
+        for name, array in load_file(file).items()
+    }

@@ -1,0 +1,185 @@
+"""The oracle refuses what is not as promised: a campaign that cannot fail would prove nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import case_of, deck
+from faulted_run import Ended
+from oracle import Promise, judge
+from safetensors.numpy import save_file
+
+SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
+STEPS = EPOCHS * 3
+SAID = "hpctrain: rank 1 on node was killed by signal 9"
+KILLED = Promise(codes=(4,), says=("rank 1 on node was killed",))
+
+Event = dict[str, Any]
+
+
+def step_events() -> list[Event]:
+    found = []
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng((SEED, epoch)).permutation(SAMPLES)
+        for first in range(0, SAMPLES, BATCH):
+            batch = order[first : first + BATCH].astype("<i8")
+            step = {
+                "event": "step",
+                "iteration": len(found) + 1,
+                "epoch": epoch + 1,
+                "first": first,
+                "loss": 1 / (first + 1),
+            }
+            found.append({**step, "samples": len(batch), "order": zlib.crc32(batch.tobytes()), "learning_rate": 0.1})
+    return found
+
+
+def write(run: Path, events: list[Event], last: float = 1.0) -> None:
+    newest = run / "checkpoints" / f"step-{STEPS:08}"
+    newest.mkdir(parents=True)
+    save_file({"model.a": np.arange(3, dtype=np.float32)}, newest / "rank-0-of-2.safetensors")
+    save_file({"model.b": np.array([last], np.float32)}, newest / "rank-1-of-2.safetensors")
+    (run / "plan.json").write_text(json.dumps({"recipe": {"seed": SEED, "batch": {"size": BATCH}}}))
+    (run / "summary.json").write_text('{"status": "done"}')
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def interrupted(steps: list[Event], accuracy: float = 0.98) -> list[Event]:
+    """Two attempts, of which the first lost two steps behind its checkpoint."""
+    start: Event = {"event": "start", "attempt": 1, "iteration": 0}
+    lost = [{**step, "loss": 7.0} for step in steps[3:5]]
+    again: Event = {"event": "start", "attempt": 2, "iteration": 3}
+    epoch: Event = {"event": "epoch", "epoch": EPOCHS, "test_accuracy": accuracy}
+    return [start, *steps[:3], *lost, again, *steps[3:], epoch]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    write(tmp_path / "whole", interrupted(step_events()))
+    return tmp_path / "whole"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write(tmp_path / "run", interrupted(step_events()))
+    return tmp_path / "run"
+
+
+FAULTED, FINISHED = Ended(code=4, printed=SAID), Ended(code=0, printed="done")
+
+
+def test_what_is_promised_is_accepted(run: Path, whole: Path) -> None:
+    assert judge(KILLED, [FAULTED, FINISHED], run, whole).outcome == "resumed"
+    alone = judge(Promise(codes=(0,), says=KILLED.says), [Ended(code=0, printed=SAID)], run, whole)
+    assert (alone.outcome, alone.faults) == ("recovered", ())
+
+
+ENDS: dict[str, tuple[list[Ended], str]] = {
+    "never": ([Ended(code=None, printed=SAID)], "did not end in time"),
+    "resumed for ever": ([FAULTED, Ended(code=None, printed="")], "did not end in time"),
+    "another exit status": ([Ended(code=1, printed=SAID), FINISHED], "exit status 1, and 4 is documented"),
+    "as if nothing was": ([Ended(code=0, printed=SAID)], "exit status 0, and 4 is documented"),
+    "in silence": ([Ended(code=4, printed="hpctrain: bye"), FINISHED], "it does not say"),
+    "of another rank": ([Ended(code=4, printed=SAID.replace("1", "0")), FINISHED], "it does not say"),
+    "with a traceback": ([Ended(code=4, printed=f"{SAID}\nTraceback (most recent"), FINISHED], "with a traceback"),
+    "not at all": ([FAULTED, Ended(code=1, printed="no")], "did not come to its end: exit status 1"),
+    "with processes left": (
+        [Ended(code=4, printed=SAID, left=("process 7: orted",)), FINISHED],
+        "left behind: process 7",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ends", "told"), ENDS.values(), ids=ENDS)
+def test_an_end_that_is_not_promised_is_refused(run: Path, whole: Path, ends: list[Ended], told: str) -> None:
+    verdict = judge(KILLED, ends, run, whole)
+    assert verdict.outcome == ("hung" if any(end.code is None for end in ends) else "lost")
+    assert any(told in fault for fault in verdict.faults), verdict.faults
+
+
+def changed(number: int, **values: object) -> Callable[[list[Event]], list[Event]]:
+    return lambda steps: [{**step, **values} if step["iteration"] == number else step for step in steps]
+
+
+EVENTS: dict[str, tuple[Callable[[list[Event]], list[Event]], str]] = {
+    "a step is missing": (lambda steps: [*steps[:4], *steps[5:]], "steps are not 1 to 5, once each"),
+    "a step twice": (lambda steps: [*steps[:4], steps[3], *steps[4:]], "once each"),
+    "other samples": (changed(4, order=1), "step 4 has other samples than positions 0 on of epoch 2"),
+    "samples again": (changed(5, first=0), "step 5 has other samples"),
+    "fewer samples": (changed(6, samples=1), "step 6 has 1 samples, not 2"),
+    "an epoch not whole": (lambda steps: steps[:5], "epoch 2 has seen 8 of 10 samples"),
+    "another loss": (changed(5, loss=0.2000000000000001), "step 5 differs in loss"),
+    "another rate": (changed(2, learning_rate=0.2), "step 2 differs in learning_rate"),
+    "no order": (lambda steps: [{k: v for k, v in step.items() if k != "order"} for step in steps], "lacks 'order'"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), EVENTS.values(), ids=EVENTS)
+def test_events_that_are_not_promised_are_refused(
+    tmp_path: Path, whole: Path, change: Callable[[list[Event]], list[Event]], told: str
+) -> None:
+    write(tmp_path / "run", interrupted(change(step_events())))
+    verdict = judge(KILLED, [FAULTED, FINISHED], tmp_path / "run", whole)
+    assert verdict.outcome == "lost"
+    assert any(told in fault for fault in verdict.faults), verdict.faults
+
+
+def test_one_bit_of_the_state_is_enough(tmp_path: Path, whole: Path) -> None:
+    write(tmp_path / "run", interrupted(step_events()), last=float(np.nextafter(np.float32(1), np.float32(2))))
+    verdict = judge(KILLED, [FAULTED, FINISHED], tmp_path / "run", whole)
+    assert verdict.faults == ("1 of 2 tensors of the final state have other bits, model.b is the first",)
+    near = Promise(codes=(4,), says=KILLED.says, equal="accuracy")
+    assert judge(near, [FAULTED, FINISHED], tmp_path / "run", whole).outcome == "resumed"
+
+
+def test_another_tensor_is_told(run: Path, whole: Path) -> None:
+    shutil.move(run / "checkpoints" / f"step-{STEPS:08}" / "rank-1-of-2.safetensors", run / "elsewhere")
+    assert "other tensors: ['model.b']" in judge(KILLED, [FAULTED, FINISHED], run, whole).faults[0]
+
+
+def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
+    write(tmp_path / "run", interrupted(changed(5, loss=0.2005)(step_events()), accuracy=0.96), last=2.0)
+    for equal, other, told in (("rounding", 0.202, "step 5 has a loss"), ("accuracy", 0.2005, "test accuracy 0.9")):
+        promise = Promise(codes=(4,), says=KILLED.says, equal=equal)  # type: ignore[arg-type]
+        assert judge(promise, [FAULTED, FINISHED], tmp_path / "run", whole).outcome == "resumed"
+        write(
+            tmp_path / equal,
+            interrupted(changed(5, loss=other)(step_events()), accuracy=0.90 + (equal == "rounding") * 0.08),
+        )
+        assert told in judge(promise, [FAULTED, FINISHED], tmp_path / equal, whole).faults[0]
+
+
+def test_what_a_kind_looks_at_counts(run: Path, whole: Path) -> None:
+    promise = Promise(codes=(4,), says=KILLED.says, check=lambda events: [f"{len(events)} events"])
+    assert judge(promise, [FAULTED, FINISHED], run, whole).faults == ("11 events",)
+
+
+def test_a_summary_that_is_not_done(run: Path, whole: Path) -> None:
+    (run / "summary.json").write_text('{"status": "resumable"}')
+    assert judge(KILLED, [FAULTED, FINISHED], run, whole).faults == ("summary.json does not say that it is done",)
+
+
+def test_nobody_can_promise_silence() -> None:
+    with pytest.raises(AssertionError, match="silence"):
+        Promise(codes=(4,))
+
+
+def test_a_case_follows_from_its_seed_alone() -> None:
+    import campaign  # noqa: F401
+
+    cards = len(deck())
+    assert cards >= 200
+    assert case_of(7) == case_of(7)
+    assert (case_of(7).kind, case_of(7).backend) == (case_of(7 + cards).kind, case_of(7 + cards).backend)
+    for framework in ("torch", "keras"):
+        for backend in ("horovod", "mpi"):
+            kinds = {kind.name for kind, *where in deck() if where == [framework, backend]}
+            assert len(kinds) > 25, (framework, backend, re.sub(", ", "\n", str(kinds)))
