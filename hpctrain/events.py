@@ -16,7 +16,12 @@ run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_e
 step          iteration, epoch, loss, learning_rate, samples, first (where they begin in the epoch's order), order
               (CRC-32 of their numbers as little-endian 64-bit integers), seconds; of these, on the rank that writes:
               communication_seconds (waiting for reductions), data_seconds (waiting for samples)
-epoch         epoch, seconds, samples_per_s, train_loss, test_loss, test_accuracy
+non_finite    iteration, epoch (of a step whose update was left out, because its loss or its reduced gradients were not
+              finite), rule (what was done: stop, skip or roll_back), ranks (whose own loss was not), parameters (how
+              many have such a gradient), parameter (the first of them, or null), to (the iteration of the checkpoint
+              whose parameters the run has from then on, or null)
+spike         iteration, epoch, loss, median (of the last 64 finite losses, which it is above by the recipe's factor)
+epoch         epoch, seconds, samples_per_s, train_loss (of the steps with a finite one), test_loss, test_accuracy
 broken_images epoch (behind whose event it comes), count (of images that could not be decoded, on any rank, and were
               not told of before in this attempt), names (of the first 20)
 checkpoint    iteration, epoch, seconds (until it was on disk), blocked_seconds (that training waited, on the rank that
@@ -33,6 +38,8 @@ fault         rank, host (both null where nobody knows), message; written by the
 end           status (done, failed, resumable), seconds (of a run that is done, in all its attempts)
 ============= =======================================================================================
 
+A number that is not finite is null.
+
 A run has one ``start`` an attempt. What lies behind the checkpoint that an attempt goes on from was lost, although its
 events are in the file, and is done again: :func:`kept` leaves it out.
 """
@@ -41,6 +48,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import time
 from collections import deque
@@ -60,6 +68,8 @@ _KEYS = {
     "start": ("attempt", "iteration"),
     "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
     "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
+    "non_finite": ("iteration", "epoch", "rule", "ranks", "parameters", "to"),
+    "spike": ("iteration", "epoch", "loss", "median"),
     "epoch": ("epoch", "samples_per_s", "train_loss", "test_accuracy"),
     "broken_images": ("epoch", "count", "names"),
     "checkpoint": ("iteration",),
@@ -137,7 +147,7 @@ class EventWriter:
         Raises:
             HpctrainError: the disk is full; says how to go on.
         """
-        record = {"time": time.time(), "event": event, **values}
+        record = {"time": time.time(), "event": event, **{key: _json(value) for key, value in values.items()}}
         if self._file is None:
             self._recent.append(record)
         else:
@@ -151,6 +161,11 @@ class EventWriter:
             self._file.write(json.dumps(event, allow_nan=True).encode() + b"\n")
         except OSError as error:
             raise disk_error(error, self._path) from error
+
+
+def _json(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _identity(event: Event) -> tuple[Any, ...]:

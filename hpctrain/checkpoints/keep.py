@@ -63,7 +63,7 @@ def scores(events: Iterable[Event]) -> dict[int, float]:
     for event in events:
         if event["event"] == "step":
             iteration = event["iteration"]
-        elif event["event"] == "epoch":
+        elif event["event"] == "epoch" and event["test_accuracy"] is not None:
             found[iteration] = float(event["test_accuracy"])
     return found
 

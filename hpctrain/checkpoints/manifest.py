@@ -29,6 +29,7 @@ class Progress(BaseModel):
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         ranks: how many there were.
         samples: which ones are trained on (see hpctrain.data.source.Source.fingerprint).
+        recent, skipped: the last finite losses, and how many steps in a row were left out (see hpctrain.train.numbers).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -42,6 +43,8 @@ class Progress(BaseModel):
     seconds: float
     ranks: int = Field(ge=1)
     samples: str
+    recent: tuple[float, ...] = ()
+    skipped: int = Field(default=0, ge=0)
 
 
 class FileRecord(BaseModel):

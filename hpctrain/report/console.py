@@ -15,13 +15,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from hpctrain.events import Event
-from hpctrain.report.faults import broken_images_line, fault_line, stall_line
+from hpctrain.report.faults import broken_images_line, fault_line, non_finite_line, spike_line, stall_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
-_TROUBLE = {"broken_images": broken_images_line, "stall": stall_line, "fault": fault_line}
+_TROUBLE = {
+    "broken_images": broken_images_line,
+    "stall": stall_line,
+    "fault": fault_line,
+    "non_finite": non_finite_line,
+}
 
 
 class Console:
@@ -39,6 +44,8 @@ class Console:
         self._run_event: Event = {}
         self._done = 0
         self._steps: list[Event] = []
+        # The last step whose loss was told to be high.
+        self._spiked = 0
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +76,10 @@ class Console:
                 self._progress_line(f"checkpoint at step {event['iteration']}")
             case "stopped":
                 self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
-            case "broken_images" | "stall" | "fault" as kind:
+            case "broken_images" | "stall" | "fault" | "non_finite" as kind:
                 self._progress_line(_TROUBLE[kind](event))
+            case "spike":
+                self._spike(event)
             case "end":
                 self.close()
                 took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""
@@ -125,16 +134,27 @@ class Console:
     def _step(self, event: Event) -> None:
         self._steps.append(event)
         if self._bar:
-            detail = f"loss {event['loss']:.4f}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
+            detail = (
+                f"loss {_number(event['loss'])}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
+            )
             total = iterations(self._run_event, event["iteration"], event["epoch"])
             self._bar.update(self._task, completed=event["iteration"], total=total, epoch=event["epoch"], detail=detail)
 
+    def _spike(self, event: Event) -> None:
+        if event["iteration"] != self._spiked + 1:
+            self._progress_line(spike_line([event]))
+        self._spiked = event["iteration"]
+
     def _epoch(self, event: Event) -> None:
         self._progress_line(
-            f"epoch {event['epoch']}/{self._run_event.get('epochs', 0)}  train loss {event['train_loss']:.4f}  "
-            f"test accuracy {event['test_accuracy']:.4f}  {_speed(self._steps)}".rstrip()
+            f"epoch {event['epoch']}/{self._run_event.get('epochs', 0)}  train loss {_number(event['train_loss'])}  "
+            f"test accuracy {_number(event['test_accuracy'])}  {_speed(self._steps)}".rstrip()
         )
         self._steps = []
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def say(text: str, stream: TextIO) -> None:

@@ -162,7 +162,9 @@ def epochs_done(record: Record, steps: Sequence[Event]) -> FloatArray:
 
 
 def _means(values: FloatArray, parts: int) -> FloatArray:
-    return np.array([part.mean() for part in np.array_split(values, parts)])
+    """Of what is finite of each part; NaN, which is a gap, where nothing is."""
+    finite = (part[np.isfinite(part)] for part in np.array_split(values, parts))
+    return np.array([part.mean() if len(part) else np.nan for part in finite])
 
 
 def _overlap(axes: Axes, timeline: Sequence[tuple[float, str, int]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from hpctrain.events import Event
 
 
@@ -31,6 +33,39 @@ def stall_line(stall: Event) -> str:
         f"rank {stall['rank']} ({stall['host']}) stalled: others have waited {stall['seconds']:.0f} s for it in "
         f"{stall['waiting_for']}{step}"
     )
+
+
+def non_finite_line(event: Event) -> str:
+    """The line of an event ``non_finite``."""
+    ranks = ", ".join(map(str, event["ranks"]))
+    where = f"the loss of rank {ranks}" if ranks else "no loss, but a gradient,"
+    went_on = {
+        "skip": "its update was left out",
+        "roll_back": f"the run goes on behind it with the parameters of step {event['to']}",
+        "stop": "the run ends",
+    }
+    count = event["parameters"]
+    gradients = f" ({count} gradients)" if count else ""
+    return f"step {event['iteration']}: {where} was not finite{gradients}; {went_on[event['rule']]}"
+
+
+def spike_line(spikes: Sequence[Event]) -> str:
+    """The line of events ``spike`` of steps in a row."""
+    first, last = spikes[0], spikes[-1]
+    steps = f"step {first['iteration']}" if first is last else f"steps {first['iteration']} to {last['iteration']}"
+    highest = max(spike["loss"] for spike in spikes)
+    return f"{steps}: the loss was up to {highest:.4g}, where {first['median']:.4g} was the median before"
+
+
+def in_a_row(spikes: Iterable[Event]) -> list[list[Event]]:
+    """Events ``spike`` in groups of steps that follow each other."""
+    groups: list[list[Event]] = []
+    for spike in spikes:
+        if groups and spike["iteration"] == groups[-1][-1]["iteration"] + 1:
+            groups[-1].append(spike)
+        else:
+            groups.append([spike])
+    return groups
 
 
 def broken_images_line(broken: Event) -> str:

@@ -16,7 +16,7 @@ from hpctrain.private_files import write_private
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.faults import broken_images_line, fault_line, stall_line
+from hpctrain.report.faults import broken_images_line, fault_line, in_a_row, non_finite_line, spike_line, stall_line
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
@@ -73,6 +73,8 @@ def render(directory: RunDirectory) -> str:
             *map(fault_line, record.survived),
             *(stall_line(stall) for attempt in record.attempts for stall in attempt.stalls),
             *(broken_images_line(event) for event in record.events if event["event"] == "broken_images"),
+            *(non_finite_line(event) for event in record.events if event["event"] == "non_finite"),
+            *map(spike_line, in_a_row(event for event in record.events if event["event"] == "spike")),
         ],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],

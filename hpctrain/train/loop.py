@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
 from hpctrain.train.trainer import Step, Trainer
 
@@ -40,6 +43,7 @@ class Loop:
         train, test: all samples, the same on every rank.
         events: where the run is recorded.
         checkpoints: where its state is kept: after the last step of each epoch, at a stop, and as the recipe says.
+        dumps: the folder for what a step whose numbers end the run leaves behind.
         asked: why this rank was asked to stop, or None.
         recovery: goes on without ranks that died; None ends the run with the first of them.
         begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
@@ -58,6 +62,7 @@ class Loop:
         events: EventWriter,
         *,
         checkpoints: Checkpoints,
+        dumps: Path,
         asked: Callable[[], str | None] = lambda: None,
         recovery: Recovery | None = None,
         begun_ranks: int | None = None,
@@ -69,6 +74,7 @@ class Loop:
         self._test = test
         self._events = events
         self._checkpoints = checkpoints
+        self._watch = NumberWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
@@ -86,6 +92,8 @@ class Loop:
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: Step | None = None
+        # This rank's samples in it.
+        self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
         # Broken images that an event has told of, on whatever rank they are.
         self._told: set[str] = set()
@@ -145,6 +153,7 @@ class Loop:
 
     def _train_epochs(self) -> str | None:
         """What the run still lacks, wherever it was left; returns why it was stopped."""
+        self._watch.settle()
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
             if self._steps_left == 0:
@@ -196,13 +205,14 @@ class Loop:
         # From here on the epoch is done for every rank, or for none.
         self._comm.agree()
         self._epoch += 1
-        self._checkpoints.scored(self._iteration, test_accuracy)
+        if math.isfinite(test_accuracy):
+            self._checkpoints.scored(self._iteration, test_accuracy)
         self._events.emit(
             "epoch",
             epoch=self._epoch,
             seconds=self._epoch_seconds,
             samples_per_s=self._seen / self._epoch_seconds,
-            train_loss=float(np.average(self._losses, weights=self._sizes)),
+            train_loss=mean_of_finite(self._losses, self._sizes),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
         )
@@ -226,6 +236,8 @@ class Loop:
             seconds=self._seconds,
             ranks=self._comm.size,
             samples=self._train.fingerprint,
+            recent=self._watch.recent,
+            skipped=self._watch.skipped,
         )
         self._checkpoints.save(progress, self._trainer)
         self._saved, self._due = self._iteration, False
@@ -243,6 +255,7 @@ class Loop:
         self._epoch = progress.epoch - 1
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)
         self._seen = sum(self._sizes)
+        self._watch.resume(progress.recent, progress.skipped)
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
@@ -256,11 +269,13 @@ class Loop:
             begin=time.perf_counter(),
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
+        self._own = own.indices[: own.count]
         count, scale = self._count(batch), self._comm.size / len(batch)
         waited_for, rate = self._waited_for(stream, count, own.count), self._begun.learning_rate
         own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
+        self._watch.settle()
         return bool(stop > 0)
 
     def _waited_for(self, stream: Iterator[Samples], count: int, own: int) -> Generator[Samples]:
@@ -301,6 +316,15 @@ class Loop:
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit("overlap", iteration=self._iteration, timeline=self._trainer.timeline)
+        self._watch.look(
+            Done(
+                iteration=self._iteration,
+                epoch=self._epoch + 1,
+                loss=loss,
+                learning_rate=step.learning_rate,
+                samples=self._own,
+            )
+        )
 
     @property
     def _batch_size(self) -> int:

@@ -46,6 +46,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             test,
             events,
             checkpoints=checkpoints,
+            dumps=directory.dumps,
             asked=lambda: stopping.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.heals else None,
             begun_ranks=plan.begun_ranks,

@@ -41,6 +41,7 @@ class _Account:
         updates: steps whose update it has done.
         step: behind the noted ones, None before it began.
         loss_sum: of its own samples in that step, if it has done its update.
+        faulty: whether numbers of the last of its updates were not finite.
     """
 
     noted: int
@@ -48,6 +49,7 @@ class _Account:
     updates: int
     step: Step | None
     loss_sum: float
+    faulty: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class _Agreement:
         source: the first rank that has; ``behind``, those that have not.
         loss: the mean loss of the last of these steps, for ranks that have not noted it.
         affected: samples that are missing in it.
+        faulty: whether its numbers were not finite.
     """
 
     noted: int
@@ -68,6 +71,7 @@ class _Agreement:
     behind: tuple[int, ...]
     loss: float
     affected: int
+    faulty: bool
 
 
 def settle(accounts: list[_Account]) -> _Agreement:
@@ -83,7 +87,15 @@ def settle(accounts: list[_Account]) -> _Agreement:
         loss = sum(loss_sum for loss_sum, _ in steps) / seen if seen else loss
     behind = tuple(rank for rank in range(len(accounts)) if rank not in ahead)
     noted = min(account.noted for account in accounts)
-    return _Agreement(noted=noted, updates=updates, source=ahead[0], behind=behind, loss=loss, affected=affected)
+    return _Agreement(
+        noted=noted,
+        updates=updates,
+        source=ahead[0],
+        behind=behind,
+        loss=loss,
+        affected=affected,
+        faulty=accounts[ahead[0]].faulty,
+    )
 
 
 def require_healing(comm: Communicator, tolerance: FaultTolerance) -> None:
@@ -171,7 +183,14 @@ class Recovery:
     def _account(self, noted: int, loss: float, step: Step | None) -> _Account:
         # The trainer's loss is a mean over the ranks' shares.
         loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
-        return _Account(noted=noted, loss=loss, updates=self._trainer.updates, step=step, loss_sum=loss_sum)
+        return _Account(
+            noted=noted,
+            loss=loss,
+            updates=self._trainer.updates,
+            step=step,
+            loss_sum=loss_sum,
+            faulty=self._trainer.faulty,
+        )
 
     def _caught_up(self, account: _Account, agreement: _Agreement) -> _Account:
         """Bring the ranks that are behind to where the others are; returns what this rank's account then is."""
@@ -182,9 +201,10 @@ class Recovery:
             return account
         self._trainer.restore(state)
         self._trainer.updates = agreement.updates
+        self._trainer.faulty = agreement.faulty
         # It has the update, but its own samples' part in the loss is not known: not to a further turn either.
         step = replace(account.step, own=0) if account.step else None
-        return replace(account, updates=agreement.updates, step=step, loss_sum=0.0)
+        return replace(account, updates=agreement.updates, step=step, loss_sum=0.0, faulty=agreement.faulty)
 
     def _received(self, source: int) -> State:
         """The state of another rank, but for what is a rank's own."""

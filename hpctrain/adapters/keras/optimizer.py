@@ -29,8 +29,9 @@ class _Reducing:
         return super().apply(self._reduction.weighted(grads), trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        counters = [self._iterations.value]  # type: ignore[attr-defined]
-        return super()._clip_gradients(self._reduction.mean(grads, counters))  # type: ignore[misc]
+        if not self._reduction.ahead:
+            grads = self._reduction.mean(grads, [self._iterations.value])  # type: ignore[attr-defined]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def _backend_update_step(self, *args: Any) -> None:
         super()._backend_update_step(*args)  # type: ignore[misc]

@@ -29,6 +29,7 @@ class Reduction:
         synchronised: every rank has rank 0's variables.
         scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
         guarded: something else, the callback of ``fit``, checks the parameters.
+        ahead: the optimizer gets gradients that :meth:`mean` has reduced before.
         share: what the gradients of the step in work are multiplied by; None in loops that weight their own loss.
         waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
     """
@@ -38,6 +39,7 @@ class Reduction:
         self.synchronised = False
         self.scaled_alike = True
         self.guarded = False
+        self.ahead = False
         self.share: tf.Tensor | None = None
         self._engine = comm.tensorflow()
         self._model = model
@@ -72,6 +74,8 @@ class Reduction:
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
+        if self.ahead:
+            return finite
         return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)
 
     def updated(self) -> None:

@@ -109,6 +109,7 @@ def main(output: str) -> None:
                 InMemory(samples=test),
                 events,
                 checkpoints=checkpoints,
+                dumps=Path(f"{output}-{case}-dumps"),
             ).run()
         flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
         results[case] = np.concatenate(flat)

@@ -25,6 +25,7 @@ class Recorder:
     parameters = 3
     communication_seconds = 0.25
     loss = 0.0
+    faulty = False
     timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=l
             source(test),
             events,
             checkpoints=checkpoints,
+            dumps=tmp_path / "dumps",
             asked=lambda: asked(trainer),
         ).run(resume_from)
     return trainer, list(read_events(path))

@@ -73,7 +73,7 @@ class FailsOnce(SingleCommunicator):
 
 
 class Toy:
-    updates, loss = 7, 3.0
+    updates, loss, faulty = 7, 3.0, False
     restored: State
 
     def rebuild(self) -> None: ...
