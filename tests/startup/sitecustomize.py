@@ -1,0 +1,31 @@
+"""TensorFlow and Keras begin without what they import only because it is there: 2 of their 5 s in each rank.
+
+Python imports this module in every process that the tests start. Behind the start these packages can be imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_OPTIONAL = ("jax", "matplotlib", "sklearn")
+
+
+class _WithoutOptional:
+    """Refuses the packages while TensorFlow or Keras is being imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in _OPTIONAL and any(_begins(package) for package in ("tensorflow", "keras")):
+            raise ModuleNotFoundError(f"no {name} for the start of TensorFlow and Keras in tests", name=name)
+        return None
+
+
+def _begins(package: str) -> bool:
+    spec = getattr(sys.modules.get(package), "__spec__", None)
+    return getattr(spec, "_initializing", False)
+
+
+sys.meta_path.insert(0, _WithoutOptional)
