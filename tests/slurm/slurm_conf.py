@@ -109,10 +109,13 @@ PartitionName=short Nodes=ALL MaxTime=5 PriorityTier=10 PreemptMode=OFF State=UP
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to connections, so that a restarted daemon finds its own free again."""
+    """Ports below those that the kernel gives to connections, so that a restarted daemon finds its own free again.
+
+    Processes with neighbouring numbers, each with a cluster of its own, look in different places.
+    """
     held: list[socket.socket] = []
     try:
-        port = 20000 + os.getpid() % 10000
+        port = 20000 + 20 * (os.getpid() % 600)
         while len(held) < count:
             port += 1
             candidate = socket.socket()

