@@ -130,6 +130,7 @@ def launch_command(
     cores: int,
     root: bool,
     slurm: Mapping[str, str] | None = None,
+    tcp: bool = True,
     work: Sequence[str] | None = None,
 ) -> Command:
     """The command that runs a plan.
@@ -143,6 +144,7 @@ def launch_command(
             for them, which they take by themselves.
         root: whether the superuser starts the run, which Open MPI wants to be told.
         slurm: what an mpirun inside a Slurm job is told of it; None outside.
+        tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
 
     Raises:
@@ -162,7 +164,7 @@ def launch_command(
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
-    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, slurm=slurm)
+    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, slurm=slurm, tcp=tcp)
 
 
 def _require_plugin(container: Container, launcher: Launcher | None) -> None:
@@ -184,6 +186,7 @@ def _mpirun(
     bound: bool,
     root: bool,
     slurm: Mapping[str, str] | None,
+    tcp: bool,
 ) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
@@ -192,6 +195,8 @@ def _mpirun(
         options = ["--with-ft", "ulfm", *options]
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
+        if not tcp and len(plan.hosts) == 1 and not plan.heals and "btl" not in plan.start.arguments:
+            options += ["--mca", "btl", "^tcp"]
         if slurm is not None:
             # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.
             options.append("--oversubscribe")

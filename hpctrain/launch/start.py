@@ -126,6 +126,8 @@ def command_for(
         cores=bindable_cores(machine.cores),
         root=os.geteuid() == 0,
         slurm=told_of_slurm(),
+        # Whoever chooses what Open MPI sends through knows why.
+        tcp="OMPI_MCA_btl" in os.environ,
         work=work,
     )
 
