@@ -14,6 +14,7 @@ from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.stopping import STOP_SIGNALS as STOP_SIGNALS
 from hpctrain.topology.node_map import Slot
 
+_RESTARTS = 3
 BACKENDS = ("auto", "horovod", "mpi", "nccl", "gloo", "single")
 
 
@@ -110,6 +111,8 @@ class Stop(BaseModel):
         signal: one of :data:`STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to end the step, write a
             checkpoint and leave.
         seconds: how long that may take before every process is ended.
+        restarts: how often in a row the launcher starts a run again that failed and got no further than the time
+            before; None for 3, and for none where it is a script, which may not be able to go on.
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 
@@ -117,6 +120,7 @@ class Stop(BaseModel):
 
     signal: str = "USR2"
     seconds: float = Field(60.0, gt=0)
+    restarts: int | None = Field(None, ge=0)
     idle_restarts: int = Field(3, ge=0)
 
 
@@ -167,6 +171,13 @@ class Plan(BaseModel):
     def heals(self) -> bool:
         """Whether the ranks go on without one that died, from the first step on."""
         return self.recipe is not None and self.recipe.fault_tolerance.heals
+
+    @property
+    def restarts(self) -> int:
+        """How often in a row, without getting further, the launcher starts the run again where it fails."""
+        if self.stop.restarts is not None:
+            return self.stop.restarts
+        return _RESTARTS if self.recipe else 0
 
     def place(self, rank: int) -> tuple[Slots, Slot]:
         """The host of a rank, and its slot there; for a plan whose hosts have places."""

@@ -83,6 +83,7 @@ def prepare(
     backend: str,
     hosts: HostOptions,
     start: Start,
+    restarts: int | None,
     stage: Sequence[Path],
     stage_environment: Path | None,
     template: Path | None,
@@ -93,7 +94,7 @@ def prepare(
         cluster: to submit to.
         request: what is asked of Slurm.
         works: of each task of an array by its number; of any other run, under None.
-        framework, backend, hosts, start: of the plans.
+        framework, backend, hosts, start, restarts: of the plans.
         stage: files and folders that each node gets a copy of.
         stage_environment: the ranks' environment, likewise.
         template: the user's own.
@@ -104,7 +105,7 @@ def prepare(
     if start.container:
         _check_container(start.container, start.launcher)
     staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
-    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE)
+    stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
     machine, folder = this_machine(), Path.cwd()
 
     def plan(work: Recipe | Script) -> Plan:

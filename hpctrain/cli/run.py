@@ -24,6 +24,7 @@ from hpctrain.cli.start_options import (
     LauncherArguments,
     LauncherName,
     Mounts,
+    Restarts,
     Smoke,
     SshPort,
     StopSeconds,
@@ -66,9 +67,17 @@ from hpctrain.stopping import RESUMABLE
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The command line. ``changes`` are the fields of the plan's host_options, start and stop that were given."""
+    """The command line.
+
+    Attributes:
+        work: with what ``--set`` changes, where it is named.
+        overrides: where it is not: of the recipe of the run that goes on.
+        changes: the fields of the plan's host_options, start and stop that were given.
+    """
 
     work: Recipe | Script | None
+    overrides: tuple[str, ...]
+    accept_changes: bool
     ranks: int | None
     backend: str | None
     framework: str | None
@@ -105,6 +114,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run-dir, or begin it where there is none.")
     ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Of the recipe or script, where --resume finds others.")
+    ] = False,
     repeat: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +136,7 @@ def run(
     launcher_arguments: LauncherArguments = None,
     stop_signal: StopSignal = None,
     stop_seconds: StopSeconds = None,
+    restarts: Restarts = None,
     idle_restarts: IdleRestarts = None,
 ) -> None:
     """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
@@ -141,9 +154,11 @@ def run(
         arguments=launcher_arguments,
     )
     options = given(hosts=hosts, hostfile=hostfile, fabric=fabric, routes=routes, node=node, interface=interface)
-    stop = stop_changes(signal=stop_signal, seconds=stop_seconds, idle_restarts=idle_restarts)
+    stop = stop_changes(signal=stop_signal, seconds=stop_seconds, restarts=restarts, idle_restarts=idle_restarts)
     asked = _Asked(
         work=_work(work, overrides or [], arguments or [], small=small, resume=resume),
+        overrides=() if work else tuple(overrides or ()),
+        accept_changes=accept_changes,
         ranks=ranks,
         backend=backend,
         framework=framework,
@@ -165,7 +180,7 @@ def _work(
 ) -> Recipe | Script | None:
     if work is not None:
         return read_work(work, overrides, arguments, small=small)
-    if not resume or overrides or small:
+    if not resume or small:
         raise HpctrainError(
             "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
         )
@@ -291,6 +306,8 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         further = resumption(
             directory,
             work=asked.work,
+            overrides=asked.overrides,
+            accept_changes=asked.accept_changes,
             ranks=asked.ranks,
             backend=asked.backend,
             framework=asked.framework,

@@ -61,6 +61,15 @@ StopSignal = Annotated[
 StopSeconds = Annotated[
     float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
 ]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts.",
+        rich_help_panel=_STOP,
+    ),
+]
 IdleRestarts = Annotated[
     int | None,
     typer.Option(
@@ -113,7 +122,9 @@ def start_changes(
     )
 
 
-def stop_changes(*, signal: str | None, seconds: float | None, idle_restarts: int | None) -> dict[str, Any]:
+def stop_changes(
+    *, signal: str | None, seconds: float | None, restarts: int | None, idle_restarts: int | None
+) -> dict[str, Any]:
     """The fields of :class:`hpctrain.plan.Stop` that were given.
 
     Raises:
@@ -125,7 +136,7 @@ def stop_changes(*, signal: str | None, seconds: float | None, idle_restarts: in
     # NaN is not above 0 either.
     if seconds is not None and not 0 < seconds < float("inf"):
         raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
-    return given(signal=name, seconds=seconds, idle_restarts=idle_restarts)
+    return given(signal=name, seconds=seconds, restarts=restarts, idle_restarts=idle_restarts)
 
 
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:

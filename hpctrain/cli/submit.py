@@ -22,6 +22,7 @@ from hpctrain.cli.start_options import (
     Image,
     LauncherName,
     Mounts,
+    Restarts,
     Smoke,
     start_changes,
 )
@@ -66,6 +67,7 @@ def submit(
     fabric: FabricFile = None,
     node: NodeFile = None,
     interface: Interface = None,
+    restarts: Restarts = None,
     stage: options.Stage = None,
     stage_environment: options.StageEnvironment = None,
     template: options.Template = None,
@@ -119,6 +121,7 @@ def submit(
         backend=backend or "auto",
         hosts=host_options(found.profile, fabric, node, interface),
         start=Start(**changes),
+        restarts=restarts,
         stage=stage or [],
         stage_environment=stage_environment,
         template=template,

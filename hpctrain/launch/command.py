@@ -266,13 +266,13 @@ def _srun(
         program=program,
         launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
-        without=_OF_THE_JOB,
+        without=OF_THE_JOB,
         files={hostfile: "".join(f"{host.host}\n" for host in plan.hosts for _ in range(host.slots))},
     )
 
 
 # What srun would take from the job, or the step around it, against what the plan says.
-_OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
+OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "SRUN_CPUS_PER_TASK")
 
 
 def _apptainer(plan: Plan, run_directory: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A run from the proof of its launcher to the record of its end; again on the hosts that are left where one is lost."""
+"""A run from the proof of its launcher to the record of its end, with all attempts in between."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpctrain.cluster.host_list import fold_hosts
+from hpctrain.checkpoints.find import set_aside
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.launch.attempts import Attempt, is_done, next_attempt, run_events
+from hpctrain.launch.attempts import Attempt, is_done, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.launch.resume import plan_without
-from hpctrain.launch.start import available_launcher, launch_attempt, prove_launcher
+from hpctrain.launch.start import launch_attempt, prove_launcher
+from hpctrain.launch.supervision import Restart, Supervisor
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
 from hpctrain.records import read_records
@@ -48,8 +48,7 @@ class Audience:
 class Execution:
     """Runs the plan of a directory that holds it already, and leaves ``summary.json``.
 
-    Where a host is lost, a run that heals goes on without it, in a further attempt from its newest checkpoint; so it
-    does where its launcher ends under its ranks.
+    An attempt that fails is followed by another, as :class:`hpctrain.launch.supervision.Supervisor` decides.
 
     Attributes:
         directory: of the run.
@@ -81,18 +80,32 @@ class Execution:
                 attempt; with the exit code of a resumable run where no launcher works, because a host may just have
                 died.
         """
+        supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
         while True:
-            failure = self._attempt(plan, attempt, found)
-            further = self._further(plan, failure) if failure else None
-            if further is None:
+            failure = self._attempt(plan, attempt, found, supervisor)
+            if failure is None or self.interrupts.received:
                 break
-            plan, attempt, found = further
+            restart = supervisor.further(failure, attempt, found)
+            if restart is None:
+                break
+            if not self.interrupts.wait(restart.seconds):
+                by = self.interrupts.received[0].name
+                message = f"{failure.message}; interrupted by {by} before it was started again"
+                failure = replace(failure, message=message, exit_code=RESUMABLE)
+                break
+            self._begin_again(restart, failure)
+            plan, attempt, found = restart.plan, restart.attempt, restart.launcher
         if failure:
             self.audience.failed(failure)
         return failure, self._record_end(plan, failure)
 
-    def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> Failure | None:
+    def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None, supervisor: Supervisor) -> Failure | None:
         """Run it once. What is raised is as of :meth:`run`."""
+
+        def show(event: Event) -> None:
+            supervisor.see(event)
+            self.audience.show(event)
+
         try:
             with self.interrupts.raised():
                 launcher = (
@@ -102,13 +115,14 @@ class Execution:
             self._record_error(plan, attempt, error, RESUMABLE)
             raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
         try:
+            self._record_begin(attempt)
             failure = launch_attempt(
                 plan,
                 self.directory,
                 attempt,
                 self.machine,
                 launcher,
-                show=self.audience.show,
+                show=show,
                 line=self.audience.line,
                 notice=self.audience.notice,
                 interrupts=self.interrupts,
@@ -124,34 +138,20 @@ class Execution:
             return replace(failure, exit_code=RESUMABLE)
         return failure
 
-    def _further(self, plan: Plan, failure: Failure) -> tuple[Plan, Attempt, Launcher | None] | None:
-        """Prepare the next attempt of a run that heals; None where it is over.
+    def _record_begin(self, attempt: Attempt) -> None:
+        """Record what is not as the attempts before left it."""
+        with EventWriter(self.directory.events) as events:
+            for path, fault in attempt.damaged:
+                kept_as = set_aside(path)
+                events.emit("damaged", path=path.name, fault=fault, kept_as=kept_as.name)
+                self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
+            if attempt.changed:
+                events.emit("changed", differences=attempt.changed)
 
-        It goes on where hosts were lost and those that are left are enough, and on the same hosts where its launcher
-        ended for no known reason: Open MPI 5.0.11's was seen to end a job, with status 0, when two of its ranks died at
-        once.
-        """
-        if not (failure.lost_hosts or failure.unexplained) or not plan.heals or self.interrupts.received:
-            return None
-        try:
-            found = plan_without(plan, failure.lost_hosts, self.machine) if failure.lost_hosts else (plan, ())
-            attempt = next_attempt(self.directory, run_events(self.directory), plan.stop.idle_restarts)
-            if found is None or attempt is None:
-                return None
-            left, warnings = found
-            launcher = available_launcher(left, self.machine)
-        except HpctrainError as error:
-            self.audience.notice(f"the run cannot go on by itself: {error.message}")
-            return None
+    def _begin_again(self, restart: Restart, failure: Failure) -> None:
         with EventWriter(self.directory.events) as events:
             events.emit("fault", **failure.cause)
-        hosts = fold_hosts([host.host for host in left.hosts])
-        ranks = f"{left.ranks} of {plan.ranks} ranks on {hosts}"
-        self.audience.notice(f"{failure.message}; going on from step {attempt.iteration} with {ranks}")
-        for warning in warnings:
-            self.audience.notice(f"warning: {warning}")
-        self.directory.begin_attempt(left)
-        return left, attempt, launcher
+        self.directory.begin_attempt(restart.plan)
 
     def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""

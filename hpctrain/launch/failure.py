@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Failure:
             else 1.
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
-        unexplained: the launcher ended while ranks worked, and nobody says why.
+        refused: hpctrain says on a rank what is wrong, and would say it in another attempt too.
     """
 
     message: str
@@ -54,7 +54,7 @@ class Failure:
     exit_code: int = 1
     stopped: bool = False
     lost_hosts: tuple[str, ...] = ()
-    unexplained: bool = False
+    refused: bool = False
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
     # A script may leave with any status of its own; these two mean something where hpctrain raised them.
     known = first.error.type != SystemExit.__name__ and first.exit_code in (2, RESUMABLE)
-    return _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
+    failure = _rank_failure(directory, first, f"failed: {cause}", exit_code=first.exit_code if known else 1)
+    return replace(failure, refused=first.error.refused)
 
 
 def _silent(
@@ -161,12 +162,7 @@ def _silent(
         record = records[silent[0]]
         return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
-    return Failure(
-        message=f"rank {names} did not finish; exit status {exit_status}",
-        lines=lines,
-        exit_code=exit_code,
-        unexplained=bool(records),
-    )
+    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines, exit_code=exit_code)
 
 
 def _killed(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.attempts import Attempt, next_attempt, require_nobody, run_events
+from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
@@ -59,6 +59,9 @@ def resumption(
     before = read_model(directory.plan, Plan)
     now, changed = changed_work(before, work or _overridden(before, overrides), accept=accept_changes)
     events = run_events(directory)
+    if changed and is_done(events):
+        # More epochs, for example.
+        events.pop()
     if not look_only:
         require_nobody(directory, events)
     idle_restarts = before.stop.model_copy(update=changes["stop"]).idle_restarts

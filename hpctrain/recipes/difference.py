@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpctrain.recipes.schema import Recipe
+from pydantic import BaseModel
 
 # What a recipe says of itself, and not of the training.
 _ABOUT = {"name", "source", "cost", "reported"}
@@ -20,8 +20,8 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The values of the training in which they differ, by dotted key; None for one that a recipe does not have."""
-    first, second = (dict(flat(recipe.model_dump(mode="json", exclude=_ABOUT))) for recipe in (one, other))
+def differences(one: BaseModel, other: BaseModel) -> dict[str, tuple[Any, Any]]:
+    """The values of two recipes, or scripts, in which they differ, by dotted key; None for one that is not there."""
+    first, second = (dict(flat(work.model_dump(mode="json", exclude=_ABOUT))) for work in (one, other))
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}

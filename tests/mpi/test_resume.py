@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interrupted_runs import BIN, assert_same_bits, interrupted, numbers
+from interrupted_runs import BIN, assert_same_bits, interrupted, numbers, wait_for_steps
 from launching import Launch
 
 from hpctrain.events import read_events
@@ -31,28 +31,38 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     whole = hpctrain("run", "digits", "-np", "2", *TORCH, "--run-dir", "whole")
     assert whole.returncode == 0, whole.stdout
     run = tmp_path / "run"
-    status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", *TORCH], lambda pid: os.kill(pid, signal.SIGUSR2))
+    status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", *TORCH], lambda pid: os.kill(pid, signal.SIGTERM))
     assert status == 4, output
-    assert "SIGUSR2: waiting up to 60 s for the ranks" in output
-    assert "interrupted by SIGUSR2; all ranks saved their state and left" in output
+    assert "SIGTERM: waiting up to 60 s for the ranks" in output
+    assert "interrupted by SIGTERM; all ranks saved their state and left" in output
     assert "to go on: hpctrain run --resume --run-dir run\n" in output
     stop = list(read_events(run / "events.jsonl"))[-2]
-    assert (stop["event"], stop["reason"]) == ("stopped", "SIGUSR2")
+    assert (stop["event"], stop["reason"]) == ("stopped", "SIGTERM")
     assert json.loads((run / "summary.json").read_text())["status"] == "resumable"
     shutil.copytree(run, tmp_path / "narrow")
 
-    def kill_rank_1(pid: int) -> None:
-        os.kill(read_records(RunDirectory(run))[1].pid, signal.SIGKILL)
+    def signal_rank_1(number: signal.Signals) -> None:
+        os.kill(read_records(RunDirectory(run))[1].pid, number)
 
-    status, output = interrupted(tmp_path, 5, ["--resume"], kill_rank_1)
+    def kill_and_stop(pid: int) -> None:
+        """Rank 1 is killed, and the launcher starts both again; then it gets what Slurm may send to each rank."""
+        signal_rank_1(signal.SIGKILL)
+        wait_for_steps(run, attempt=3, steps=5)
+        signal_rank_1(signal.SIGINT)
+
+    status, output = interrupted(tmp_path, 5, ["--resume"], kill_and_stop)
     assert status == 4, output
     assert f"resumed at step {stop['iteration']} (attempt 2)" in output
     assert "rank 1 on " in output and "was killed by signal 9 (SIGKILL)" in output
+    assert "with 2 of 2 ranks on " in output and "in 1 s (restart 1 of 3)" in output
+    assert "(attempt 3)" in output
     last = hpctrain("run", "--resume", "--run-dir", "run")
     assert last.returncode == 0, last.stdout
     assert_same_bits(run, tmp_path / "whole")
     starts = [event["attempt"] for event in read_events(run / "events.jsonl") if event["event"] == "start"]
-    assert starts == [1, 2, 3]
+    assert starts == [1, 2, 3, 4]
+    kinds = [event["event"] for event in read_events(run / "events.jsonl")]
+    assert (kinds.count("fault"), kinds.count("stopped")) == (1, 2)
     again = hpctrain("run", "--resume", "--run-dir", "run")
     assert (again.returncode, again.stdout) == (0, "hpctrain: run is done\n")
 
@@ -64,6 +74,31 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     first = stop["iteration"]
     assert one[:first] == two[:first]
     assert one[first : first + 5] == pytest.approx(two[first : first + 5], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
+    """Of which one is stopped, so that the other waits for it inside a collective."""
+    pytest.importorskip("torch")
+    arguments = ["digits", "-np", "2", "--set", "epochs=1000"]
+    status, output = interrupted(tmp_path, 5, arguments, lambda pid: os.kill(pid, signal.SIGUSR1))
+    assert status == 4, output
+    assert "interrupted by SIGUSR1; all ranks saved their state and left" in output
+    run = RunDirectory(tmp_path / "run")
+
+    def twice(pid: int) -> None:
+        os.kill(read_records(run)[1].pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGINT)
+        while not run.stop.exists():
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGTERM)
+
+    begin = time.monotonic()
+    status, output = interrupted(tmp_path, 5, ["--resume"], twice)
+    assert status == 4, output
+    assert "interrupted by SIGINT; every process was ended" in output
+    assert time.monotonic() - begin < 60, "which is what the ranks would have had"
+    assert [record.process() for record in read_records(run).values()] == [None, None]
 
 
 @pytest.mark.slow

@@ -62,12 +62,12 @@ def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()
     options = ["--env", "A=1=2", "--env", "FROM_HERE", "--launcher-arguments", "--mca a 'b c'", "--ssh-port", "2222"]
-    options += ["--stop-signal", "SIGUSR1", "--stop-seconds", "7", "--idle-restarts", "0"]
+    options += ["--stop-signal", "SIGUSR1", "--stop-seconds", "7", "--idle-restarts", "0", "--restarts", "5"]
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 0
     made = plan()
     assert made.start.environment == {"A": "1=2", "FROM_HERE": "it's $HOME"}
     assert (made.start.arguments, made.start.ssh_port) == (("--mca", "a", "b c"), 2222)
-    assert made.stop.model_dump() == {"signal": "USR1", "seconds": 7.0, "idle_restarts": 0}
+    assert made.stop.model_dump() == {"signal": "USR1", "seconds": 7.0, "restarts": 5, "idle_restarts": 0}
 
 
 def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +79,11 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--stop-seconds", "7", "--", "a"]) == 4
     assert "to go on: hpctrain run --resume --run-dir run\n" in capfd.readouterr().err
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--", "b"]) == 2
-    assert "the run has arguments=['a'], and arguments=['b'] was asked for" in capfd.readouterr().err
+    assert "arguments  ['a']        ['b']\n  --resume without them" in capfd.readouterr().err
     assert main(["run", "digits", "--resume", "--run-dir", "run"]) == 2
     assert "the run is of train.py, which is no recipe" in capfd.readouterr().err
+    assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=1"]) == 2
+    assert "--set is for recipes, and the run is of train.py" in capfd.readouterr().err
     assert main(["run", "--resume", "--run-dir", "run", "--dry-run"]) == 0
     assert "hpctrain.train" in capfd.readouterr().out
     Path("run/stop").touch()
@@ -117,6 +119,50 @@ def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+
+
+def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Shows all that differs, refuses, and, where that is accepted, goes on with what was asked for, on record."""
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    here = ["--run-dir", "run"]
+    assert main(["run", "digits", "-np", "2", *here, "--set", "batch={per_rank: 32}"]) == 1
+    before = Path("run/plan.json").read_text()
+    capfd.readouterr()
+    for work in (["digits", "--set", "batch={per_rank: 32}"], []):
+        assert main(["run", *work, "--resume", *here, "--set", "epochs=5", "--set", "optimizer.momentum=0.5"]) == 2
+        said = capfd.readouterr().err
+        assert (
+            "hpctrain: the run is not what was asked for:\n"
+            "                      the run has  asked for\n"
+            "  optimizer.momentum  0.9          0.5\n"
+            "  epochs              20           5\n"
+            "  --resume without them goes on with the run as it is; --accept-changes goes on" in said
+        )
+    assert Path("run/plan.json").read_text() == before
+    changed = ["run", "--resume", *here, "--set", "epochs=5", "--set", "guard.every=7"]
+    assert main([*changed, "--accept-changes", "--dry-run"]) == 0
+    assert Path("run/plan.json").read_text() == before
+    assert main([*changed, "--accept-changes"]) == 4
+    recipe = plan().recipe
+    assert recipe is not None
+    assert (recipe.epochs, recipe.guard.every, recipe.global_batch) == (5, 7, 64)
+    assert main(["run", "--resume", *here]) == 4
+    kinds = [event["event"] for event in events()]
+    assert kinds == ["start", "fault", "end", "changed", "start", "fault", "end", "start", "fault", "end"]
+    assert events()[3]["differences"] == {"epochs": [20, 5], "guard.every": [100, 7]}
+
+
+def test_a_run_that_is_done_can_be_made_longer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
+    with Path("run/events.jsonl").open("a") as file:
+        file.write('{"time": 1.0, "event": "end", "status": "done"}\n')
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=21"]) == 2
+    assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=21", "--accept-changes"]) == 4
+    assert [event["attempt"] for event in events() if event["event"] == "start"] == [1, 2]
 
 
 MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"

@@ -1,4 +1,4 @@
-"""A run that goes on by itself when a host is lost. A script stands in for Open MPI's mpirun and its ranks."""
+"""A run that goes on by itself when a host is lost. Scripts stand in for Open MPI's mpirun with its ranks, and ssh."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ with open("commands", "a") as commands:
 run = Path(sys.argv[-1])
 lose = Path("lose").read_text().split()
 if lose:
+    with open("gone", "a") as gone:
+        print(*lose[0].split("+"), file=gone)
     Path("lose").write_text(" ".join(lose[1:]))
     if lose[0] == "nothing":
         sys.exit("n3: no route to host")
@@ -36,6 +38,12 @@ for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
     record = dict(rank=rank, host="n1", pid=1, started=1.0, status="done")
     (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
 """
+# Hosts that were lost do not answer, unless somebody has mended them.
+SSH = """#!/bin/sh
+if [ -e mended ]; then exit 0; fi
+while [ $# -gt 2 ]; do shift; done
+if grep -qw "$1" gone; then exit 255; fi
+"""
 HOSTS = ["--hosts", "n1:2,n2:1,n3:1", "--backend", "mpi", "--run-dir", "run"]
 # What each of four ranks computes at once.
 GROUPS = ["--set", "model.name=resnet18", "--set", "model.batch_norm.span=16"]
@@ -46,12 +54,13 @@ SHRINK = ["--set", "fault_tolerance.lost_rank=shrink"]
 def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bin").mkdir()
-    for name, script in {"mpirun": MPIRUN, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+    for name, script in {"mpirun": MPIRUN, "ssh": SSH, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
         (tmp_path / "bin" / name).write_text(script)
         (tmp_path / "bin" / name).chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.launch.supervision.wait_seconds", lambda number: 0.0)
 
 
 def events(*kinds: str) -> list[Event]:
@@ -62,9 +71,11 @@ def commands() -> list[list[str]]:
     return [line.split() for line in Path("commands").read_text().splitlines()]
 
 
-def test_on_the_hosts_that_are_left(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [SHRINK, []])
+def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether or not the ranks of a run can go on without one that died: here all of a host's are gone."""
     Path("lose").write_text("n2 n3")
-    assert main(["run", "digits", *HOSTS, *SHRINK]) == 0
+    assert main(["run", "digits", *HOSTS, *options]) == 0
     assert [event["event"] for event in events("start", "fault", "end")] == ["start", "fault"] * 2 + ["start"]
     assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1"]]
     assert [event["attempt"] for event in events("start")] == [1, 2, 3]
@@ -79,16 +90,39 @@ def test_on_the_hosts_that_are_left(capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], [fault["host"] for fault in summary["survived"]]) == ("done", ["n2", "n3"])
     said = capsys.readouterr().err
-    assert "host n2 was lost, and its ranks with it; going on from step 0 with 3 of 4 ranks on n[1,3]" in said
+    assert "host n2 was lost, and its ranks with it; going on from step 0 with 3 of 4 ranks on n[1,3] in 0 s" in said
+    assert "host n3 was lost, and its ranks with it; no answer from n2; going on" in said
+
+
+def test_a_host_that_answers_is_given_one_more_chance() -> None:
+    Path("lose").write_text("n2 n2 n3")
+    Path("mended").touch()
+    assert main(["run", "digits", *HOSTS]) == 0
+    everywhere = ["n1", "n2", "n3"]
+    assert [event["hosts"] for event in events("start")] == [everywhere, everywhere, ["n1", "n3"], ["n1", "n2"]]
+
+
+def test_a_host_that_is_back_takes_part_again() -> None:
+    Path("lose").write_text("n2 n3")
+    (Path("bin") / "ssh").write_text(SSH + "if [ $1 = n3 ]; then touch mended; fi\n")
+    assert main(["run", "digits", *HOSTS]) == 0
+    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
+
+
+def test_no_host_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lose").write_text("n1+n2+n3")
+    assert main(["run", "digits", *HOSTS]) == 4
+    assert "without n[1-3] it has hosts for 0 ranks, and it needs 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "starts"),
     [
-        (["--set", "fault_tolerance=stop"], 1),
+        (["--restarts", "0"], 1),
         ([*SHRINK, "--set", "fault_tolerance.min_ranks=4"], 1),
         ([*SHRINK, "--set", "fault_tolerance.min_ranks=3"], 2),
-        ([*SHRINK, "--idle-restarts", "0"], 1),
+        ([*SHRINK, "--restarts", "0"], 1),
+        ([*SHRINK, "--restarts", "1"], 2),
     ],
 )
 def test_otherwise_it_ends_resumably(options: list[str], starts: int) -> None:
@@ -110,7 +144,7 @@ def test_a_later_resume_has_all_ranks_again() -> None:
 
 def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
     Path("lose").write_text("n2 n3")
-    assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=2", "--idle-restarts", "1"]) == 4
+    assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=2", "--restarts", "1"]) == 4
     assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 4
     for options in (["-np", "2"], []):
         assert main(["run", "--resume", "--run-dir", "run", "--idle-restarts", "9", *options]) == 0
