@@ -212,7 +212,8 @@ def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]
     """The files of a tar whose end is there.
 
     Raises:
-        HpctrainError: it ends without the block of zeros that ends a tar, or with a damaged header.
+        HpctrainError: it ends without the block of zeros that ends a tar, or with a damaged header, or has a file with
+            holes.
         tarfile.TarError: the last file is cut short.
     """
     members = tar.getmembers()
@@ -223,6 +224,10 @@ def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
         last = f" behind {members[-1].name}" if members else ""
         raise HpctrainError(f"{where} is cut short or damaged{last}, at byte {tar.offset}", DOWNLOAD_AGAIN)
+    # Its bytes are not those that lie behind its header.
+    if sparse := next((member.name for member in members if member.issparse()), None):
+        raise HpctrainError(f"{where}: {sparse} is a file with holes", DOWNLOAD_AGAIN)
+    # Links, folders and devices are no images: they are missing where the numbers of images are compared.
     return [member for member in members if member.isfile()]
 
 
