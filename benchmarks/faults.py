@@ -11,11 +11,8 @@ import collections
 import contextlib
 import json
 import math
-import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,14 +20,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hpctrain.events import Event, read_events
-from hpctrain.records import whole_records
-from hpctrain.rundir import RunDirectory
+
+# What starts, hurts and ends runs is the fault campaign's.
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "faults"))
+from faulted_run import OutOfTimeError, Place, Training
 
 RANKS, EPOCHS, STEPS_AN_EPOCH, SAMPLES = 4, 8, 23, 1437
 KINDS = ("one", "one", "two", "in recovery")
 _LIMIT_SECONDS = 300.0
-_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def main() -> None:
     )
     for seed in range(options.seed, options.seed + options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            results.append(run(seed, Path(folder) / "run"))
+            results.append(run(seed, Path(folder) / "case"))
         print(line(results[-1]), flush=True)
     print(total(results))
     if options.json:
@@ -100,56 +100,37 @@ def kills_of(seed: int) -> tuple[str, tuple[Kill, ...]]:
 def run(seed: int, folder: Path) -> Result:
     """One run; ends every process that it started."""
     kind, kills = kills_of(seed)
-    hpctrain = str(Path(sys.executable).parent / "hpctrain")
     settings = [word for each in ("fault_tolerance=shrink", f"epochs={EPOCHS}") for word in ("--set", each)]
-    command = [hpctrain, "run", "digits", "-np", str(RANKS), "--backend", "mpi", *settings, "--run-dir", str(folder)]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    output = folder.with_name("output").open("w+b")
-    process = subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    directory = RunDirectory(folder)
+    folder.mkdir()
+    place = Place(folder=folder, limit=_LIMIT_SECONDS)
+    times: list[float] = []
     try:
-        times = carry_out(kills, directory, process)
-        completed = process.wait(timeout=_LIMIT_SECONDS) == 0
-    except subprocess.TimeoutExpired:
-        times, completed = [], False
+        training = place.begin("digits", "-np", str(RANKS), "--backend", "mpi", *settings)
+        # A run that ends too soon is judged by what it has done.
+        with contextlib.suppress(OutOfTimeError):
+            times = carry_out(kills, training)
+        ended = training.end()
+        events = list(read_events(place.directory.events))
     finally:
-        if process.poll() is None:
-            # Its launcher ends the ranks at the second signal.
-            for _ in range(2):
-                os.killpg(process.pid, signal.SIGTERM)
-                time.sleep(1)
-            process.wait(timeout=60)
-    result = judge(seed, kind, kills, times, list(read_events(directory.events)), completed=completed)
-    output.seek(0)
-    printed = output.read().decode(errors="replace")
-    output.close()
+        place.close()
+    result = judge(seed, kind, kills, times, events, completed=ended.code == 0)
     if not result.completed:
-        print(printed, file=sys.stderr)
+        print(ended.printed, file=sys.stderr)
     return result
 
 
-def carry_out(kills: tuple[Kill, ...], directory: RunDirectory, process: subprocess.Popen[bytes]) -> list[float]:
+def carry_out(kills: tuple[Kill, ...], training: Training) -> list[float]:
     """Kill as planned; returns when."""
     times: list[float] = []
     for kill in kills:
-        deadline = time.monotonic() + _LIMIT_SECONDS
-        while steps(directory) < kill.step and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        pids = {record.rank: record.pid for record in whole_records(directory)}
+        training.wait_for_step(kill.step)
+        ranks = training.ranks()
         time.sleep(kill.delay)
-        if process.poll() is None and kill.rank in pids:
+        # A rank that is done meanwhile cannot be killed any more: the run then lacks a fault and does not count.
+        with contextlib.suppress(KeyError, psutil.NoSuchProcess):
+            ranks[kill.rank].kill()
             times.append(time.time())
-            # A rank that is done meanwhile cannot be killed any more: the run then lacks a fault and does not count.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[kill.rank], signal.SIGKILL)
     return times
-
-
-def steps(directory: RunDirectory) -> int:
-    """How many are recorded so far."""
-    return directory.events.read_bytes().count(b'"event": "step"') if directory.events.exists() else 0
 
 
 def judge(

@@ -21,6 +21,7 @@ import kinds_of_disks  # noqa: F401
 import kinds_of_files  # noqa: F401
 import kinds_of_numbers  # noqa: F401
 import kinds_of_signals  # noqa: F401
+import kinds_of_slurm  # noqa: F401
 from cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
 from faulted_run import OutOfTimeError, Place
 from oracle import Outcome, Verdict
@@ -47,11 +48,12 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
         library = Library(folder=Path(folder) / "whole", limit=_LIMIT_SECONDS)
-        for case in drawn(options.seed, count, kinds):
-            if time.monotonic() > end:
-                break
-            results.append(run(case, Path(folder) / str(case.seed), library))
-            tell(results[-1])
+        with library.held:
+            for case in drawn(options.seed, count, kinds):
+                if time.monotonic() > end:
+                    break
+                results.append(run(case, Path(folder) / str(case.seed), library))
+                tell(results[-1])
     Console(width=120).print(table(results))
     if options.json:
         options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")

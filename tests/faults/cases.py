@@ -103,7 +103,13 @@ class Scene:
 
     def begin(self, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str) -> Training:
         """Start the run, slowly."""
-        self.training = self.place.begin(*self.setting.arguments, *arguments, injected=[PACE, *injected], **variables)
+        return self.begin_as("run", *self.setting.arguments, *arguments, injected=injected, **variables)
+
+    def begin_as(
+        self, command: str, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str
+    ) -> Training:
+        """The same by another command of hpctrain."""
+        self.training = self.place.begin(*arguments, command=command, injected=[PACE, *injected], **variables)
         return self.training
 
     def stopped(self) -> Any:

@@ -53,12 +53,15 @@ class Place:
     Attributes:
         folder: holds ``run``, the run directory.
         limit: seconds for each command, and for each moment that is waited for.
+        mounts: of this case.
+        clears: what else is undone at its end, the last first.
     """
 
     folder: Path
     limit: float
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     mounts: list[Path] = field(default_factory=list)
+    clears: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def directory(self) -> RunDirectory:
@@ -88,6 +91,8 @@ class Place:
     def close(self) -> None:
         """End and remove everything."""
         self.kill_all()
+        for clear in reversed(self.clears):
+            clear()
         for path in reversed(self.mounts):
             subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -101,24 +106,21 @@ class Place:
             psutil.wait_procs(processes, timeout=5)
 
     def begin(
-        self,
-        *arguments: str,
-        injected: Sequence[dict[str, Any]] = (),
-        wrap: Callable[[], None] | None = None,
-        **variables: str,
+        self, *arguments: str, command: str = "run", injected: Sequence[dict[str, Any]] = (), **variables: str
     ) -> Training:
-        """``hpctrain run ARGUMENTS --run-dir run``, in a session of its own."""
+        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own."""
         environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH")))),
             "HPCTRAIN_INJECTED": json.dumps(list(injected)),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
             _MARK: self.mark,
             **variables,
         }
         output = (self.folder / "output").open("w+b")
         process = subprocess.Popen(
-            [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+            [str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -143,7 +145,7 @@ class Training:
         self.process = process
         self._output = output
         self._before = self.steps()
-        self._shared: set[Path] = set()
+        self._shared: set[Path] | None = None
 
     def steps(self) -> int:
         """How many are recorded, those that were lost and done again included."""
@@ -172,17 +174,18 @@ class Training:
 
     def wait_for_step(self, number: int, delay: float = 0.0) -> None:
         """Until this start has done so many steps, and a moment longer."""
+        if self._shared is None:
+            # All is allocated by then, and a look at it takes longer than a moment.
+            self.wait_until("its first step", lambda: self.steps() > self._before)
+            self._shared = set(_shared_files(self.place.processes()))
         self.wait_until(f"step {number}", lambda: self.steps() - self._before >= number)
         time.sleep(delay)
-        self._shared |= set(_shared_files(self.place.processes()))
 
-    def wait_for_writing(self, delay: float = 0.0) -> Path:
-        """Until a checkpoint is being written, and a moment longer; returns its folder."""
+    def wait_for_writing(self, delay: float = 0.0) -> None:
+        """Until a checkpoint is being written, and a moment longer."""
         checkpoints = self.place.directory.checkpoints
         self.wait_until("the writing of a checkpoint", lambda: any(checkpoints.glob(".step-*")))
         time.sleep(delay)
-        self._shared |= set(_shared_files(self.place.processes()))
-        return next(checkpoints.glob(".step-*"), checkpoints)
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The processes of the ranks."""
@@ -219,7 +222,7 @@ class Training:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 yield f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
-        for path in sorted(self._shared):
+        for path in sorted(self._shared or ()):
             if path.exists():
                 yield str(path)
                 path.unlink()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from faulted_run import Ended, Place, Training
 
@@ -43,10 +46,13 @@ class Library:
     Attributes:
         folder: for them.
         limit: seconds for each.
+        held: what is closed behind the last case.
     """
 
     folder: Path
     limit: float
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _kept: dict[str, Any] = field(default_factory=dict)
     _made: dict[tuple[Setting, bool], Path] = field(default_factory=dict)
 
     def whole(self, setting: Setting) -> Path:
@@ -56,6 +62,12 @@ class Library:
     def stopped(self, setting: Setting) -> Path:
         """The directory of one that was asked to stop behind its second epoch, whose checkpoint is still there."""
         return self._run(setting, stopped=True)
+
+    def kept(self, name: str, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+        """Something else that is made once."""
+        if name not in self._kept:
+            self._kept[name] = self.held.enter_context(make())
+        return self._kept[name]
 
     def _run(self, setting: Setting, *, stopped: bool) -> Path:
         if (setting, stopped) not in self._made:

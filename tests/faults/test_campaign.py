@@ -1,0 +1,54 @@
+"""A short campaign: one case of each important kind. ``make faults`` has all of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import campaign
+import pytest
+from cases import KINDS, Case
+from oracle import kept_steps, read_lines
+from references import EPOCHS, Library, Setting
+
+# Digits without the fifth that is tested with.
+SAMPLES = 1437
+CASES = (
+    ("kill -9 of a rank", "torch", "mpi"),
+    ("a checkpoint's share with a flipped bit", "torch", "mpi"),
+    ("a disk too full for a checkpoint", "torch", "mpi"),
+    ("a sample that is not a number, rule skip", "torch", "mpi"),
+    ("a bit flipped in a rank's parameters", "torch", "mpi"),
+    ("4, 2 and then 3 ranks", "torch", "mpi"),
+    ("3 interruptions of one run", "torch", "horovod"),
+    ("kill -9 while a checkpoint is written", "keras", "mpi"),
+)
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[Library]:
+    # Sockets are in it, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
+        library = Library(folder=Path(folder) / "whole", limit=180)
+        with library.held:
+            yield library
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "framework", "backend"), CASES, ids=[" ".join(case) for case in CASES])
+def test_it_ends_as_promised(library: Library, name: str, framework: str, backend: str) -> None:
+    pytest.importorskip(framework)
+    case = Case(kind=KINDS[name], seed=0, framework=framework, backend=backend)
+    result = campaign.run(case, library.folder.with_name(f"case-{CASES.index((name, framework, backend))}"), library)
+    if result.verdict.outcome == "not here":
+        pytest.skip(result.verdict.faults[0])
+    assert result.verdict.outcome in ("recovered", "resumed"), (result.verdict.faults, result.printed)
+
+
+@pytest.mark.slow
+def test_the_runs_that_others_are_compared_with_have_all_samples(library: Library) -> None:
+    pytest.importorskip("torch")
+    whole = library.whole(Setting(framework="torch", backend="mpi", ranks=2))
+    epochs = [step["samples"] for step in kept_steps(read_lines(whole / "events.jsonl"))]
+    assert sum(epochs) == EPOCHS * SAMPLES
