@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.events import Event, read_events
@@ -192,3 +193,22 @@ def test_interrupts_end_a_wait() -> None:
         begin = time.monotonic()
         assert not interrupts.wait(600)
         assert time.monotonic() - begin < 60
+
+
+def test_a_damaged_checkpoint_is_set_aside_once_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text(SCRIPT)
+    Path("ways").write_text("kill done")
+    assert main(["run", "train.py", "--run-dir", "run"]) == 4
+    good, bad = (write_checkpoint(Path("run/checkpoints"), progress_of(iteration), {}) for iteration in (10, 20))
+    (bad / "state.json").write_text("{")
+    resume = ["run", "--resume", "--run-dir", "run"]
+    assert main([*resume, "--dry-run"]) == 0
+    assert f"{bad} is damaged, and would be passed over: " in capsys.readouterr().err
+    assert (sorted(good.parent.iterdir()), events("damaged")) == ([good, bad], [])
+    assert main(resume) == 0
+    (told,) = events("damaged")
+    assert f"{bad} is damaged, and passed over: {told['fault']}; it is now " in capsys.readouterr().err
+    assert told["path"] == bad.name
+    assert sorted(path.name for path in good.parent.iterdir()) == sorted([good.name, told["kept_as"]])
+    assert [event["iteration"] for event in events("start")] == [0, 10]
+    assert "state.json" in told["fault"]
