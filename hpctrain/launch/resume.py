@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
@@ -53,8 +55,9 @@ def resumption(
         look_only: nothing will be started, so it does not matter whether somebody else does.
 
     Raises:
-        HpctrainError: as of :func:`changed_work`, :func:`hpctrain.launch.attempts.require_nobody`,
-            :func:`hpctrain.launch.attempts.next_attempt` and :func:`resumed_plan`.
+        HpctrainError: a checkpoint is of another model or optimizer, or as of :func:`changed_work`,
+            :func:`hpctrain.launch.attempts.require_nobody`, :func:`hpctrain.launch.attempts.next_attempt` and
+            :func:`resumed_plan`.
     """
     before = read_model(directory.plan, Plan)
     now, changed = changed_work(before, work or _overridden(before, overrides), accept=accept_changes)
@@ -68,6 +71,8 @@ def resumption(
     attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
     if attempt is None:
         return None
+    if attempt.iteration:
+        _require_held(checkpoint_path(directory.checkpoints, attempt.iteration), changed)
     machine = this_machine()
     plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
     if look_only:
@@ -114,12 +119,24 @@ def changed_work(
     return plan.model_copy(update={"recipe" if plan.recipe else "script": work} if changed else {}), changed
 
 
+def _require_held(checkpoint: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse changes that a checkpoint cannot be of use for, accepted or not."""
+    for key in _HELD & changed.keys():
+        old, new = changed[key]
+        raise HpctrainError(
+            f"{checkpoint} is of {key}={old}, and a run with {key}={new} cannot go on from it",
+            "leave that out, or begin anew with another --run-dir",
+        )
+
+
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
 
 
+# What a checkpoint holds the state of.
+_HELD = {"model.name", "optimizer.name"}
 _HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
 _HINT_CHANGED = (
     "--resume without them goes on with the run as it is; --accept-changes goes on with what was asked for; another "

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
 from hpctrain.events import read_events
@@ -150,6 +151,27 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     kinds = [event["event"] for event in events()]
     assert kinds == ["start", "fault", "end", "changed", "start", "fault", "end", "start", "fault", "end"]
     assert events()[3]["differences"] == {"epochs": [20, 5], "guard.every": [100, 7]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("model.name=resnet18", "model.name=digits_cnn"), ("optimizer={name: adam, learning_rate: 0.1}", "sgd")],
+)
+def test_a_checkpoint_is_of_one_model_and_one_optimizer(
+    change: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
+    resume = ["run", "--resume", "--run-dir", "run", "--accept-changes"]
+    # Without one there is nothing that it would have to fit.
+    assert main([*resume, "--set", change, "--dry-run"]) == 0
+    path = write_checkpoint(Path("run/checkpoints"), progress_of(10), {})
+    before = Path("run/plan.json").read_text()
+    assert main([*resume, "--set", change]) == 2
+    error = capfd.readouterr().err
+    assert f"{path} is of " in error and said in error and "another --run-dir" in error
+    assert Path("run/plan.json").read_text() == before
+    assert main([*resume, "--set", "optimizer.learning_rate=0.1", "--dry-run"]) == 0
 
 
 def test_a_run_that_is_done_can_be_made_longer(
