@@ -50,6 +50,7 @@ import errno
 import json
 import math
 import os
+import reprlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -59,6 +60,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hpctrain.errors import HpctrainError
+from hpctrain.event_values import wrong_keys
 from hpctrain.private_files import private
 
 Event = dict[str, Any]
@@ -79,6 +81,8 @@ _KEYS = {
     "fault": ("rank", "host", "message"),
     "end": ("status",),
 }
+# And of a fault that the other ranks went on from.
+_HEALED_KEYS = ("iteration", "recovery_seconds", "samples_affected", "ranks")
 # Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
 _ASIDE = b'"event": "stall"'
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
@@ -269,6 +273,11 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
             yield event
 
 
+def _required(event: Event) -> tuple[str, ...]:
+    keys = _KEYS.get(event["event"], ())
+    return (*keys, *_HEALED_KEYS) if event["event"] == "fault" and "recovery_seconds" in event else keys
+
+
 def parse_event(line: bytes, where: str) -> Event:
     """One line of an events file."""
     try:
@@ -278,7 +287,10 @@ def parse_event(line: bytes, where: str) -> Event:
         raise HpctrainError(f"{where}: not an event: {error}") from error
     if not isinstance(event, dict) or not isinstance(event.get("event"), str) or "time" not in event:
         raise HpctrainError(f"{where}: not an event: it lacks 'event' or 'time'")
-    missing = [key for key in _KEYS.get(event["event"], ()) if key not in event]
+    missing = [key for key in _required(event) if key not in event]
     if missing:
         raise HpctrainError(f"{where}: the event {event['event']!r} lacks {', '.join(map(repr, missing))}")
+    if wrong := wrong_keys(event):
+        values = ", ".join(f"{key} = {reprlib.repr(event[key])}" for key in wrong)
+        raise HpctrainError(f"{where}: the event {event['event']!r} cannot have {values}")
     return event
