@@ -163,7 +163,8 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
     path = index_path(folder, split)
     try:
         index: NDArray[np.void] = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, OverflowError, EOFError) as error:
+    except Exception as error:
+        # NumPy's reader of headers raises whatever its parsing stumbles over.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
     if index.dtype != INDEX_ROW or index.ndim != 1:

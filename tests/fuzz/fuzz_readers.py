@@ -3,8 +3,9 @@
     make fuzz                                      an hour in all
     make fuzz FUZZ_SECONDS=60 READERS="recipe events"
 
-It needs atheris (https://github.com/google/atheris), in an environment of its own. What is found is kept in ``OUT/READER/found``, a file each, the trace beside it; what was tried
-in ``OUT/READER/corpus``, from which the next time goes on.
+It needs atheris (https://github.com/google/atheris), in an environment of its own. What is found is kept in
+``OUT/READER/found``, a file each, the trace beside it; what was tried in ``OUT/READER/corpus``, from which the next
+time goes on.
 """
 
 from __future__ import annotations
