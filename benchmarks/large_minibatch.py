@@ -155,7 +155,8 @@ def train(case: Case) -> Run:
     train, test = open_sources(recipe)
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "events.jsonl") as events:
         checkpoints = Checkpoints(Path(folder) / "checkpoints", comm, events)
-        Loop(recipe, comm, TorchTrainer(recipe, comm), train, test, events, checkpoints=checkpoints).run()
+        trainer = TorchTrainer(recipe, comm)
+        Loop(recipe, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=Path(folder) / "dumps").run()
         epochs = [event for event in read_events(Path(folder) / "events.jsonl") if event["event"] == "epoch"]
     wrong = [round((1 - epoch["test_accuracy"]) * len(test)) for epoch in epochs]
     error = 100 * statistics.median(wrong[-recipe.median_of :]) / len(test)

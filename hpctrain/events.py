@@ -17,9 +17,9 @@ step          iteration, epoch, loss, learning_rate, samples, first (where they 
               (CRC-32 of their numbers as little-endian 64-bit integers), seconds; of these, on the rank that writes:
               communication_seconds (waiting for reductions), data_seconds (waiting for samples)
 non_finite    iteration, epoch (of a step whose update was left out, because its loss or its reduced gradients were not
-              finite), rule (what was done: stop, skip or roll_back), ranks (whose own loss was not), parameters (how
-              many have such a gradient), parameter (the first of them, or null), to (the iteration of the checkpoint
-              whose parameters the run has from then on, or null)
+              finite), rule (what was done: stop, skip or roll_back), ranks (whose own loss was not, or gradients where
+              they are still known), parameters (how many have such a reduced gradient), parameter (the first of them,
+              or null), to (the iteration of the checkpoint whose parameters the run has from then on, or null)
 spike         iteration, epoch, loss, median (of the last 64 finite losses, which it is above by the recipe's factor)
 epoch         epoch, seconds, samples_per_s, train_loss (of the steps with a finite one), test_loss, test_accuracy
 broken_images epoch (behind whose event it comes), count (of images that could not be decoded, on any rank, and were

@@ -37,16 +37,13 @@ def stall_line(stall: Event) -> str:
 
 def non_finite_line(event: Event) -> str:
     """The line of an event ``non_finite``."""
-    ranks = ", ".join(map(str, event["ranks"]))
-    where = f"the loss of rank {ranks}" if ranks else "no loss, but a gradient,"
     went_on = {
         "skip": "its update was left out",
         "roll_back": f"the run goes on behind it with the parameters of step {event['to']}",
         "stop": "the run ends",
     }
-    count = event["parameters"]
-    gradients = f" ({count} gradients)" if count else ""
-    return f"step {event['iteration']}: {where} was not finite{gradients}; {went_on[event['rule']]}"
+    where = f" on rank {', '.join(map(str, event['ranks']))}" if event["ranks"] else ""
+    return f"step {event['iteration']} had numbers that are not finite{where}: {went_on[event['rule']]}"
 
 
 def spike_line(spikes: Sequence[Event]) -> str:

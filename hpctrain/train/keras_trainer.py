@@ -72,6 +72,9 @@ class KerasTrainer:
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
+        self.own_finite = True
+        # Of the last step whose update was left out.
+        self._own_finite = tf.Variable(True)
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
         self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
@@ -105,6 +108,7 @@ class KerasTrainer:
             else:
                 self.loss, finite = self._accumulated(parts, count, scale)
         self.faulty = not finite and not self._tried_too_large()
+        self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
         self.updates += 1
         self._guard.step_done()
         return self.loss
@@ -228,6 +232,8 @@ class KerasTrainer:
 
         def leave_out() -> None:
             self._counts.assign(counts(means))
+            # TensorFlow's layers lose NaNs on the way to a loss.
+            self._own_finite.assign(all_finite(gradients))
 
         if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
             tf.cond(finite, lambda: None, leave_out)

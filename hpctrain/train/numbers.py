@@ -55,10 +55,11 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """A step with numbers that are not finite; ``own_loss`` and ``gradients`` are what this rank's trainer has."""
+    """A step with numbers that are not finite; the rest is what this rank's trainer has."""
 
     step: Done
     own_loss: float
+    own_finite: bool
     gradients: Sequence[GradientNumbers]
 
     @property
@@ -118,7 +119,12 @@ class NumberWatch:
     def look(self, step: Done) -> None:
         """Take note of a step that is done. Sends no message."""
         if self._trainer.faulty or not math.isfinite(step.loss):
-            self._fault = _Fault(step=step, own_loss=self._trainer.loss, gradients=self._trainer.gradient_numbers())
+            self._fault = _Fault(
+                step=step,
+                own_loss=self._trainer.loss,
+                own_finite=self._trainer.own_finite,
+                gradients=self._trainer.gradient_numbers(),
+            )
             return
         self._skipped = 0
         median = statistics.median(self._recent) if len(self._recent) == _WINDOW else math.inf
@@ -137,7 +143,7 @@ class NumberWatch:
         fault = self._fault
         if fault is None:
             return
-        everyone = self._comm.allgather_object((math.isfinite(fault.own_loss), self._comm.host))
+        everyone = self._comm.allgather_object((fault.own_finite, self._comm.host))
         blamed = {rank: host for rank, (finite, host) in enumerate(everyone) if not finite}
         if not (blamed or self._trainer.faulty):
             # Only ranks without samples had done it when the others died: nobody knows its loss.
@@ -147,6 +153,8 @@ class NumberWatch:
         dumped = ""
         if end is not None:
             dumped = self._dump(fault)
+            # The run is resumed from what is being written.
+            self._checkpoints.wait()
         elif target:
             self._checkpoints.restore(target, self._trainer)
         else:
@@ -228,11 +236,14 @@ def mean_of_finite(losses: Sequence[float], sizes: Sequence[int]) -> float:
 
 def _described(fault: _Fault, blamed: dict[int, str]) -> str:
     ranks = ", ".join(f"{rank} ({host})" for rank, host in blamed.items())
-    loss = f"the loss is not finite on rank {ranks}" if blamed else "the loss is finite on all ranks"
+    where = f" on rank {ranks}" if blamed else ""
     odd = fault.odd
-    joint = "nor are" if blamed else "but not"
-    gradients = f", {joint} the gradients of {len(odd)} parameters, {odd[0]!r} the first" if odd else ""
-    return f"step {fault.step.iteration} of epoch {fault.step.epoch}: {loss}{gradients}"
+    gradients = f", and of {len(fault.gradients)} gradients {len(odd)} are not, {odd[0]!r} the first" if odd else ""
+    step = fault.step
+    return (
+        f"step {step.iteration} of epoch {step.epoch} has numbers that are not finite{where}: the mean loss is "
+        f"{step.loss:.4g}{gradients}"
+    )
 
 
 def _json(value: float) -> float | str:

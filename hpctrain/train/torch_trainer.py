@@ -56,6 +56,7 @@ class TorchTrainer:
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
+        self.own_finite = True
         optimizer = make_optimizer(recipe.optimizer, model)
         # Before those of distribute, of which one may find that a rank died, after the update.
         optimizer.register_step_post_hook(self._count)
@@ -92,6 +93,7 @@ class TorchTrainer:
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         self._scaler.unscale_(self._optimizer)
         self.loss = sum(loss.item() for loss in losses)
+        self.own_finite = math.isfinite(self.loss)
         # Of reduced gradients: every rank finds the same infinities.
         if all_finite(gradients(self.model)):
             self.faulty = False

@@ -65,6 +65,7 @@ class Trainer(Stateful, Protocol):
         loss: what :meth:`step` returned, or would have returned, for the last of them.
         faulty: whether that one's reduced gradients were not finite, for another reason than that loss scaling tried
             a factor too large.
+        own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
     """
 
     framework: str
@@ -72,6 +73,7 @@ class Trainer(Stateful, Protocol):
     updates: int
     loss: float
     faulty: bool
+    own_finite: bool
 
     @property
     def communication_seconds(self) -> float: ...

@@ -56,7 +56,8 @@ def whole_run(program: ModuleType, framework: str, tmp_path: Path) -> tuple[np.n
     trainer = program.trainer_of(framework, settings, comm)
     train, test = (InMemory(samples=each) for each in program.data())
     with EventWriter(tmp_path / "events.jsonl") as events:
-        Loop(settings, comm, trainer, train, test, events, checkpoints=Checkpoints(tmp_path, comm, events)).run()
+        checkpoints = Checkpoints(tmp_path, comm, events)
+        Loop(settings, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=tmp_path / "dumps").run()
     return program.parameters(trainer), list(read_events(tmp_path / "events.jsonl"))
 
 

@@ -25,7 +25,7 @@ class Recorder:
     parameters = 3
     communication_seconds = 0.25
     loss = 0.0
-    faulty = False
+    faulty, own_finite = False, True
     timeline = ((0.0, "gradient", 0), (0.1, "launched", 0), (0.2, "finished", 0))
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class FailsOnce(SingleCommunicator):
 
 
 class Toy:
-    updates, loss, faulty = 7, 3.0, False
+    updates, loss, faulty, own_finite = 7, 3.0, False, True
     restored: State
 
     def rebuild(self) -> None: ...
