@@ -23,8 +23,8 @@ _FOUND: dict[str, list[bytes]] = {
     "events": [
         # KeyError and TypeError of what shows faults.
         b'{"time": 1, "event": "fault", "rank": 1, "host": "n", "message": "", "recovery_seconds": 1}\n',
-        b'{"time": 1, "event": "fault", "rank": 1, "host": "n", "message": "", "recovery_seconds": "1", "iteration": 1, '
-        b'"samples_affected": 0, "ranks": 1}\n',
+        b'{"time": 1, "event": "fault", "rank": 1, "host": "n", "message": "", "recovery_seconds": "1", '
+        b'"iteration": 1, "samples_affected": 0, "ranks": 1}\n',
         # ValidationError of the status.
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": 0, "hosts": [null]}\n',
         # OverflowError of the time that remains.
