@@ -52,7 +52,7 @@ def time_in_turn(
 
     seconds = {name: np.zeros(rounds) for group in groups for name in group.calls}
     for block, first in enumerate(range(0, rounds, _BLOCK_ROUNDS)):
-        for group in _rotated(groups, block):
+        for group in rotated(groups, block):
             with group.running():
                 _time_block(world, group, range(first, min(first + _BLOCK_ROUNDS, rounds)), repeats, seconds)
     table = np.stack(list(seconds.values()))
@@ -67,7 +67,7 @@ def _time_block(
         for _ in range(_WARMUP_CALLS):
             call()
     for number in rounds:
-        for name in _rotated(list(group.calls), number):
+        for name in rotated(list(group.calls), number):
             call = group.calls[name]
             world.Barrier()
             start = time.perf_counter()
@@ -76,6 +76,7 @@ def _time_block(
             seconds[name][number] = (time.perf_counter() - start) / repeats
 
 
-def _rotated(items: Sequence[T], by: int) -> list[T]:
+def rotated(items: Sequence[T], by: int) -> list[T]:
+    """The items from another one on, and those before it behind them."""
     by %= len(items)
     return [*items[by:], *items[:by]]

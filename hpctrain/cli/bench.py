@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +30,15 @@ class Model(StrEnum):
 
 # Samples a rank that a core has done in well under a second.
 _BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8}
+
+
+class Network(StrEnum):
+    """The networks of ``bench checkpoint``."""
+
+    resnet18 = "resnet18"
+    resnet50 = "resnet50"
+    resnet101 = "resnet101"
+
 
 # Processes that want a core, below which what is measured is taken to have been alone.
 _QUIET = 0.5
@@ -148,6 +158,45 @@ def loader(
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
     _print(loader_table(rows, title), left_out={}, load=measured["load"])
+
+
+@app.command()
+def checkpoint(
+    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
+    model: Annotated[Network, typer.Option(help="With momentum 94, 204 and 356 MB.")] = Network.resnet50,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 10,
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where to write: what is measured is its disk.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """A checkpoint: how long training waits for it, and how long until it is on disk; torch.save of the same state by
+    one rank, without and with fsync; and as many bytes written and fsynced in one file, and in a file a rank at once.
+    The faster of these two is the disk's rate.
+    """
+    from hpctrain.launch.bench import measure, oversubscribed
+    from hpctrain.planning.machine import usable_cores
+    from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
+
+    try:
+        files = tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=folder.absolute())
+    except OSError as error:
+        raise HpctrainError(
+            f"--dir: cannot write in {folder}: {error.strerror}", "name a folder that is there"
+        ) from error
+    with files as name:
+        measured = measure("checkpoint", ranks, name, model, str(rounds))
+    rows = checkpoint_rows(measured["seconds"], measured["bytes"])
+    more = oversubscribed(ranks)
+    if as_json:
+        settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more, "rounds": rounds}
+        about = {name: measured[name] for name in ("bytes", "load")}
+        typer.echo(json.dumps({**settings, **about, "rows": rows}))
+        return
+    title = (
+        f"a checkpoint of {model} with momentum, {measured['bytes'] / 1e6:.0f} MB, by {ranks} ranks, {rounds} rounds"
+    )
+    _print(checkpoint_table(rows, title + (", oversubscribed" if more else "")), left_out={}, load=measured["load"])
 
 
 def _print(*tables: object, left_out: Mapping[str, str], load: float) -> None:

@@ -16,6 +16,8 @@ COPY = "copy"
 OURS = "mpi"
 LIMIT = "no communication"
 LOADER, DECODING = "hpctrain", "decoding alone"
+SAVE, WAITS = "torch.save", "hpctrain, training waits"
+DISK = ("disk, one file", "disk, a file a rank")
 HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 
 
@@ -63,6 +65,28 @@ def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
     ]
 
 
+def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
+    """A row for each thing that takes time in ``bench checkpoint``.
+
+    Args:
+        seconds: of each in each round.
+        nbytes: of the state.
+    """
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    # Where several files at once are faster, it is what they reach that the disk can do.
+    fastest = min((name for name in DISK if name in medians), key=medians.__getitem__)
+    return [
+        {
+            "variant": name,
+            "median_s": median,
+            "mb_per_s": None if name == WAITS else nbytes / median / 1e6,
+            "ratio_to_torch_save": ratio(seconds, name, SAVE),
+            "share_of_disk": None if name == WAITS else ratio(seconds, fastest, name),
+        }
+        for name, median in medians.items()
+    ]
+
+
 def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed: bool) -> list[Row]:
     """A row an engine and size of ``bench allreduce``.
 
@@ -103,7 +127,7 @@ def step_table(rows: Sequence[Row], title: str) -> Table:
     table = Table("variant", "median", "to the limit", "to Horovod by hand", "to DDP", title=title)
     for row in rows:
         ratios = (row["ratio_to_limit"], row["ratio_to_horovod"], row["ratio_to_ddp"])
-        table.add_row(row["variant"], time_text(row["median_s"]), *map(_ratio, ratios))
+        table.add_row(row["variant"], time_text(row["median_s"]), *map(ratio_text, ratios))
     return table
 
 
@@ -114,7 +138,19 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
     table = Table("processes", "loader", "images/s", "of the limit", "hpctrain to it", title=title)
     for row in rows:
         ratios = (row["share_of_limit"], row["hpctrain_to_it"])
-        table.add_row(str(row["workers"]), row["variant"], f"{row['samples_per_s']:.0f}", *map(_ratio, ratios))
+        table.add_row(str(row["workers"]), row["variant"], f"{row['samples_per_s']:.0f}", *map(ratio_text, ratios))
+    return table
+
+
+def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
+    """Of :func:`checkpoint_rows`."""
+    from rich.table import Table
+
+    table = Table("what", "median", "MB/s", "to torch.save", "of the disk", title=title)
+    for row in rows:
+        rate = "" if row["mb_per_s"] is None else f"{row['mb_per_s']:.0f}"
+        ratios = (row["ratio_to_torch_save"], row["share_of_disk"])
+        table.add_row(row["variant"], time_text(row["median_s"]), rate, *map(ratio_text, ratios))
     return table
 
 
@@ -136,7 +172,7 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
         own = members[OURS]
         times = (time_text(members[engine]["median_s"]) for engine in engines)
         ratios = (own["ratio_to_copy"], own["ratio_to_fastest_other"])
-        table.add_row(size_text(nbytes), *times, *map(_ratio, ratios))
+        table.add_row(size_text(nbytes), *times, *map(ratio_text, ratios))
     return table
 
 
@@ -155,5 +191,6 @@ def time_text(seconds: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def _ratio(value: float | None) -> str:
+def ratio_text(value: float | None) -> str:
+    """Two digits behind the point; nothing where there is none."""
     return "" if value is None else f"{value:.2f}"

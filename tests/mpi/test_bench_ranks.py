@@ -40,3 +40,26 @@ def test_a_step_of_each_variant(hpctrain: Launch):
     for row in measured["rows"]:
         assert row["ratio_to_limit"] > 0
         assert row["ratio_to_ddp"] > 0
+
+
+def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path: Path):
+    result = hpctrain("bench", "checkpoint", "-np", "2", "--model", "resnet18", "--rounds", "1", "--json")
+    assert result.returncode == 0, result.stdout
+    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    # 11.7 million parameters and as many of momentum, statistics and random states
+    assert 93_500_000 < measured["bytes"] < 94_000_000
+    rows = {row["variant"]: row for row in measured["rows"]}
+    assert list(rows) == [
+        "torch.save",
+        "torch.save and fsync",
+        "disk, one file",
+        "disk, a file a rank",
+        "hpctrain, training waits",
+        "hpctrain, writing",
+    ]
+    for row in rows.values():
+        assert 0 < row["median_s"] < 60
+        assert row["ratio_to_torch_save"] > 0
+    assert rows["hpctrain, writing"]["share_of_disk"] > 0
+    # nothing of it is left
+    assert not list(tmp_path.glob("hpctrain-bench-*"))

@@ -29,6 +29,8 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
         (["allreduce", "-np", "1"], "-np"),
         (["loader", "--data", "nowhere"], "nowhere is no folder of shards"),
         (["loader", "--workers", "0"], "--workers"),
+        (["checkpoint", "--dir", "nowhere"], "cannot write in nowhere: No such file or directory"),
+        (["checkpoint", "--model", "convnet"], "resnet50"),
         (["allreduce", "--plot", "nowhere/plot.png"], "there is no folder nowhere"),
     ],
 )

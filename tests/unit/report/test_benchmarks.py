@@ -13,6 +13,8 @@ from hpctrain.report.allreduce_plot import plot
 from hpctrain.report.benchmarks import (
     allreduce_rows,
     allreduce_table,
+    checkpoint_rows,
+    checkpoint_table,
     ratio,
     size_text,
     step_rows,
@@ -81,6 +83,28 @@ def test_tables_fit_a_terminal_of_80_columns():
         assert shown in text
     step = step_rows({"no communication": [0.1], "hpctrain over horovod": [0.2]})
     assert "2.00" in text_of(step_table(step, "steps"))
+
+
+def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():
+    seconds = {
+        "torch.save": [0.2, 0.2, 0.8],
+        "disk, one file": [0.5, 0.5, 1.0],
+        "disk, a file a rank": [0.4, 0.4, 0.4],
+        "hpctrain, training waits": [0.01, 0.01, 0.04],
+        "hpctrain, writing": [0.5, 0.5, 0.5],
+    }
+    rows = {row["variant"]: row for row in checkpoint_rows(seconds, 200_000_000)}
+    assert rows["hpctrain, training waits"]["ratio_to_torch_save"] == pytest.approx(0.05)
+    # what training waits for is in memory
+    assert rows["hpctrain, training waits"]["share_of_disk"] is None
+    writing = rows["hpctrain, writing"]
+    assert (writing["mb_per_s"], writing["share_of_disk"]) == (pytest.approx(400), pytest.approx(0.8))
+    alone = {name: times for name, times in seconds.items() if name != "disk, a file a rank"}
+    assert checkpoint_rows(alone, 200_000_000)[-1]["share_of_disk"] == 1.0
+    text = text_of(checkpoint_table(list(rows.values()), "a checkpoint"))
+    assert "…" not in text
+    for shown in ("hpctrain, training waits", "10.0 ms", "0.05", "400", "0.80"):
+        assert shown in text
 
 
 @pytest.mark.parametrize(
