@@ -36,6 +36,9 @@ class Guard:
         checksums: computes one 64-bit integer a parameter, in the order of ``names``.
         values: a parameter by its place in ``names``.
         every: steps between two checks.
+
+    Attributes:
+        steps: finished ones that were counted; whoever restores a training sets it.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Guard:
         self._checksums = checksums
         self._values = values
         self._every = every
-        self._steps = 0
+        self.steps = 0
 
     def step_done(self) -> None:
         """Count one finished step, and check if it is time.
@@ -61,18 +64,18 @@ class Guard:
             TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
                 Exit code 1.
         """
-        self._steps += 1
-        if self._steps == 1 or self._steps % self._every == 0:
+        self.steps += 1
+        if self.steps == 1 or self.steps % self._every == 0:
             self.check()
 
     def restart(self) -> None:
         """Count from 0 again, on all ranks: a step that failed may have counted on some of them only."""
-        self._steps = 0
+        self.steps = 0
 
     def check(self) -> None:
         """Compare now."""
         if self._comm.size > 1:
-            self.compare(self._steps, self._checksums())
+            self.compare(self.steps, self._checksums())
 
     def compare(self, step: int, own: Checksums) -> None:
         """Compare checksums that were computed elsewhere, after ``step`` steps: one reduction of two integers each."""

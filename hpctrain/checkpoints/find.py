@@ -26,25 +26,38 @@ class Newest:
 
 
 def newest_whole(folder: Path) -> Newest:
-    """Look for it among all checkpoints in ``folder``, by the lengths and hashes of their files."""
+    """Look for it among all checkpoints in ``folder``, by the lengths and hashes of their files.
+
+    It may be looked for while a run writes new ones and deletes old ones.
+    """
     damaged: list[tuple[Path, str]] = []
+    overtaken = False
     for iteration in reversed(iterations(folder)):
         path = checkpoint_path(folder, iteration)
         if not (faults := verify(path)):
             return Newest(iteration=iteration, damaged=tuple(damaged))
-        damaged.append((path, "; ".join(faults)))
-    return Newest(damaged=tuple(damaged))
+        if path.exists():
+            damaged.append((path, "; ".join(faults)))
+        else:
+            overtaken = True
+    # Of those that were there all are gone by now: newer ones have come.
+    return newest_whole(folder) if overtaken else Newest(damaged=tuple(damaged))
 
 
-def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint; nothing where every file is as its manifest says."""
+def verify(path: Path, *, hashes: bool = True) -> list[str]:
+    """What is wrong with a checkpoint; nothing where every file is as its manifest says.
+
+    Args:
+        path: of the checkpoint.
+        hashes: compare the contents of the shares too, not only their lengths.
+    """
     try:
         manifest = read_manifest(path)
     except HpctrainError as error:
         return [error.message]
     if checkpoint_path(path.parent, manifest.progress.iteration) != path and path.name.startswith("step-"):
         return [f"{path} is of step {manifest.progress.iteration}"]
-    return [fault for name, record in manifest.files.items() if (fault := _fault(path / name, record))]
+    return [fault for name, record in manifest.files.items() if (fault := _fault(path / name, record, hashes))]
 
 
 def set_aside(path: Path) -> Path:
@@ -60,11 +73,13 @@ def set_aside(path: Path) -> Path:
         raise disk_error(error, path) from error
 
 
-def _fault(path: Path, record: FileRecord) -> str | None:
+def _fault(path: Path, record: FileRecord, hashes: bool) -> str | None:
     try:
         size = path.stat().st_size
         if size != record.bytes:
             return f"{path} has {size} bytes instead of {record.bytes}"
+        if not hashes:
+            return None
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

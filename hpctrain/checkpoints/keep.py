@@ -48,10 +48,13 @@ def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]
     there = {iteration: _progress(folder, iteration) for iteration in iterations(folder)}
     known = {iteration: each for iteration, each in there.items() if each and iteration <= newest}
     kept = policy.kept(known, scores)
+    if newest not in kept:
+        # The disk does not give it back: no time to delete anything.
+        return
     for iteration, progress in there.items():
         unreadable = progress is None and min(kept) < iteration < newest
         if iteration not in kept and not unreadable:
-            _delete(checkpoint_path(folder, iteration))
+            delete(checkpoint_path(folder, iteration))
     for path in hidden(folder):
         if not path.name.endswith(token):
             shutil.rmtree(path, ignore_errors=True)
@@ -76,9 +79,14 @@ def _progress(folder: Path, iteration: int) -> Progress | None:
         return None
 
 
-def _delete(path: Path) -> None:
-    """In a way that a crash in the middle leaves nothing that looks like a damaged checkpoint."""
+def delete(path: Path) -> None:
+    """In a way that a crash in the middle leaves nothing that looks like a damaged checkpoint.
+
+    What cannot be deleted stays.
+    """
     gone = hidden_path(path, "deleted")
+    # Of a crash in the middle.
+    shutil.rmtree(gone, ignore_errors=True)
     try:
         path.replace(gone)
     except OSError:

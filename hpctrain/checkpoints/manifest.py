@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpctrain.checkpoints.layout import MANIFEST, SUM
+from hpctrain.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.errors import HpctrainError
 from hpctrain.rundir import read_model
 
@@ -63,7 +63,7 @@ class Manifest(BaseModel):
         format: of the checkpoint.
         progress: how far the training was.
         plan: of the run as it was then, the recipe in it.
-        files: every other file of the checkpoint, by its name.
+        files: the ranks' shares, by their names.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -93,8 +93,9 @@ def read_manifest(path: Path) -> Manifest:
             raise HpctrainError(f"{path} was written by another version of hpctrain: {what}", exit_code=1) from error
         raise
     # The names are opened below the checkpoint's folder.
-    if odd := [name for name in manifest.files if "/" in name or name in ("", ".", "..", MANIFEST, SUM)]:
-        raise HpctrainError(f"{path / MANIFEST}: files: {odd[0]!r} is no name of a file in there", exit_code=1)
+    ranks, names = manifest.progress.ranks, list(manifest.files)
+    if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
+        raise HpctrainError(f"{path / MANIFEST}: files: not those of {ranks} ranks, but {names[:10]}", exit_code=1)
     return manifest
 
 
@@ -105,10 +106,10 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         OSError: the disk is full, or refuses.
     """
     text = manifest.model_dump_json(indent=2) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    for name, content in ((MANIFEST, text), (SUM, f"{digest}  {MANIFEST}\n")):
-        with (path / name).open("x") as file:
-            file.write(content)
+    content = text.encode()
+    for name, part in ((MANIFEST, content), (SUM, _sum(content))):
+        with (path / name).open("xb") as file:
+            file.write(part)
             file.flush()
             os.fsync(file.fileno())
 
@@ -119,8 +120,12 @@ def _check(path: Path) -> None:
         content, wanted = (path / MANIFEST).read_bytes(), (path / SUM).read_bytes()
     except OSError as error:
         raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", exit_code=1) from error
-    if wanted.split()[:1] != [hashlib.sha256(content).hexdigest().encode()]:
+    if wanted != _sum(content):
         raise HpctrainError(f"{path / MANIFEST} is not what was written: its SHA-256 differs", exit_code=1)
+
+
+def _sum(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def _of_another_version(error: BaseException | None) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from hpctrain.checkpoints.keep import delete
 from hpctrain.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.checkpoints.manifest import FileRecord, Manifest, Progress, write_manifest
 from hpctrain.checkpoints.share import Share
@@ -77,7 +77,7 @@ def publish(
         path = checkpoint_path(fresh.parent, progress.iteration)
         if path.exists():
             # Left over from steps that were lost.
-            shutil.rmtree(path)
+            delete(path)
         fresh.replace(path)
         synchronise(path.parent)
     except OSError as error:

@@ -70,7 +70,8 @@ def _mean(values: dict[int, NDArray[Any]]) -> NDArray[Any]:
     import numpy as np
 
     ordered = [values[rank] for rank in sorted(values)]
-    if not np.issubdtype(ordered[0].dtype, np.floating):
+    # The kind of bfloat16 is "V".
+    if ordered[0].dtype.kind in "biu":
         return ordered[0]
     mean: NDArray[Any] = np.mean(np.stack(ordered), axis=0, dtype=np.float64).astype(ordered[0].dtype)
     return mean

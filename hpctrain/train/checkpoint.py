@@ -31,6 +31,9 @@ from hpctrain.events import EventWriter
 
 State = dict[str, NDArray[Any]]
 
+# What the guard has counted: part of the state of every trainer.
+GUARD_STEPS = "guard.steps"
+
 
 class Stateful(Protocol):
     """What has a state."""

@@ -23,7 +23,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import State
+from hpctrain.train.checkpoint import GUARD_STEPS, State
+from hpctrain.train.random_state import NAMES, random_state, set_random_state
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -144,16 +145,20 @@ class KerasTrainer:
         return float(loss_sum), int(correct)
 
     def state(self) -> State:
-        return {name: np.asarray(variable.value) for name, variable in (self._shared() | self._own()).items()}
+        variables = {name: np.asarray(variable.value) for name, variable in (self._shared() | self._own()).items()}
+        return variables | {GUARD_STEPS: np.array(self._guard.steps)} | random_state()
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
         shared, own = self._shared(), self._own()
-        if odd := sorted(shared.keys() - state.keys() | state.keys() - shared.keys() - own.keys()):
+        known = shared.keys() | own.keys() | {GUARD_STEPS, *NAMES}
+        if odd := sorted(shared.keys() - state.keys() | state.keys() - known):
             raise ValueError(f"{odd[0]} is on one side only")
         for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
+        self._guard.steps = int(state[GUARD_STEPS])
+        set_random_state(state)
 
     def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """What a graph that fails in its reduction may have changed: all but parameters and what follows from them.

@@ -20,7 +20,8 @@ from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.models.torch_batch_norm import average_statistics, begin_part
 from hpctrain.optim.torch_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import State
+from hpctrain.train.checkpoint import GUARD_STEPS, State
+from hpctrain.train.random_state import random_state, seed, set_random_state
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
@@ -36,6 +37,7 @@ class TorchTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
+        seed(recipe.seed)
         self._comm = comm
         # A GPU a rank or none at all: NCCL does not let two ranks share one. The MPI engine reduces in host memory.
         gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
@@ -152,7 +154,8 @@ class TorchTrainer:
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
         numbers = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        return numbers | scaler | self._random_state()
+        steps = {GUARD_STEPS: np.array(guard_of(self._optimizer).steps)}
+        return numbers | scaler | steps | self._random_state() | random_state()
 
     def restore(self, state: State) -> None:
         self._before = _NOTHING
@@ -166,7 +169,9 @@ class TorchTrainer:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": values})
         if self._scaler.is_enabled():
             self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, tensors).items()})
+        guard_of(self._optimizer).steps = int(state[GUARD_STEPS])
         self._set_random_state(tensors)
+        set_random_state(state)
 
     def _random_state(self) -> State:
         state = {f"{_RANDOM}cpu": torch.get_rng_state().numpy()}

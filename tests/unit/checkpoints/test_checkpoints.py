@@ -119,6 +119,6 @@ def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> No
     content = json.loads(file.read_text())
     del content["progress"]["sizes"]
     file.write_text(json.dumps(content))
-    file.with_suffix(".sha256").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+    file.with_suffix(".sha256").write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  state.json\n")
     ((_, fault),) = newest_whole(tmp_path).damaged
     assert fault.endswith("was written by another version of hpctrain: state.json lacks 'progress.sizes'")
