@@ -71,6 +71,7 @@ def _slurm_conf(settings: Settings, folder: Path) -> str:
 ClusterName=local
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -120,7 +121,7 @@ def _free_ports(count: int) -> list[int]:
             port += 1
             candidate = socket.socket()
             try:
-                candidate.bind(("", port))
+                candidate.bind(("127.0.0.1", port))
             except OSError:
                 candidate.close()
             else:
