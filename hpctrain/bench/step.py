@@ -1,5 +1,7 @@
 """One training step of one network, by each way of reducing its gradients, and without any as the limit.
 
+Beside them what hpctrain's training loop adds to a step in order to watch over it.
+
 ``python step.py OUT.json MODEL ROUNDS BATCH IMAGE_SIZE`` on every rank. All variants train the same network from the
 same weights in one process.
 """
@@ -18,6 +20,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.bench.in_turn import Call, Group, time_in_turn
 from hpctrain.bench.opponents import LeftOut, horovod_running, join_process_group, load_horovod
+from hpctrain.bench.supervision import supervision, with_guard
 from hpctrain.bench.workloads import Workload, workload
 from hpctrain.comm.base import Communicator
 
@@ -49,6 +52,14 @@ def adapted(work: Workload, comm: Communicator) -> Call:
     return _step(work, *ht.distribute(model, _sgd(model), comm=comm))
 
 
+def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
+    """What watches over the training of a network, which has done a step."""
+    model = work.build()
+    model, optimizer = ht.distribute(model, _sgd(model), comm=comm)
+    _step(work, model, optimizer)()
+    return supervision(model, optimizer, comm, folder)
+
+
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
@@ -63,14 +74,15 @@ def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return step
 
 
-def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut) -> list[Group]:
-    """Every way there is on this machine; ``left_out`` gets why others are not."""
+def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path) -> list[Group]:
+    """Every way there is on this machine; ``left_out`` gets why others are not. ``folder`` is for what is written."""
     group = join_process_group(world)
     calls = {
         "no communication": alone(work),
         "ddp over gloo": ddp(work),
         "hpctrain over gloo": adapted(work, group),
         "hpctrain over mpi": adapted(work, comm),
+        **watched(work, comm, folder),
     }
     groups = [Group(calls=calls)]
     if group.backend != "nccl":
@@ -89,9 +101,10 @@ def main(out: str, model: str, rounds: str, batch: str, image_size: str) -> None
     world = MPI.COMM_WORLD.Dup()
     left_out: LeftOut = {}
     work = workload(model, batch=int(batch), image_size=int(image_size), rank=comm.rank)
-    seconds = time_in_turn(world, variants(work, comm, world, left_out), rounds=int(rounds))
+    groups = variants(work, comm, world, left_out, Path(out).parent)
+    seconds = time_in_turn(world, groups, rounds=int(rounds))
     if comm.rank == 0:
-        Path(out).write_text(json.dumps({"seconds": seconds, "left_out": left_out}))
+        Path(out).write_text(json.dumps({"seconds": with_guard(seconds), "left_out": left_out}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hpctrain.models.torch_digits import digits_cnn
 from hpctrain.models.torch_resnet import resnet50
 from hpctrain.models.torch_transformer import small_encoder
 
@@ -49,6 +50,9 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
     if model == "transformer":
         x, y = (torch.randint(0, _TOKENS, (batch, _LENGTH), generator=random) for _ in range(2))
         return Workload(build=_seeded(small_encoder), x=x, y=y)
+    if model == "digits":
+        x = torch.rand(batch, 1, 8, 8, generator=random)
+        return Workload(build=_seeded(digits_cnn), x=x, y=torch.randint(0, 10, (batch,), generator=random))
     build, size, classes = (convnet, _IMAGE, 10) if model == "convnet" else (resnet50, image_size, 1000)
     x = torch.rand(batch, 3, size, size, generator=random)
     return Workload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))

@@ -26,10 +26,11 @@ class Model(StrEnum):
     convnet = "convnet"
     resnet50 = "resnet50"
     transformer = "transformer"
+    digits = "digits"
 
 
 # Samples a rank that a core has done in well under a second.
-_BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8}
+_BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8, Model.digits: 32}
 
 
 class Network(StrEnum):
@@ -96,14 +97,15 @@ def allreduce(
 @app.command()
 def step(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
-    model: Annotated[Model, typer.Option(help="13, 26 and 10 million parameters.")] = Model.convnet,
+    model: Annotated[Model, typer.Option(help="13, 26, 10 and 0.09 million parameters.")] = Model.convnet,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples a rank (convnet 16, others 8).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples a rank (16, 8, 8, 32).")] = None,
     image_size: Annotated[int | None, typer.Option(min=32, help="Of resnet50's images (64).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """One training step without communication (the limit), over Horovod's own optimizer, over PyTorch's
-    DistributedDataParallel, and through hpctrain over each of its backends, interleaved.
+    DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Beside them what watches over
+    a training: the guard's check, divided by the 100 steps between two, and everything that a step has of it.
     """
     from hpctrain.launch.bench import measure, oversubscribed
     from hpctrain.planning.machine import usable_cores

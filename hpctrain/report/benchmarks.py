@@ -192,5 +192,5 @@ def time_text(seconds: float) -> str:
 
 
 def ratio_text(value: float | None) -> str:
-    """Two digits behind the point; nothing where there is none."""
-    return "" if value is None else f"{value:.2f}"
+    """To a hundredth, or, where it is small, to two digits; nothing where there is none."""
+    return "" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -36,6 +36,8 @@ def test_a_step_of_each_variant(hpctrain: Launch):
         "hpctrain over horovod",
         "hpctrain over gloo",
         "hpctrain over mpi",
+        "of it the guard",
+        "all supervision",
     }
     for row in measured["rows"]:
         assert row["ratio_to_limit"] > 0

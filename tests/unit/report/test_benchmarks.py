@@ -81,8 +81,10 @@ def test_tables_fit_a_terminal_of_80_columns():
     assert "4 ranks, oversubscribed: 2 cores" in text
     for shown in ("MPI_Allreduce", "horovod", "102.4 MB", "20.5 ms", "0.33"):
         assert shown in text
-    step = step_rows({"no communication": [0.1], "hpctrain over horovod": [0.2]})
-    assert "2.00" in text_of(step_table(step, "steps"))
+    step = step_rows({"no communication": [0.1], "hpctrain over horovod": [0.2], "of it the guard": [0.000123]})
+    text = text_of(step_table(step, "steps"))
+    assert "2.00" in text
+    assert "0.0012" in text
 
 
 def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():

@@ -1,0 +1,76 @@
+"""What watches over a training: the calls of one step beyond forward and backward pass, reduction and update."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpctrain import stopping
+from hpctrain.adapters.torch.distribute import guard_of
+from hpctrain.adapters.torch.finite import all_finite, gradients
+from hpctrain.bench.in_turn import Call
+from hpctrain.comm.base import Communicator
+from hpctrain.events import EventWriter
+from hpctrain.recipes.reliability import Guard, Numbers
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.numbers import Done, NumberWatch
+from hpctrain.train.trainer import Trainer
+
+# Of an epoch's order, whose checksum is in the event of each step.
+_GLOBAL_BATCH = 256
+_EACH, _CHECK = "supervision", "guard's check"
+
+
+def supervision(
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, folder: Path
+) -> dict[str, Call]:
+    """What the training loop does besides in each step, and the guard's check, which is done now and then.
+
+    Args:
+        model, optimizer: given to ``ht.distribute``, behind a backward pass.
+        folder: for events.
+    """
+    path = folder / "supervision.jsonl"
+    events = EventWriter(path if comm.rank == 0 else None)
+    checkpoints = Checkpoints(folder, comm, events)
+    # Of a step without fault no more is asked.
+    trainer = cast(Trainer, SimpleNamespace(faulty=False))
+    watch = NumberWatch(Numbers(), comm, trainer, checkpoints, events, folder / "dumps")
+    batch = np.arange(_GLOBAL_BATCH)
+    stopping.watch(folder / "stop")
+
+    def each() -> None:
+        all_finite(gradients(model))
+        order = zlib.crc32(batch.astype("<i8").tobytes())
+        stop = stopping.asked(look=comm.rank == 0) is not None
+        loss = float(comm.allreduce(np.array([1.0, float(stop)]), "mean")[0])
+        numbers = {
+            "loss": loss,
+            "learning_rate": 0.1,
+            "seconds": 0.1,
+            "communication_seconds": 0.1,
+            "data_seconds": 0.1,
+        }
+        events.emit("step", iteration=1, epoch=1, samples=_GLOBAL_BATCH, first=0, order=order, **numbers)
+        watch.look(Done(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
+        watch.settle()
+        checkpoints.settle()
+
+    return {_EACH: each, _CHECK: guard_of(optimizer).check}
+
+
+def with_guard(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The times of :func:`supervision`'s calls, among others, as those of the guard, and of everything, in one step."""
+    every = Guard().every
+    found = dict(seconds)
+    guard = [check / every for check in found.pop(_CHECK)]
+    each = found.pop(_EACH)
+    found["all supervision"] = [sum(both) for both in zip(each, guard, strict=True)]
+    found["of it the guard"] = guard
+    return found
