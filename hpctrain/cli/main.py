@@ -23,6 +23,7 @@ _COMMANDS = {
     "status": ("hpctrain.cli.status", "status", "See how a run or its job is."),
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
+    "checkpoint": ("hpctrain.cli.checkpoint", "app", "See, check and export the checkpoints of a run."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
     "doctor": ("hpctrain.cli.doctor", "doctor", "Check machine and cluster before a run."),

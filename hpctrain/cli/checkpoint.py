@@ -1,0 +1,113 @@
+"""``hpctrain checkpoint``: see, check and export what a run goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpctrain.checkpoints.find import newest_whole, verify
+from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
+from hpctrain.errors import HpctrainError
+from hpctrain.rundir import RunDirectory
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunOrCheckpoint = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run's directory, or a folder in its checkpoints/.")
+]
+# No line is longer.
+_UNBOUNDED = 1000
+
+
+@app.command("list")
+def list_checkpoints(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")], as_json: AsJson = False
+) -> None:
+    """The checkpoints of a run, and which of them --resume would take; the hashes of only that one are compared."""
+    from hpctrain.report.checkpoints import checkpoint_rows, checkpoint_table
+
+    rows = checkpoint_rows(RunDirectory(run_dir))
+    if as_json:
+        typer.echo(json.dumps({"checkpoints": [row.model_dump(mode="json") for row in rows]}, indent=2))
+    elif rows:
+        from rich.console import Console
+
+        # Into a pipe or a file nothing is cut, unless somebody says how wide that is.
+        bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+        Console(width=None if bounded else _UNBOUNDED).print(checkpoint_table(rows))
+    else:
+        typer.echo(f"hpctrain: {run_dir} has no checkpoint yet", err=True)
+
+
+@app.command("verify")
+def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None:
+    """Compare every file of a checkpoint, or of all of a run, with its length and SHA-256. Exits 3 at any fault."""
+    found = {path: verify(path) for path in _paths(target)}
+    faulty = any(found.values())
+    if as_json:
+        rows = [{"path": str(path), "faults": faults} for path, faults in found.items()]
+        typer.echo(json.dumps({"status": "failed" if faulty else "ok", "checkpoints": rows}, indent=2))
+        if faulty:
+            raise typer.Exit(3)
+        return
+    for path, faults in found.items():
+        typer.echo(f"{path}: {'damaged' if faults else 'ok'}")
+    if faulty:
+        listed = "\n".join(fault for faults in found.values() for fault in faults)
+        raise HpctrainError(listed, "hpctrain run --resume passes over damaged ones", exit_code=3)
+
+
+@app.command()
+def export(
+    source: RunOrCheckpoint,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="OUT.pt: a state_dict for PyTorch; OUT.keras: a model for Keras.")
+    ],
+) -> None:
+    """Write the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
+    from hpctrain.cli.output_files import require_places
+    from hpctrain.launch.export import export as write
+
+    require_places([out])
+    checkpoint = source if _is_checkpoint(source) else _newest(source)
+    typer.echo(f"{out}: {write(checkpoint, out)} parameters of {checkpoint}")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / MANIFEST).exists() or (path.is_dir() and path.name.startswith(("step-", "damaged-step-")))
+
+
+def _paths(target: Path) -> list[Path]:
+    """The checkpoint itself, or those of a run.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    if _is_checkpoint(target):
+        return [target]
+    folder = _folder(target)
+    if not (found := [checkpoint_path(folder, iteration) for iteration in iterations(folder)]):
+        raise HpctrainError(f"{target} has no checkpoint", exit_code=3)
+    return found
+
+
+def _newest(run_dir: Path) -> Path:
+    folder = _folder(run_dir)
+    newest = newest_whole(folder)
+    for path, fault in newest.damaged:
+        typer.echo(f"hpctrain: {path} is damaged, and passed over: {fault}", err=True)
+    if not newest.iteration:
+        raise HpctrainError(f"{run_dir} has no whole checkpoint", exit_code=3 if newest.damaged else 2)
+    return checkpoint_path(folder, newest.iteration)
+
+
+def _folder(run_dir: Path) -> Path:
+    from hpctrain.report.checkpoints import require_checkpoints
+
+    return require_checkpoints(RunDirectory(run_dir))

@@ -1,0 +1,121 @@
+"""The checkpoints of a run in a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.checkpoints.find import newest_whole, verify
+from hpctrain.checkpoints.keep import scores
+from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside
+from hpctrain.checkpoints.manifest import Progress, read_manifest
+from hpctrain.errors import HpctrainError
+from hpctrain.events import kept, read_events
+from hpctrain.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Row(BaseModel):
+    """One checkpoint; None where it is not known.
+
+    Attributes:
+        path: of its folder.
+        state: ``newest``, which is what --resume takes, by the hashes of its files; ``whole``, by their lengths;
+            ``damaged``; ``set aside``, which was found damaged by an attempt.
+        fault: what is wrong with a damaged one.
+        iteration: steps that were done.
+        epoch: of the last of them, from 1.
+        ends_epoch: that was the epoch's last step.
+        test_accuracy: of its model, from 0 to 1; only one that ends an epoch has it.
+        ranks: that wrote it.
+        bytes: of the ranks' shares.
+        time: when it was written, in seconds since the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    state: Literal["newest", "whole", "damaged", "set aside"]
+    fault: str | None = None
+    iteration: int | None = None
+    epoch: int | None = None
+    ends_epoch: bool | None = None
+    test_accuracy: float | None = None
+    ranks: int | None = None
+    bytes: int | None = None
+    time: float | None = None
+
+
+def checkpoint_rows(directory: RunDirectory) -> list[Row]:
+    """The run's checkpoints, the oldest first, then those that were set aside.
+
+    Raises:
+        HpctrainError: this is no run's directory, or its events are damaged.
+    """
+    folder = require_checkpoints(directory)
+    accuracies = scores(kept(read_events(directory.events))) if directory.events.exists() else {}
+    newest = newest_whole(folder)
+    faults = dict(newest.damaged)
+    rows = []
+    for iteration in iterations(folder):
+        path = checkpoint_path(folder, iteration)
+        fault = faults.get(path) or "; ".join(verify(path, hashes=False)) or None
+        whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
+        row = Row(path=path, state="damaged" if fault else whole, fault=fault)
+        rows.append(_known(row, accuracies.get(iteration)))
+    return rows + [_known(Row(path=path, state="set aside")) for path in set_aside(folder)]
+
+
+def require_checkpoints(directory: RunDirectory) -> Path:
+    """The folder of a run's checkpoints.
+
+    Raises:
+        HpctrainError: this is no run's directory.
+    """
+    if not directory.plan.exists() and not directory.checkpoints.is_dir():
+        raise HpctrainError(f"{directory.path} is not the directory of a run", "hpctrain run --run-dir names it")
+    return directory.checkpoints
+
+
+def checkpoint_table(rows: Iterable[Row]) -> Table:
+    """One row a checkpoint."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("checkpoint", "step", "epoch", "accuracy", "ranks", "MB", "written", "state"):
+        right = column in ("step", "epoch", "accuracy", "ranks", "MB")
+        table.add_column(column, no_wrap=column != "state", justify="right" if right else "left")
+    for row in rows:
+        written = "" if row.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+        state = "newest, which --resume takes" if row.state == "newest" else row.state
+        table.add_row(
+            Text(row.path.name),
+            "" if row.iteration is None else str(row.iteration),
+            "" if row.epoch is None else f"{row.epoch}{' end' if row.ends_epoch else ''}",
+            "" if row.test_accuracy is None else f"{row.test_accuracy:.4f}",
+            "" if row.ranks is None else str(row.ranks),
+            "" if row.bytes is None else f"{row.bytes / 1e6:.3f}",
+            written,
+            Text(f"{state}: {row.fault}" if row.fault else state),
+        )
+    return table
+
+
+def _known(row: Row, accuracy: float | None = None) -> Row:
+    """With what its manifest tells, if that can be read."""
+    try:
+        manifest = read_manifest(row.path)
+        written = (row.path / "state.json").stat().st_mtime
+    except (HpctrainError, OSError):
+        return row
+    of: Progress = manifest.progress
+    known = {"iteration": of.iteration, "epoch": of.epoch, "ends_epoch": of.ends_epoch, "ranks": of.ranks}
+    return row.model_copy(update={**known, "test_accuracy": accuracy, "bytes": manifest.bytes, "time": written})
