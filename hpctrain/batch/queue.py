@@ -14,6 +14,7 @@ from hpctrain.errors import HpctrainError
 
 # A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
 _SECONDS = 30.0
+_TIME_DIGITS = 11
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
 _DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 _ENDED = frozenset(
@@ -114,7 +115,7 @@ class JobState(BaseModel):
 
     def has_task(self, task: int) -> bool:
         """Whether it is this task of an array, or the waiting tasks with this one among them."""
-        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", self.array_task or "")
+        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::([1-9]\d*))?", self.array_task or "")
         return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
 
 
@@ -255,7 +256,10 @@ def _states(
     program: str, text: str, fields: Sequence[str], state: Callable[[dict[str, str]], JobState]
 ) -> list[JobState]:
     try:
-        return [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
+        found = [state(dict(zip(fields, row, strict=True))) for row in _rows(text, len(fields))]
+        # By its number they are sorted.
+        found.sort(key=_order)
+        return found
     except ValueError as error:
         raise HpctrainError(
             f"{program} printed what is no list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
@@ -275,7 +279,8 @@ def _environment() -> dict[str, str]:
 
 
 def _time(text: str) -> float | None:
-    return float(text) if text.isdecimal() else None
+    # None that a calendar does not have, either.
+    return float(text) if text.isdecimal() and len(text) <= _TIME_DIGITS else None
 
 
 def _duration(text: str) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, parse_event
 from hpctrain.report.record import past_attempts, survived
 from hpctrain.rundir import RunDirectory
@@ -59,7 +60,7 @@ class Progress:
         starts = (number for number, event in zip(numbers, others, strict=True) if event["event"] == "start")
         begin = max(starts, default=0)
         newest = islice((line for line in reversed(lines[begin:]) if _is_step(line)), _WINDOW)
-        steps = [parse_event(line, where) for line in newest][::-1]
+        steps = [_parse_step(line, where) for line in newest][::-1]
         last = {event["event"]: event for event in others}
         attempts = past_attempts(others)
         return cls(
@@ -125,8 +126,16 @@ def _last_epoch(lines: Sequence[bytes], others: Iterable[tuple[int, Event]], whe
             case "epoch":
                 steps = (lines[before] for before in range(number - 1, begin, -1) if _is_step(lines[before]))
                 last = next(steps, None)
-                epochs[event["epoch"]] = (parse_event(last, where)["iteration"] if last else done, event)
+                epochs[event["epoch"]] = (_parse_step(last, where)["iteration"] if last else done, event)
     return epochs[max(epochs)][1] if epochs else {}
+
+
+def _parse_step(line: bytes, where: str) -> Event:
+    event = parse_event(line, where)
+    # A key that is there twice has its last value.
+    if event["event"] != "step":
+        raise HpctrainError(f"{where}: not an event: a step that is called {event['event']!r} too")
+    return event
 
 
 def _is_step(line: bytes) -> bool:

@@ -27,12 +27,26 @@ _FOUND: dict[str, list[bytes]] = {
         b'"iteration": 1, "samples_affected": 0, "ranks": 1}\n',
         # ValidationError of the status.
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": 0, "hosts": [null]}\n',
+        # KeyError of the progress: a step by its first key, and another kind by its last.
+        b'{"time": 1, "event": "step", "event": "other"}\n',
         # OverflowError of the time that remains.
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": ' + b"9" * 400 + b"}\n",
     ],
     "hosts": [
         # Digits before the bracket went into its numbers, more than were counted.
         b"gpu11[0-6046,0]gpn1",
+    ],
+    "slurm": [
+        # ValueError of a step of 0 in an array's tasks.
+        b"\x1f".join(
+            (b"12_[4-9:0]", b"12", b"PENDING", b"None", b"N/A", *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/")
+        )
+        + b"\x1f\n",
+        # And of a job that has no number; OverflowError of a time that no calendar has.
+        b"\x1f".join((b"x", b"12", b"PENDING", b"None", b"N/A", *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/"))
+        + b"\x1f\n",
+        b"\x1f".join((b"12", b"12", b"PENDING", b"None", b"9" * 40, *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/"))
+        + b"\x1f\n",
     ],
     "shards": [
         # tokenize.TokenError of NumPy's reader.
