@@ -22,6 +22,7 @@ import hpctrain as ht
 from hpctrain.bench.in_turn import rotated
 from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.manifest import Progress
+from hpctrain.checkpoints.share import write_through
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.events import EventWriter, read_events
@@ -36,7 +37,6 @@ Variant = Callable[[], Seconds]
 _RECIPE = "goyal2017"
 # The step is made only so that there is momentum.
 _IMAGE, _BATCH = 32, 2
-_PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,9 @@ def plain(case: Case, *, synchronised: bool) -> Variant:
         path = case.folder / f"state-{case.comm.rank}.pt"
         begin = time.perf_counter()
         if case.comm.rank == 0:
-            with path.open("wb") as file:
-                torch.save({name: torch.from_numpy(value) for name, value in case.trainer.state().items()}, file)
-                if synchronised:
-                    file.flush()
+            torch.save({name: torch.from_numpy(value) for name, value in case.trainer.state().items()}, path)
+            if synchronised:
+                with path.open("rb") as file:
                     os.fsync(file.fileno())
         seconds = time.perf_counter() - begin
         path.unlink(missing_ok=True)
@@ -76,7 +75,10 @@ def plain(case: Case, *, synchronised: bool) -> Variant:
 
 
 def disk(case: Case, *, writers: int) -> Variant:
-    """As many bytes by the first ranks, each its part in a file of its own, until they are on disk."""
+    """As many bytes by the first ranks, each its part in a file of its own, until they are on disk.
+
+    They are written as a share is, which reaches a higher rate than leaving it all to fsync.
+    """
     words = np.random.default_rng(case.comm.rank).standard_normal(case.nbytes // writers // 4, dtype=np.float32)
     content = words.view(np.uint8).data
 
@@ -85,9 +87,7 @@ def disk(case: Case, *, writers: int) -> Variant:
         begin = time.perf_counter()
         if case.comm.rank < writers:
             with path.open("xb", buffering=0) as file:
-                for start in range(0, len(content), _PIECE_BYTES):
-                    file.write(content[start : start + _PIECE_BYTES])
-                os.fsync(file.fileno())
+                write_through(file.fileno(), content)
         seconds = time.perf_counter() - begin
         path.unlink(missing_ok=True)
         return {"disk, one file" if writers == 1 else "disk, a file a rank": seconds}
