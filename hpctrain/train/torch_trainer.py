@@ -104,6 +104,8 @@ class TorchTrainer:
             # A factor of 1 or less does not make gradients overflow.
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self._count()
+            # Behind an update the optimizer's hook does so.
+            guard_of(self._optimizer).step_done()
         return self.loss
 
     def _update(self) -> None:

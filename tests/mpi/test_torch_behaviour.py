@@ -48,7 +48,8 @@ def test_weights_buffers_and_optimizer_state_come_from_rank_0(ranks):
 def test_guard_names_parameter_rank_and_host(ranks):
     for rank in ranks:
         text = rank["guard_names_the_parameter"]
-        assert "'1.bias' differs on rank 1 (" in text and "1 of 4 parameters" in text and "likely causes" in text
+        assert "'1.bias' differs between rank 0 (" in text and ") and rank 1 (" in text
+        assert "1 of 4 parameters" in text and "element [1] is" in text and "likely causes" in text
 
 
 def test_a_parameter_unfrozen_after_distribute_is_caught(ranks):

@@ -1,0 +1,167 @@
+"""Recipes whose numbers go wrong on one rank: a pixel that is no number, and a flipped bit in the memory of a rank.
+
+Usage: odd_numbers.py FOLDER BACKEND FRAMEWORK... Writes FOLDER/FRAMEWORK-RANK.json, and the runs into FOLDER/FRAMEWORK.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hpctrain as ht
+from hpctrain.checkpoints.keep import Policy
+from hpctrain.comm import Communicator
+from hpctrain.data.digits import load_digits
+from hpctrain.data.samples import InMemory, Samples
+from hpctrain.data.sampling import epoch_order, share
+from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
+from hpctrain.recipes.schema import Recipe
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.loop import Loop
+
+SIZE, SAMPLES, STEPS = 6, 24, 4
+# The step whose batch has the bad sample, on the last rank; and the step behind which a bit flips on that rank.
+BAD_STEP, FLIPPED, EVERY = 3, 5, 3
+
+
+def recipe(**values: Any) -> Recipe:
+    base = {
+        "name": "test",
+        "source": "none",
+        "reported": [{"metric": "test_accuracy", "value": 1.0}],
+        "model": {"name": "digits_cnn"},
+        "data": {"name": "digits"},
+        "batch": {"size": SIZE},
+        "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+        "guard": {"every": EVERY},
+        "epochs": 2,
+    }
+    return Recipe.model_validate_json(json.dumps({**base, **values}))
+
+
+def bad_sample(ranks: int) -> int:
+    """In the last rank's share of the batch."""
+    batch = epoch_order(SAMPLES, seed=0, epoch=0)[(BAD_STEP - 1) * SIZE : BAD_STEP * SIZE]
+    return int(share(batch, ranks - 1, ranks).indices[0])
+
+
+def trainer_of(framework: str, settings: Recipe, comm: Communicator) -> Any:
+    if framework == "torch":
+        from hpctrain.train.torch_trainer import TorchTrainer
+
+        return TorchTrainer(settings, comm)
+    import keras
+
+    from hpctrain.train.keras_trainer import KerasTrainer
+
+    keras.utils.clear_session()
+    return KerasTrainer(settings, comm)
+
+
+def flip(trainer: Any) -> str:
+    """One bit of the first parameter; returns its name."""
+    if trainer.framework == "torch":
+        import torch
+
+        name, parameter = next(iter(trainer.model.named_parameters()))
+        parameter.data.view(-1).view(torch.int32)[1] ^= 1 << 20
+        return str(name)
+    variable = trainer.model.trainable_variables[0]
+    values = variable.value.numpy()
+    values.reshape(-1).view(np.int32)[1] ^= 1 << 20
+    variable.assign(values)
+    return str(variable.path)
+
+
+class Runs:
+    """Of one framework, on this rank."""
+
+    def __init__(self, folder: Path, framework: str, comm: Communicator) -> None:
+        self.folder, self.framework, self.comm = folder, framework, comm
+        train, test = load_digits(test_fraction=0.2, seed=0)
+        images = train.images[:SAMPLES].copy()
+        images[bad_sample(comm.size)] = np.nan
+        self.train = InMemory(samples=Samples(images=images, labels=train.labels[:SAMPLES]))
+        self.test = InMemory(samples=test[:6])
+
+    def run(
+        self,
+        name: str,
+        settings: Recipe,
+        *,
+        resume_from: int = 0,
+        prepare: Callable[[Any], None] = lambda trainer: None,
+    ) -> dict[str, Any]:
+        comm, folder = self.comm, self.folder / name
+        settings = settings.at(comm.size)
+        trainer = trainer_of(self.framework, settings, comm)
+        prepare(trainer)
+        if comm.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        comm.barrier()
+        message, policy = "", Policy(last=9)
+        with (
+            EventWriter(folder / "events.jsonl" if comm.rank == 0 else None) as events,
+            Checkpoints(folder / "checkpoints", comm, events, policy=policy) as saves,
+        ):
+            dumps = folder / "dumps"
+            loop = Loop(settings, comm, trainer, self.train, self.test, events, checkpoints=saves, dumps=dumps)
+            try:
+                loop.run(resume_from)
+            except HpctrainError as error:
+                message = error.message
+        state = {each: value for each, value in trainer.state().items() if not each.startswith("random.")}
+        finite = all(bool(np.isfinite(value).all()) for each, value in state.items() if each.startswith("model."))
+        digests = {each: hashlib.sha256(value.tobytes()).hexdigest() for each, value in state.items()}
+        return {"message": message, "state": digests, "finite": finite, "iteration": loop.iteration}
+
+    def flipped(self) -> dict[str, Any]:
+        """A skipped step, and later a bit that flips on the last rank."""
+        name = ""
+
+        def prepare(trainer: Any) -> None:
+            step = trainer.step
+
+            def step_and_flip(*arguments: Any) -> float:
+                nonlocal name
+                loss = step(*arguments)
+                if trainer.updates == FLIPPED and self.comm.rank == self.comm.size - 1:
+                    name = flip(trainer)
+                return float(loss)
+
+            trainer.step = step_and_flip
+
+        settings = recipe(numbers={"non_finite": "skip"}, epochs=4)
+        return {**self.run("flipped", settings, prepare=prepare), "flipped": name}
+
+    def gone_back(self) -> dict[str, Any]:
+        """From the bad step to the checkpoint behind the second, to the end; and again from one behind the bad step."""
+        settings = recipe(numbers={"non_finite": "roll_back"}, checkpoints={"every_steps": 2})
+        whole = self.run("whole", settings)
+        if self.comm.rank == 0:
+            shutil.copytree(self.folder / "whole" / "checkpoints", self.folder / "resumed" / "checkpoints")
+        self.comm.barrier()
+        return {"whole": whole, "resumed": self.run("resumed", settings, resume_from=STEPS)}
+
+
+def main(folder: str, backend: str, *work: str) -> None:
+    comm = ht.init(backend)
+    for framework, _, cases in (each.partition("=") for each in work):
+        runs = Runs(Path(folder) / framework, framework, comm)
+        results: dict[str, Any] = {"host": comm.host}
+        for case in cases.split(","):
+            results[case] = runs.run("stop", recipe()) if case == "stop" else getattr(runs, case)()
+        (Path(folder) / f"{framework}-{comm.rank}.json").write_text(json.dumps(results))
+    ht.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,95 @@
+"""Numbers that go wrong on one rank: all ranks do the same about it, and it is told which one it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from launching import Launch
+
+from hpctrain.events import read_events
+
+PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
+
+
+def _program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PROGRAM.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+program = _program()
+ALL = "flipped,stop,gone_back"
+
+
+# Each start of ranks takes seconds, and each training of Keras.
+@pytest.mark.parametrize(
+    ("ranks", "backend", "cases"),
+    [
+        (2, "mpi", {"torch": ALL, "keras": "flipped,gone_back"}),
+        (3, "horovod", {"torch": "flipped,stop", "keras": "flipped"}),
+    ],
+)
+def test_on_all_ranks_alike(mpirun: Launch, tmp_path: Path, ranks: int, backend: str, cases: dict[str, str]) -> None:
+    for module in ("torch", "keras", *(["horovod"] if backend == "horovod" else [])):
+        pytest.importorskip(module)
+    mpirun(PROGRAM, ranks, str(tmp_path), backend, *(f"{name}={names}" for name, names in cases.items()))
+    for framework, names in cases.items():
+        results = [json.loads((tmp_path / f"{framework}-{rank}.json").read_text()) for rank in range(ranks)]
+        for name in names.split(","):
+            globals()[f"check_{name}"](tmp_path / framework, results)
+
+
+def odd(folder: Path) -> list[tuple[Any, ...]]:
+    events = [event for event in read_events(folder / "events.jsonl") if event["event"] == "non_finite"]
+    return [(event["iteration"], event["rule"], event["ranks"], event["to"]) for event in events]
+
+
+def check_flipped(folder: Path, results: list[dict[str, Any]]) -> None:
+    last = len(results) - 1
+    assert odd(folder / "flipped")[0] == (program.BAD_STEP, "skip", [last], None)
+    name, host = results[last]["flipped"]["flipped"], results[0]["host"]
+    for result in results:
+        found = result["flipped"]
+        assert found["finite"] and found["message"].startswith("after step 6 ")
+        # The step that found it is not noted.
+        assert found["iteration"] == 5
+        who = (
+            f"differs on rank {last} ({host}) from"
+            if last > 1
+            else f"differs between rank 0 ({host}) and rank 1 ({host})"
+        )
+        assert f"hold different parameters: {name!r} {who}" in found["message"], found["message"]
+        assert "its element [0, 0, 0, 1] is" in found["message"]
+        assert "on rank 0" in found["message"] and f"on rank {last}" in found["message"]
+
+
+def check_stop(folder: Path, results: list[dict[str, Any]]) -> None:
+    last = len(results) - 1
+    assert odd(folder / "stop") == [(program.BAD_STEP, "stop", [last], None)]
+    for rank, result in enumerate(results):
+        text = result["stop"]["message"]
+        assert text.startswith(f"step {program.BAD_STEP} of epoch 1 has numbers that are not finite on rank {last} (")
+        assert result["stop"]["finite"] and result["stop"]["state"].keys() == results[0]["stop"]["state"].keys()
+        dump = json.loads((folder / f"stop/dumps/step-{program.BAD_STEP:08}/rank-{rank}.json").read_text())
+        assert (program.bad_sample(len(results)) in dump["samples"]) == (rank == last)
+        assert any(each["nan"] for each in dump["gradients"])
+
+
+def check_gone_back(folder: Path, results: list[dict[str, Any]]) -> None:
+    (first, *_, to), *later = odd(folder / "whole")
+    assert (first, to) == (program.BAD_STEP, 2) and len(later) == 1
+    of_model = [{n: v for n, v in r["gone_back"]["whole"]["state"].items() if n.startswith("model.")} for r in results]
+    assert all(each == of_model[0] for each in of_model)
+    for result in results:
+        whole, resumed = result["gone_back"]["whole"], result["gone_back"]["resumed"]
+        assert whole["message"] == resumed["message"] == "" and whole["finite"]
+        assert resumed["state"] == whole["state"]
