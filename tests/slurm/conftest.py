@@ -9,6 +9,7 @@ import local_slurm
 import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
+from submitted_runs import Submit
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,11 @@ def slurm() -> Iterator[LocalSlurm]:
 def slurm_hpctrain(slurm: LocalSlurm, hpctrain: Launch) -> Launch:
     """``slurm_hpctrain("submit", "digits", …)``: the fixture ``hpctrain`` with the cluster's environment."""
     return partial(hpctrain, **local_slurm.AS_ROOT, **slurm.environment)
+
+
+@pytest.fixture
+def submit(slurm: LocalSlurm, slurm_hpctrain: Launch) -> Iterator[Submit]:
+    """``submit("digits", …)``; what still runs of it is cancelled behind the test."""
+    yield lambda *arguments, timeout=300: slurm_hpctrain("submit", *arguments, timeout=timeout)
+    slurm.run("scancel", "--user=root", "--full")
+    slurm.wait_idle()
