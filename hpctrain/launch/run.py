@@ -91,8 +91,10 @@ def _run(
     notice: Callable[[str], None],
 ) -> Failure | None:
     waits = False
+    ended: int | None = None
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received))
+        ended = job.process.poll()
         if cut:
             waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
             if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
@@ -111,7 +113,15 @@ def _run(
     )
     if failure and interrupts.received:
         return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits else 1)
+    if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
+        return _lost_launcher(failure, signal.Signals(-ended))
     return failure
+
+
+def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
+    """Ranks that are ended because nobody is left above them take that for the wish to stop."""
+    message = f"the program that started the ranks was killed by signal {by.value} ({by.name}); they saved their state"
+    return replace(failure, message=message, stopped=False)
 
 
 def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:

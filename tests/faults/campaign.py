@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -25,7 +27,7 @@ import kinds_of_slurm  # noqa: F401
 from cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
 from faulted_run import OutOfTimeError, Place
 from oracle import Outcome, Verdict
-from references import Library, UnfitError
+from references import Library
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +47,8 @@ def main() -> int:
         parser.error(f"no kind has {options.only!r} in its name: {', '.join(KINDS)}")
     count = options.runs or sum(case_of(number).kind.name in kinds for number in range(len(deck())))
     end = time.monotonic() + 60 * options.minutes
+    # What is open is closed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = []
     with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
         library = Library(folder=Path(folder) / "whole", limit=_LIMIT_SECONDS)
@@ -77,10 +81,16 @@ def run(case: Case, folder: Path, library: Library) -> Result:
     begin = time.monotonic()
     try:
         verdict, printed = carry_out(case, place, library)
-    except (OutOfTimeError, UnfitError) as error:
-        verdict, printed = Verdict(outcome="lost", faults=(str(error),)), str(error)
     except NotHereError as error:
         verdict, printed = Verdict(outcome="not here", faults=(str(error),)), ""
+    except OutOfTimeError as error:
+        verdict, printed = Verdict(outcome="lost", faults=(str(error),)), ""
+    except Exception:
+        # Of the campaign itself, or of a run without any fault: the other cases go on all the same.
+        verdict, printed = (
+            Verdict(outcome="lost", faults=("the case could not be carried out",)),
+            traceback.format_exc(),
+        )
     finally:
         place.close()
     return Result(case=case, verdict=verdict, seconds=time.monotonic() - begin, printed=printed)

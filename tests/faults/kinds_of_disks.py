@@ -85,12 +85,13 @@ def _shards(scene: Scene) -> tuple[Path, Path]:
     """A small ImageNet for this case, beside the same for all; the run is of them from here on."""
     good = scene.library.folder / "shards"
     if not good.exists():
-        fake = ("fake", "archives", "--images", "60", "--size", "48", "--broken", "0")
+        good.parent.mkdir(parents=True, exist_ok=True)
+        fake = ("fake", "archives", "--images", "100", "--size", "48", "--broken", "0")
         for arguments in (fake, ("shard", "archives", "shards", "--shard-samples", "12")):
             command = [str(BIN / "hpctrain"), "data", *arguments]
             subprocess.run(command, cwd=good.parent, check=True, capture_output=True, timeout=scene.place.limit)
     own = Path(shutil.copytree(good, scene.place.folder / "shards"))
-    small = (f"data.limit={_IMAGES}", "epochs=2", "data.workers=1", "model.name=resnet18", "batch.size=8")
+    small = (f"data.limit={_IMAGES}", "epochs=3", "data.workers=1", "model.name=resnet18", "batch.size=8")
     settings = (*small, f"data.path={good}", "data.broken_images=stop")
     scene.change(work=("goyal2017", "--smoke", *(word for setting in settings for word in ("--set", setting))))
     return good, own

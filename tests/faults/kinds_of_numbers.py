@@ -43,8 +43,9 @@ def flip_bit(scene: Scene) -> Promise:
         late = not injected["step"] <= found + 1 <= injected["step"] + _GUARDED
         return [f"flipped before step {injected['step']}, found behind step {found}"] if late else []
 
-    named = rf"rank {injected['rank']} on \S+" if scene.setting.ranks > 2 else r"rank \d on \S+"
-    return Promise(codes=RESTARTED, says=(named, "parameter", r"(kernel|bias|weight)"), check=check)
+    alone, two = rf"differs on rank {injected['rank']} \(", r"differs between rank 0 \(\S+\) and rank 1 \("
+    names = r"different parameters: '\S+' " + (alone if scene.setting.ranks > 2 else two)
+    return Promise(codes=RESTARTED, says=(names, "its element"), check=check)
 
 
 def _not_finite(events: Sequence[Event], rule: str, step: int, rank: int) -> list[str]:
@@ -56,13 +57,15 @@ def _not_finite(events: Sequence[Event], rule: str, step: int, rank: int) -> lis
 def poison_and_stop(scene: Scene) -> Promise:
     injected = _once(scene, "poison")
     scene.begin(injected=[injected])
-    dump = scene.place.directory.path / "dumps" / f"step-{injected['step']}" / f"rank-{injected['rank']}.json"
+    dumps = scene.place.directory.path / "dumps" / f"step-{injected['step']:08}"
 
     def check(events: Sequence[Event]) -> list[str]:
         wrong = _not_finite(events, "stop", injected["step"], injected["rank"])
-        return wrong if dump.exists() and json.loads(dump.read_text()) else [*wrong, f"no {dump}"]
+        ranks = [json.loads(dump.read_text())["rank"] for dump in sorted(dumps.glob("rank-*.json"))]
+        return wrong if ranks == list(range(scene.setting.ranks)) else [*wrong, f"{dumps} is of ranks {ranks}"]
 
-    return Promise(codes=(1,), says=(rf"rank {injected['rank']} on \S+", "not finite"), check=check)
+    named = rf"step {injected['step']} of epoch \d+ has numbers that are not finite on rank {injected['rank']} \("
+    return Promise(codes=(1,), says=(named,), check=check)
 
 
 @kind("a sample that is not a number, rule skip", tm=1, th=1, ts=1, km=1, kh=1)

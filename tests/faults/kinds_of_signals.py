@@ -63,22 +63,26 @@ def kill_mpirun(scene: Scene) -> Promise:
         child for child in psutil.Process(training.process.pid).children() if child.name() in ("mpirun", "prterun")
     ]
     mpirun.kill()
-    return Promise(codes=RESTARTED, says=("did not finish|died|was killed",))
+    return Promise(
+        codes=RESTARTED,
+        says=("the program that started the ranks was killed|did not finish|died without",),
+        leaves=True,
+    )
 
 
 @kind("kill -9 of the launcher", tm=1, th=1, ts=1, km=1, kh=1)
 def kill_launcher(scene: Scene) -> Promise:
     """Its ranks may live on: a resume says so, and how to end them."""
-    training = scene.begin()
+    training = scene.begin(injected=[{"what": "pace", "seconds": 0.2}])
     training.wait_for_step(*scene.moment(3, 40))
     training.send(signal.SIGKILL)
     training.process.wait()
     wrong: list[str] = []
 
     def end_ranks() -> None:
-        alive = {process.pid for process in training.ranks().values()}
-        again = scene.place.begin("--resume").end() if alive else None
-        if again and (again.code != 2 or not all(f"{pid}" in again.printed for pid in alive if psutil.pid_exists(pid))):
+        again = scene.place.begin("--resume").end()
+        alive = [process.pid for process in training.ranks().values()]
+        if not (again.code == 0 or (again.code == 2 and all(f"{pid}" in again.printed for pid in alive))):
             wrong.append(f"a resume beside ranks that live on: exit status {again.code}\n{again.printed}")
         scene.place.kill_all()
 

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -172,3 +173,5 @@ def _begin() -> None:
 
 
 _begin()
+# There is one module of this name: what the tests' other processes begin with comes behind it.
+runpy.run_path(str(Path(__file__).parents[2] / "startup" / "sitecustomize.py"))

@@ -275,6 +275,29 @@ def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytes
     assert (failure and (failure.message, failure.exit_code)) == (("stopped as asked", 4) if status != "done" else None)
 
 
+def test_ranks_stop_because_their_launcher_was_killed(directory: RunDirectory) -> None:
+    """Nobody asked for that, so it is a failure, and the run is started again."""
+    failure, _, _ = start(
+        directory,
+        """
+def leave(*_):
+    record(0, "resumable", exit_code=4)
+    os._exit(0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, leave)
+    record(0, "running")
+    time.sleep(600)
+while not os.path.exists("ranks/rank-0.json"): time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (False, 4)
+    assert failure.message == (
+        "the program that started the ranks was killed by signal 9 (SIGKILL); they saved their state"
+    )
+
+
 @pytest.mark.parametrize("listens", [False, True])
 def test_sigterm_waits_for_a_script_that_listens(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
