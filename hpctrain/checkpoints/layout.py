@@ -66,7 +66,7 @@ def shares(sizes: Iterable[tuple[str, int]], ranks: int) -> list[list[str]]:
         ranks: how many.
 
     Returns:
-        The names of each rank's share; no share has more than the least one and one tensor.
+        The names of each rank's share; without its smallest tensor no share has more than the least one.
     """
     loads = [(0, rank) for rank in range(ranks)]
     heapify(loads)

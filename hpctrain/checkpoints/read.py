@@ -48,7 +48,11 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[Manifest, State]:
             everyones.setdefault(match[1], {})[int(match[2])] = value
         elif int(match[2]) == rank % before:
             state[match[1]] = value
-    return manifest, state | {name: _mean(values) for name, values in everyones.items()}
+    try:
+        means = {name: _mean(values) for name, values in everyones.items()}
+    except (TypeError, ValueError) as error:
+        raise HpctrainError(f"{path}: the ranks' statistics are not alike: {error}", exit_code=1) from error
+    return manifest, state | means
 
 
 def _tensors(path: Path, manifest: Manifest) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -67,6 +67,14 @@ def test_the_only_one_that_can_be_read_stays(tmp_path: Path) -> None:
     assert newest_whole(tmp_path).iteration == 1
 
 
+def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
+    newest = write_checkpoint(tmp_path, progress_of(2))
+    (newest / "state.sha256").rename(tmp_path / "aside")
+    keep.apply(Policy(last=1), tmp_path, 2, {}, token="now")
+    (tmp_path / "aside").rename(newest / "state.sha256")
+    assert newest_whole(tmp_path).iteration == 2
+
+
 def test_a_deletion_that_crashes_leaves_nothing_that_looks_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,13 @@ def test_ranks_of_another_number(tmp_path: Path, before: int, ranks: int) -> Non
         }
 
 
+def test_statistics_of_other_shapes_are_a_message(tmp_path: Path) -> None:
+    each = ({f"statistics.mean.{rank}": np.ones(rank + 1)} for rank in range(2))
+    path = write_checkpoint(tmp_path, progress_of(7, ranks=2), *each)
+    with pytest.raises(HpctrainError, match="not alike"):
+        read_state(path, 0, 1)
+
+
 TYPES = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 TYPES += [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
 TENSORS = st.dictionaries(
@@ -104,7 +111,8 @@ def test_shares_are_balanced_and_the_same_whoever_reckons(sizes: dict[str, int],
     found = shares(sizes.items(), ranks)
     assert sorted(name for names in found for name in names) == sorted(sizes)
     loads = [sum(sizes[name] for name in names) for names in found]
-    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+    for names, load in zip(found, loads, strict=True):
+        assert load - min((sizes[name] for name in names), default=0) <= min(loads)
     assert shares(random.sample(sorted(sizes.items()), len(sizes)), ranks) == found
 
 
