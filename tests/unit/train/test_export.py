@@ -1,0 +1,53 @@
+"""The export of a residual network has its running statistics, and needs nothing of hpctrain to be loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_checkpoints import progress_of, write_checkpoint
+
+from hpctrain import models
+from hpctrain.checkpoints.layout import OWN
+from hpctrain.plan import Plan
+from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Model
+
+LOAD = """
+import sys, keras, numpy
+model = keras.saving.load_model(sys.argv[1], safe_mode=True)
+numpy.save(sys.argv[3], model(numpy.load(sys.argv[2]), training=False))
+assert not any(name.startswith("hpctrain") for name in sys.modules)
+"""
+
+
+def test_keras(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    from hpctrain.comm.single import SingleCommunicator
+    from hpctrain.train.export import export
+    from hpctrain.train.keras_trainer import KerasTrainer
+
+    recipe = load_recipe("digits").model_copy(update={"model": Model(name="resnet18")})
+    keras.utils.clear_session()
+    trainer = KerasTrainer(recipe, SingleCommunicator("test"))
+    random = np.random.default_rng(0)
+    for layer in trainer.model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.moving_mean.assign(random.normal(size=layer.moving_mean.shape))
+            layer.moving_variance.assign(random.uniform(0.5, 2, size=layer.moving_variance.shape))
+    images = random.normal(size=(2, 32, 32, 3)).astype(np.float32)
+    np.save(tmp_path / "images.npy", images)
+    expected = np.asarray(trainer.model(images, training=False))
+    state = {f"{name}.0" if name.startswith(OWN) else name: value for name, value in trainer.state().items()}
+    plan = Plan(recipe=recipe, framework="keras", ranks=1, threads_per_rank=1).model_dump(mode="json")
+    path = write_checkpoint(tmp_path, progress_of(1), state, plan=plan)
+    keras.utils.clear_session()
+    assert export(path, tmp_path / "model.keras") == 11_689_512
+    arguments = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
+    subprocess.run([sys.executable, "-P", "-c", LOAD, *arguments], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-4, atol=1e-5)
+    plain = np.asarray(models.build(Model(name="resnet18"), "keras")(images, training=False))
+    assert not np.allclose(plain, expected, rtol=1e-2)
