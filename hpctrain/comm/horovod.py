@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.patience import timeout_seconds
+from hpctrain.comm.patience import Patience, timeout_seconds
 from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
     from mpi4py import MPI
+
+
+# Waits for a handle and returns the result.
+_WaitedFor = Callable[[int], Any]
 
 
 class HorovodCommunicator(MpiControl):
@@ -30,7 +35,7 @@ class HorovodCommunicator(MpiControl):
         self._modules: dict[str, Any] = {}
 
     def torch(self) -> HorovodTorchEngine:
-        return HorovodTorchEngine(self._load("torch"))
+        return HorovodTorchEngine(self._load("torch"), self.patience)
 
     def tensorflow(self) -> HorovodTensorFlowEngine:
         return HorovodTensorFlowEngine(self._load("tensorflow"))
@@ -79,12 +84,12 @@ def _import_horovod(framework: str) -> Any:
 
 
 class _TorchWork:
-    def __init__(self, horovod: Any, handle: int) -> None:
-        self._horovod = horovod
+    def __init__(self, waited_for: _WaitedFor, handle: int) -> None:
+        self._waited_for = waited_for
         self._handle = handle
 
     def wait(self) -> None:
-        _synchronize(self._horovod, self._handle)
+        self._waited_for(self._handle)
 
 
 class _Bfloat16Work:
@@ -94,10 +99,11 @@ class _Bfloat16Work:
     a ring all-reduce, with as many bytes on the wire, and rounded to bfloat16 once instead of at every hop.
     """
 
-    def __init__(self, horovod: Any, buffer: torch.Tensor, name: str) -> None:
+    def __init__(self, horovod: Any, waited_for: _WaitedFor, buffer: torch.Tensor, name: str) -> None:
         import torch
 
         self._horovod = horovod
+        self._waited_for = waited_for
         self._buffer = buffer
         self._name = name
         ranks = horovod.size()
@@ -108,11 +114,11 @@ class _Bfloat16Work:
     def wait(self) -> None:
         import torch
 
-        received, _ = _synchronize(self._horovod, self._handle)
+        received, _ = self._waited_for(self._handle)
         parts = received.view(torch.bfloat16).view(self._horovod.size(), -1)
         mean = parts.float().mean(dim=0).to(torch.bfloat16)
         handle = self._horovod.allgather_async(mean.view(torch.uint8), name=f"{self._name}.mean")
-        self._buffer.copy_(_synchronize(self._horovod, handle).view(torch.bfloat16))
+        self._buffer.copy_(self._waited_for(handle).view(torch.bfloat16))
 
 
 class HorovodTorchEngine:
@@ -120,8 +126,9 @@ class HorovodTorchEngine:
 
     in_place = True
 
-    def __init__(self, horovod: Any) -> None:
+    def __init__(self, horovod: Any, patience: Patience) -> None:
         self._horovod = horovod
+        self._waited_for = functools.partial(_waited_for, horovod, patience)
         self._narrowing = Narrowing()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -135,11 +142,11 @@ class HorovodTorchEngine:
         if wire:
             return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
-            return _Bfloat16Work(self._horovod, buffer, name)
+            return _Bfloat16Work(self._horovod, self._waited_for, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
             raise HpctrainError("this Horovod was built without NCCL and cannot reduce gradients on GPUs", BUILD_HINT)
         handle = self._horovod.allreduce_async_(buffer, name=name, op=self._horovod.Average)
-        return _TorchWork(self._horovod, handle)
+        return _TorchWork(self._waited_for, handle)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         import torch
@@ -147,12 +154,12 @@ class HorovodTorchEngine:
         # float32 holds every bfloat16 exactly
         wire = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
         handle = self._horovod.allgather_async(tensor.to(wire).contiguous(), name=name)
-        joined: torch.Tensor = _synchronize(self._horovod, handle)
+        joined: torch.Tensor = self._waited_for(handle)
         return joined.to(tensor.dtype)
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
         handle = self._horovod.broadcast_async_(tensor, root_rank=0, name=name)
-        _synchronize(self._horovod, handle)
+        self._waited_for(handle)
 
 
 class HorovodTensorFlowEngine:
@@ -210,9 +217,11 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
-def _synchronize(horovod: Any, handle: int) -> Any:
+def _waited_for(horovod: Any, patience: Patience, handle: int) -> Any:
+    """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
     try:
-        return horovod.synchronize(handle)
+        with patience.blocking("Horovod's reduction"):
+            return horovod.synchronize(handle)
     except RuntimeError as error:
         raise _failed(error) from error
 
