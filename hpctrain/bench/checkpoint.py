@@ -96,7 +96,7 @@ def disk(case: Case, *, writers: int) -> Variant:
 
 
 def checkpointed(case: Case) -> Variant:
-    """As the training loop does it: the guard, the copy for which training waits, and the writing behind that."""
+    """As the training loop does it: the guard, the copy that the next update waits for, and the writing behind it."""
     path = case.folder / "events.jsonl"
     checkpoints = Checkpoints(
         case.folder, case.comm, EventWriter(path if case.comm.rank == 0 else None), policy=Policy(last=1)
@@ -110,6 +110,16 @@ def checkpointed(case: Case) -> Variant:
         case.trainer.check_equal()
         checkpoints.save(_progress(done, case.comm.size), case.trainer)
         blocked = time.perf_counter() - begin
+        copied = case.trainer.before_update
+
+        def before_update() -> None:
+            nonlocal blocked
+            begin = time.perf_counter()
+            copied()
+            blocked += time.perf_counter() - begin
+
+        case.trainer.before_update = before_update
+        _step(case.trainer, case.comm.rank)
         checkpoints.wait()
         written = 0.0
         if case.comm.rank == 0:
@@ -151,11 +161,15 @@ def _trainer(model: str, comm: Communicator) -> TorchTrainer:
     recipe = load_recipe(_RECIPE)
     update = {"model": Model.model_validate({"name": model}), "batch": Batch(size=_BATCH * comm.size)}
     trainer = TorchTrainer(recipe.model_copy(update=update).at(comm.size), comm)
-    random = np.random.default_rng(comm.rank)
+    _step(trainer, comm.rank)
+    return trainer
+
+
+def _step(trainer: TorchTrainer, rank: int) -> None:
+    random = np.random.default_rng(rank)
     images = random.random((_BATCH, _IMAGE, _IMAGE, 3), dtype=np.float32)
     samples = Samples(images=images, labels=random.integers(0, 1000, _BATCH))
     trainer.step([samples], 1, 1 / _BATCH, 0.1, 1.0)
-    return trainer
 
 
 def main(out: str, folder: str, model: str, rounds: str) -> None:

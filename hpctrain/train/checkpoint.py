@@ -1,7 +1,7 @@
 """Saving and restoring a training on all ranks of a run.
 
-Training waits for a copy of each rank's share in memory; a thread of each rank writes it. The ranks find each other's
-shares on the disk, so no message of theirs can get between those of the training.
+A thread of each rank copies its share in memory, for which the next update waits, and writes it then. The ranks find
+each other's shares on the disk, so no message of theirs can get between those of the training.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,13 @@ GUARD_STEPS = "guard.steps"
 
 
 class Stateful(Protocol):
-    """What has a state."""
+    """What has a state.
+
+    Attributes:
+        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own.
+    """
+
+    before_update: Callable[[], None]
 
     def state(self) -> State:
         """All that decides the bits of what follows, by name; what begins as :data:`OWN` says is this rank's own.
@@ -48,7 +54,7 @@ class Stateful(Protocol):
         """Go on from a state; what is a rank's own may be missing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Save:
     """A checkpoint that is being written.
 
@@ -56,12 +62,14 @@ class _Save:
         progress: how far the training was.
         begin: ``time.perf_counter`` of its begin.
         blocked_seconds: how long training waited.
+        copied: when training may go on to change what is saved.
         written: when it was on disk, and on rank 0 its manifest.
     """
 
     progress: Progress
     begin: float
     blocked_seconds: float
+    copied: Future[None]
     written: Future[tuple[float, Manifest | None]]
 
 
@@ -111,13 +119,17 @@ class Checkpoints:
         self._writer.shutdown(wait=False)
 
     def save(self, progress: Progress, training: Stateful) -> None:
-        """Copy the state, and have it written; waits for the one before."""
+        """Have the state copied and written; waits for the one before."""
         begin = time.perf_counter()
         self._finish()
-        self._share.take(self._own_part(training.state(), progress.ranks))
-        written = self._writer.submit(self._write, progress, self._comm.rank, dict(self._scores), self._abandoned)
+        part = self._own_part(training.state(), progress.ranks)
+        training.before_update = self._wait_for_copy
+        copied = self._writer.submit(self._share.take, part)
+        written = self._writer.submit(
+            self._write, copied, progress, self._comm.rank, dict(self._scores), self._abandoned
+        )
         blocked = time.perf_counter() - begin
-        self._save = _Save(progress=progress, begin=begin, blocked_seconds=blocked, written=written)
+        self._save = _Save(progress=progress, begin=begin, blocked_seconds=blocked, copied=copied, written=written)
 
     def settle(self) -> None:
         """Record what was being written, if it is on disk by now.
@@ -166,17 +178,32 @@ class Checkpoints:
         self.newest = iteration
         return manifest.progress
 
+    def _wait_for_copy(self) -> None:
+        save = self._save
+        if save and not save.copied.done():
+            begin = time.perf_counter()
+            # What went wrong is told where it was to be written.
+            save.copied.exception()
+            save.blocked_seconds += time.perf_counter() - begin
+
     def _own_part(self, state: State, ranks: int) -> State:
         """What this rank writes: its part of what is equal on all, and what is its own under its number."""
         rank = self._comm.rank
-        own = {f"{name}.{rank}": value for name, value in state.items() if name.startswith(OWN)}
+        # What is a rank's own is small, and the next forward pass changes it.
+        own = {f"{name}.{rank}": value.copy() for name, value in state.items() if name.startswith(OWN)}
         sizes = ((name, value.nbytes) for name, value in state.items() if not name.startswith(OWN))
         return {name: state[name] for name in shares(sizes, ranks)[rank]} | own
 
     def _write(
-        self, progress: Progress, rank: int, scores: Mapping[int, float], abandoned: threading.Event
+        self,
+        copied: Future[None],
+        progress: Progress,
+        rank: int,
+        scores: Mapping[int, float],
+        abandoned: threading.Event,
     ) -> tuple[float, Manifest | None]:
         """In the writer's thread: this rank's share; on rank 0 also the rest, when all have come."""
+        copied.result()
         fresh = hidden_path(checkpoint_path(self._folder, progress.iteration), self._token)
         write_share(fresh, self._share, rank, progress.ranks)
         if rank:

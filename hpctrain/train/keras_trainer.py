@@ -70,6 +70,7 @@ class KerasTrainer:
         # What they are decides whether there is an update.
         self._reduction.ahead = True
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
+        self.before_update: Callable[[], None] = _pass
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
@@ -97,6 +98,8 @@ class KerasTrainer:
     def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
+        # The graph of a step has its update in it.
+        self.before_update()
         self._rule.learning_rate.assign(learning_rate)
         if self._has_transition:
             self._rule.sgd_share.assign(sgd_share)
@@ -149,6 +152,7 @@ class KerasTrainer:
         return variables | {GUARD_STEPS: np.array(self._guard.steps)} | random_state()
 
     def restore(self, state: State) -> None:
+        self.before_update()
         self._before = _NOTHING
         shared, own = self._shared(), self._own()
         known = shared.keys() | own.keys() | {GUARD_STEPS, *NAMES}
@@ -299,3 +303,6 @@ def _losses(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.
     if smoothing:
         losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
     return tf.where(known, losses, 0.0)
+
+
+def _pass() -> None: ...

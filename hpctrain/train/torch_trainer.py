@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class TorchTrainer:
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
         )
         self._clip_norm = recipe.optimizer.clip_norm
+        self.before_update: Callable[[], None] = _pass
         self.updates = 0
         self.loss = 0.0
         self.faulty = False
@@ -109,6 +110,7 @@ class TorchTrainer:
         return self.loss
 
     def _update(self) -> None:
+        self.before_update()
         if self._clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._scaler.step(self._optimizer)
@@ -160,6 +162,7 @@ class TorchTrainer:
         return numbers | scaler | steps | self._random_state() | random_state()
 
     def restore(self, state: State) -> None:
+        self.before_update()
         self._before = _NOTHING
         tensors = {name: torch.from_numpy(value) for name, value in state.items()}
         kept = dict(self.model.named_buffers())
@@ -237,3 +240,6 @@ class TorchTrainer:
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _pass() -> None: ...

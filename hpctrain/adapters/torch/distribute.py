@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 
 from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
@@ -133,13 +134,17 @@ def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:
-    """One integer a tensor: the wrap-around sum of its bits read as 32-bit words. One flipped bit changes it."""
-    return np.array([int(_bits(tensor.detach()).sum(dtype=torch.int64)) for tensor in tensors], dtype=np.int64)
+    """One integer a tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
+    return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().view(-1)
-    return flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
+def _checksum(flat: torch.Tensor) -> int:
+    if flat.device.type == "cpu":
+        # As fast as the memory is read, four times as fast as a sum of 32-bit words. 64-bit words would not do for a
+        # sum: two flipped top bits cancel in it.
+        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
+    words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
+    return int(words.sum(dtype=torch.int64))
 
 
 def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
