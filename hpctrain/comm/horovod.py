@@ -58,6 +58,10 @@ class HorovodCommunicator(MpiControl):
             limit = max(2, round(timeout_seconds()))
             os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
             os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
+            if framework == "torch":
+                # Which buckets are ready at once, and so in what order more than two ranks' numbers are added, would
+                # be another in each run. Buckets are large enough by themselves.
+                os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(

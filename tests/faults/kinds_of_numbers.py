@@ -32,7 +32,7 @@ def raise_on_rank(scene: Scene) -> Promise:
 @kind("a bit flipped in a rank's parameters", tm=3, th=3, km=2, kh=1)
 def flip_bit(scene: Scene) -> Promise:
     """The guard's next check finds it: with three ranks it names the one, of two it cannot tell which."""
-    if scene.draw.random() < 0.4:
+    if scene.draw.random() < 0.5:
         scene.change(ranks=3)
     injected = _once(scene, "flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
     scene.begin("--set", f"guard.every={_GUARDED}", injected=[injected])
