@@ -24,11 +24,15 @@ def _number(value: Any) -> bool:
 
 
 def _seconds(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value < _MOST_SECONDS
+    return isinstance(value, (int, float)) and 0 <= value < _MOST_SECONDS
 
 
 def _seconds_or_none(value: Any) -> bool:
     return value is None or _seconds(value)
+
+
+def _finite(value: Any) -> bool:
+    return value is not None and _number(value) and math.isfinite(value)
 
 
 def _text(value: Any) -> bool:
@@ -47,6 +51,18 @@ def _texts_or_none(value: Any) -> bool:
     return value is None or _texts(value)
 
 
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_count, value))
+
+
+def _non_finite_rule(value: Any) -> bool:
+    return value in ("stop", "skip", "roll_back")
+
+
+def _differences(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(pair, list) and len(pair) == 2 for pair in value.values())
+
+
 def _timeline(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 3 and _seconds(row[0]) and _text(row[1]) and _count(row[2])
@@ -58,6 +74,8 @@ Rule = Callable[[Any], bool]
 # By kind; a key that is not here can have any value, and so can all of a kind that is not here.
 _RULES: dict[str, dict[str, Rule]] = {
     "start": {"attempt": _count, "iteration": _count, "hosts": _texts_or_none, "host": _text_or_none},
+    "damaged": {"path": _text, "fault": _text, "kept_as": _text},
+    "changed": {"differences": _differences},
     "run": {
         "recipe": _text_or_none,
         "framework": _text_or_none,
@@ -77,6 +95,16 @@ _RULES: dict[str, dict[str, Rule]] = {
         "communication_seconds": _seconds_or_none,
         "data_seconds": _seconds_or_none,
     },
+    "non_finite": {
+        "iteration": _count,
+        "epoch": _count,
+        "rule": _non_finite_rule,
+        "ranks": _counts,
+        "parameters": _count,
+        "parameter": _text_or_none,
+        "to": _count_or_none,
+    },
+    "spike": {"iteration": _count, "epoch": _count, "loss": _finite, "median": _finite},
     "epoch": {"epoch": _count, "seconds": _seconds},
     "broken_images": {"epoch": _count, "count": _count, "names": _texts},
     "checkpoint": {"iteration": _count, "epoch": _count, "seconds": _seconds},

@@ -11,7 +11,8 @@ start         attempt (1, 2, …), iteration (of the checkpoint that it goes on 
               pid of the launcher, which writes it
 damaged       path (the name in ``checkpoints/`` of one that an attempt passes over), fault (what is wrong with it),
               kept_as (the name that it has from now on); ahead of the attempt's start, as is the next
-changed       differences (of the recipe from that of the attempts before: the old and the new value by dotted key)
+changed       differences (of the recipe or script from that of the attempts before: the old and the new value by
+              dotted key)
 run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
 step          iteration, epoch, loss, learning_rate, samples, first (where they begin in the epoch's order), order
               (CRC-32 of their numbers as little-endian 64-bit integers), seconds; of these, on the rank that writes:
@@ -68,6 +69,8 @@ Event = dict[str, Any]
 # What readers of each kind rely on; a kind that is not here is passed on as it is.
 _KEYS = {
     "start": ("attempt", "iteration"),
+    "damaged": ("path", "fault", "kept_as"),
+    "changed": ("differences",),
     "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
     "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
     "non_finite": ("iteration", "epoch", "rule", "ranks", "parameters", "to"),

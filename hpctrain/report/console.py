@@ -15,18 +15,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from hpctrain.events import Event
-from hpctrain.report.faults import broken_images_line, fault_line, non_finite_line, spike_line, stall_line
+from hpctrain.report.faults import LINES, spike_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
-_TROUBLE = {
-    "broken_images": broken_images_line,
-    "stall": stall_line,
-    "fault": fault_line,
-    "non_finite": non_finite_line,
-}
 
 
 class Console:
@@ -76,10 +70,10 @@ class Console:
                 self._progress_line(f"checkpoint at step {event['iteration']}")
             case "stopped":
                 self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
-            case "broken_images" | "stall" | "fault" | "non_finite" as kind:
-                self._progress_line(_TROUBLE[kind](event))
             case "spike":
                 self._spike(event)
+            case kind if kind in LINES:
+                self._progress_line(LINES[kind](event))
             case "end":
                 self.close()
                 took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""

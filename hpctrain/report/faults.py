@@ -1,8 +1,8 @@
-"""What went wrong, in one line: a fault, a stall, images that are broken."""
+"""What went wrong or is not as it was, in one line: a fault, a stall, a damaged checkpoint, other settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpctrain.events import Event
 
@@ -71,3 +71,34 @@ def broken_images_line(broken: Event) -> str:
     more = "" if count == len(names) else f" and {count - len(names)} more"
     images = "1 image" if count == 1 else f"{count} images"
     return f"epoch {broken['epoch']}: {images} could not be decoded and took no part: {', '.join(names)}{more}"
+
+
+def damaged_line(damaged: Event) -> str:
+    """The line of an event ``damaged``."""
+    return (
+        f"checkpoint {damaged['path']} was damaged, and passed over: {damaged['fault']}; it is {damaged['kept_as']} now"
+    )
+
+
+def changed_line(changed: Event) -> str:
+    """The line of an event ``changed``."""
+    values = (f"{key} {old} → {new}" for key, (old, new) in changed["differences"].items())
+    return f"the run went on with other settings: {', '.join(values)}"
+
+
+LINES: Mapping[str, Callable[[Event], str]] = {
+    "damaged": damaged_line,
+    "changed": changed_line,
+    "fault": fault_line,
+    "stall": stall_line,
+    "broken_images": broken_images_line,
+    "non_finite": non_finite_line,
+}
+"""What makes the line of an event, by the kinds that have one each."""
+
+
+def trouble_lines(events: Sequence[Event]) -> list[str]:
+    """The lines of all but the faults, of which the reader wants to know whether they ended the run; kind by kind."""
+    kinds = [kind for kind in LINES if kind != "fault"]
+    lines = [LINES[kind](event) for kind in kinds for event in events if event["event"] == kind]
+    return [*lines, *map(spike_line, in_a_row(event for event in events if event["event"] == "spike"))]

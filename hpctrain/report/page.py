@@ -16,7 +16,7 @@ from hpctrain.private_files import write_private
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.faults import broken_images_line, fault_line, in_a_row, non_finite_line, spike_line, stall_line
+from hpctrain.report.faults import fault_line, trouble_lines
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
@@ -69,13 +69,7 @@ def render(directory: RunDirectory) -> str:
         hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
         settings=settings(plan),
         faults=_faults(record, ranks),
-        survived=[
-            *map(fault_line, record.survived),
-            *(stall_line(stall) for attempt in record.attempts for stall in attempt.stalls),
-            *(broken_images_line(event) for event in record.events if event["event"] == "broken_images"),
-            *(non_finite_line(event) for event in record.events if event["event"] == "non_finite"),
-            *map(spike_line, in_a_row(event for event in record.events if event["event"] == "spike")),
-        ],
+        survived=[*map(fault_line, record.survived), *trouble_lines(record.events)],
         attempts=[_attempt_row(attempt) for attempt in record.attempts],
         ranks=[_rank_row(rank) for rank in ranks],
     )

@@ -26,6 +26,7 @@ class Progress:
         start, run, epoch: the last events of these kinds; empty where there is none.
         fault, stopped: those that ended the last attempt.
         survived: the faults of all attempts that the run got over by itself.
+        damaged: the events of this kind of all attempts.
         stalls: of the last attempt.
         steps: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
@@ -38,6 +39,7 @@ class Progress:
     fault: Event
     stopped: Event
     survived: Sequence[Event]
+    damaged: Sequence[Event]
     stalls: Sequence[Event]
     steps: Sequence[Event]
     last_time: float | None
@@ -70,6 +72,7 @@ class Progress:
             fault=attempts[-1].fatal[-1] if attempts and attempts[-1].fatal else {},
             stopped=attempts[-1].stopped if attempts else {},
             survived=survived(attempts),
+            damaged=[event for event in others if event["event"] == "damaged"],
             stalls=attempts[-1].stalls if attempts else (),
             steps=steps,
             last_time=parse_event(lines[-1], where)["time"] if lines else None,

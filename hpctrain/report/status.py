@@ -19,7 +19,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
 from hpctrain.plan import Plan
 from hpctrain.records import read_records
-from hpctrain.report.faults import fault_line, stall_line
+from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import samples_per_s
 from hpctrain.rundir import RunDirectory, read_model
@@ -50,7 +50,7 @@ class RunStatus(BaseModel):
         job_remaining_s: until the time limit of the job that runs.
         more_jobs: that are needed behind the one that runs.
         last_event_s: seconds since the last event.
-        survived: the faults that it got over by itself, a line each.
+        survived: the faults that it got over by itself and the damaged checkpoints that it passed over, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
     """
@@ -198,7 +198,7 @@ class KnownRun:
             test_accuracy=_finite(progress.epoch.get("test_accuracy")),
             samples_per_s=samples_per_s(progress.timed_steps),
             step_seconds=progress.step_seconds,
-            survived=tuple(map(fault_line, progress.survived)),
+            survived=(*map(fault_line, progress.survived), *map(damaged_line, progress.damaged)),
             stalls=tuple(map(stall_line, progress.stalls)),
             **self._times(state, now),
         )

@@ -158,18 +158,19 @@ def _plan() -> Any:
 
 def _events(content: bytes, folder: Path) -> None:
     from hpctrain.events import EventWriter, read_events
-    from hpctrain.report.faults import broken_images_line, fault_line, stall_line
+    from hpctrain.report.faults import fault_line, trouble_lines
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
     from hpctrain.rundir import RunDirectory
 
-    lines = {"fault": fault_line, "stall": stall_line, "broken_images": broken_images_line}
     directory, plan = RunDirectory(folder), _plan()
     events = write(folder, "events.jsonl", content)
     with contextlib.suppress(HpctrainError):
         for event in read_events(events):
-            lines.get(event["event"], str)(event)
+            trouble_lines([event])
+            if event["event"] == "fault":
+                fault_line(event)
     known = KnownRun(
         directory=directory,
         plan=plan,
@@ -190,12 +191,17 @@ def _runs() -> Iterable[bytes]:
     from written_runs import run_events
 
     aside = [
+        {"event": "damaged", "path": "step-00000005", "fault": "no state.json", "kept_as": "damaged-step-00000005"},
+        {"event": "changed", "differences": {"epochs": [3, 5], "data.path": [None, "/data"]}},
         {"event": "start", "attempt": 2, "iteration": 4, "job": "12", "launcher": "mpirun", "hosts": ["n1"]},
         {"event": "stall", "rank": 1, "host": "n1", "iteration": 4, "waiting_for": "a reduction", "seconds": 61.0},
         {"event": "fault", "rank": None, "host": None, "message": "the host n1 is gone"},
         {"event": "fault", "rank": 1, "host": "n1", "message": "killed", "iteration": 5, "recovery_seconds": 0.5}
         | {"samples_affected": 8, "ranks": 1},
         {"event": "broken_images", "epoch": 1, "count": 1, "names": ["n01_1"]},
+        {"event": "non_finite", "iteration": 5, "epoch": 2, "rule": "roll_back", "ranks": [0, 1], "to": 4}
+        | {"parameters": 2, "parameter": "head"},
+        {"event": "spike", "iteration": 5, "epoch": 2, "loss": 9.5, "median": 1.5},
         {"event": "stopped", "iteration": 5, "reason": "SIGTERM"},
         {"event": "checkpoint", "iteration": 5, "epoch": 2, "seconds": 0.1, "path": "step-00000005"},
     ]

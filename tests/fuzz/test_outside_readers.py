@@ -31,6 +31,16 @@ _FOUND: dict[str, list[bytes]] = {
         b'{"time": 1, "event": "step", "event": "other"}\n',
         # OverflowError of the time that remains.
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": ' + b"9" * 400 + b"}\n",
+        # TypeError and KeyError of the lines of odd numbers and of changed settings.
+        b'{"time": 1, "event": "spike", "iteration": 1, "epoch": 1, "loss": null, "median": 1.0}\n',
+        b'{"time": 1, "event": "non_finite", "iteration": 1, "epoch": 1, "rule": "what", "ranks": [], "parameters": 0, '
+        b'"parameter": null, "to": null}\n',
+        b'{"time": 1, "event": "non_finite", "iteration": 1, "epoch": 1, "rule": "skip", "ranks": 7, "parameters": 0, '
+        b'"parameter": null, "to": null}\n',
+        b'{"time": 1, "event": "damaged", "path": "step-00000001"}\n',
+        b'{"time": 1, "event": "changed", "differences": {"epochs": 3}}\n',
+        # OverflowError of the rules.
+        b'{"time": ' + b"9" * 400 + b', "event": "x"}\n',
     ],
     "hosts": [
         # Digits before the bracket went into its numbers, more than were counted.

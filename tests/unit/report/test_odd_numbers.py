@@ -1,4 +1,4 @@
-"""What a reader is shown of numbers that are not finite, and of losses that stand out."""
+"""What a reader is shown of odd numbers, damaged checkpoints and changed settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from written_runs import EPOCHS, recipe_plan, run_events
 
+from hpctrain.batch.find_run import find_run
 from hpctrain.events import Event, EventWriter, kept, read_events
 from hpctrain.report.console import Console
 from hpctrain.report.curves import _means
 from hpctrain.report.faults import in_a_row, non_finite_line, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
+from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
 from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.rundir import RunDirectory
@@ -31,9 +33,15 @@ def spike(iteration: int, loss: float = 9.0) -> Event:
     return {"event": "spike", "iteration": iteration, "epoch": 1, "loss": loss, "median": 1.5}
 
 
+DAMAGED = {"event": "damaged", "path": "step-00000004", "fault": "no state.json", "kept_as": "damaged-step-00000004"}
+CHANGED = {"event": "changed", "differences": {"epochs": [3, 5], "data.path": [None, "/data"]}}
+DAMAGED_LINE = "checkpoint step-00000004 was damaged, and passed over: no state.json; it is damaged-step-00000004 now"
+CHANGED_LINE = "the run went on with other settings: epochs 3 → 5, data.path None → /data"
+
+
 def odd_run() -> list[Event]:
-    """Step 2 has no finite loss, nor has the whole second epoch; spikes in steps 5, 6 and 9."""
-    events: list[Event] = []
+    """Step 2 has no finite loss, nor has the whole second epoch; spikes in steps 5, 6 and 9; it was resumed before."""
+    events: list[Event] = [DAMAGED, CHANGED]
     for event in run_events():
         if event["event"] == "step" and (event["iteration"] == 2 or event["epoch"] == 2):
             event = {**event, "loss": None}
@@ -85,6 +93,7 @@ def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     # Of steps in a row the first is told.
     assert text.count("the loss was up to") == 2 and "step 6: the loss" not in text
     assert "train loss not finite" in text
+    assert text.count(DAMAGED_LINE) == 1 and text.count(CHANGED_LINE) == 1
 
 
 def test_page_summary_and_curves(directory: RunDirectory) -> None:
@@ -92,9 +101,15 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     assert "step 2 had numbers that are not finite on rank 1: its update was left out" in page
     assert "steps 5 to 6: the loss was up to 6" in page and "step 9: the loss" in page
     assert "NaN" not in page
+    assert DAMAGED_LINE in page and CHANGED_LINE in page
     record = Record.read(directory)
     assert len(record.epochs) == EPOCHS
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
+
+
+def test_status(directory: RunDirectory) -> None:
+    found, _ = read_status(find_run(str(directory.path)))
+    assert isinstance(found, RunStatus) and found.survived == (DAMAGED_LINE,)
 
 
 def test_tensorboard(directory: RunDirectory) -> None:
