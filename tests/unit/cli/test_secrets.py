@@ -43,13 +43,25 @@ def _require_silence(folder: Path, printed: str) -> None:
     assert not leaks
 
 
-@pytest.mark.parametrize("name", [*_NAMES, "AWS_SESSION_TOKEN", "api_key", "APIKEY", "TOKEN", "GITHUB_PAT_TOKEN"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*_NAMES, "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "api_key", "APIKEY", "API_KEYS", "TOKEN", "HF_TOKENS"),
+        *("DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "HFTOKEN", "API_TOKEN_2", "ENCRYPTION_KEY_V2", "GITHUB_PAT_TOKEN"),
+        *("DATABASE_URL", "REDIS_URL", "AZURE_STORAGE_CONNECTION_STRING", "SLACK_WEBHOOK_URL", "SENTRY_DSN"),
+    ],
+)
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "NCCL_DEBUG", "PATH", "MONKEY", "AUTHOR", "PWD"]
+    "name",
+    [
+        *("TOKENIZERS_PARALLELISM", "KEYBOARD", "NCCL_DEBUG", "PATH", "MONKEY", "AUTHOR", "PWD", "BYPASS", "COMPASS"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "MLFLOW_TRACKING_URI", "MASTER_ADDR", "SLURM_JOB_ID"),
+        *("HTTP_PROXY_PORT", "OMP_NUM_THREADS", "PASSES", "SSH_AUTH_SOCK"),
+    ],
 )
 def test_names_of_other_variables(name: str) -> None:
     assert not is_secret(name)
