@@ -11,7 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpctrain.events import Event, disk_error, kept, read_events
-from hpctrain.private_files import make_folder
+from hpctrain.private_files import make_folder, private
 from hpctrain.report.summary import metrics
 from hpctrain.rundir import RunDirectory
 
@@ -79,7 +79,8 @@ class TensorBoardWriter:
             if self._records is None:
                 make_folder(self._directory.tensorboard)
                 # Unbuffered: TensorBoard sees each record whole, as soon as it is there.
-                self._records = RecordWriter((self._directory.tensorboard / _FILE_NAME).open("wb", buffering=0))
+                path = self._directory.tensorboard / _FILE_NAME
+                self._records = RecordWriter(open(path, "wb", buffering=0, opener=private))  # noqa: SIM115 - is closed
                 self._records.write(TensorBoardEvent(file_version="brain.Event:2").SerializeToString())
             self._records.write(entry.SerializeToString())
         except OSError as error:
