@@ -1,6 +1,7 @@
 """The installed packages against the known vulnerabilities of the Python Package Index, by pip-audit.
 
-Fails where one is found. Where the index cannot be asked, as without a network, it says so in one line and succeeds.
+Fails where one is found, and where pip-audit cannot do it although the index answers. Where the index cannot be asked,
+as without a network, or takes too long, it says so in one line and succeeds.
 """
 
 from __future__ import annotations
@@ -25,13 +26,23 @@ def main() -> int:
     parser.add_argument("--program", default="pip-audit")
     parser.add_argument("--seconds", type=float, default=_AUDIT_SECONDS, help="that the audit may take")
     options = parser.parse_args()
-    problem = unreachable(options.index)
-    if problem is None:
-        audited = audit(options.program, options.seconds)
-        if isinstance(audited, list):
-            return report(audited)
-        problem = audited
-    print(f"audit of packages left out: {problem}")
+    try:
+        if problem := unreachable(options.index):
+            return left_out(problem)
+        return report(audit(options.program, options.seconds))
+    except subprocess.TimeoutExpired:
+        return left_out(f"{options.program} did not end in {options.seconds:g} s")
+    except AuditError as error:
+        print(f"audit of packages: {error}", file=sys.stderr)
+        return 1
+
+
+class AuditError(Exception):
+    """There is no audit, though there could be."""
+
+
+def left_out(why: str) -> int:
+    print(f"audit of packages left out: {why}")
     return 0
 
 
@@ -45,18 +56,24 @@ def unreachable(index: str) -> str | None:
         return f"{address} cannot be reached: {error}"
 
 
-def audit(program: str, seconds: float) -> list[dict[str, Any]] | str:
-    """What pip-audit says of each package, or why it says nothing."""
+def audit(program: str, seconds: float) -> list[dict[str, Any]]:
+    """What pip-audit says of each package.
+
+    Raises:
+        AuditError: it is not there, or says nothing.
+        subprocess.TimeoutExpired: it took longer.
+    """
     command = [program, "--local", "--skip-editable", "--progress-spinner=off", "--format=json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{program} did not end in {seconds:g} s"
+    except OSError as error:
+        raise AuditError(f"cannot start {program}: {error.strerror}; `make lint` installs it") from error
     try:
         packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
         return packages
-    except ValueError:
-        return f"{program} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+    except (ValueError, KeyError, TypeError) as error:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise AuditError(f"{program} failed with exit status {done.returncode}: {last}") from error
 
 
 def report(packages: list[dict[str, Any]]) -> int:

@@ -61,17 +61,29 @@ def test_no_vulnerability_passes_and_what_is_unknown_is_said(tmp_path: Path, ind
     assert (done.returncode, done.stdout) == (0, "the index does not know 1 of 2 packages, such as own\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds", "why"),
-    [("exec sleep 60", 0.5, "did not end in 0.5 s"), ("echo broken >&2; exit 1", 30, "failed: broken")],
-)
-def test_an_audit_that_cannot_be_done_is_one_line(
-    tmp_path: Path, index: str, script: str, seconds: float, why: str
-) -> None:
-    done = _audit(tmp_path, index, script, seconds)
+def test_an_audit_that_takes_too_long_is_left_out_in_one_line(tmp_path: Path, index: str) -> None:
+    done = _audit(tmp_path, index, "exec sleep 60", 0.5)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("audit of packages left out: ") and why in done.stdout
+    assert done.stdout.startswith("audit of packages left out: ") and "did not end in 0.5 s" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "script", ["echo broken >&2; exit 1", "echo '[]'; echo broken >&2; exit 1", "echo '{}'; echo broken >&2"]
+)
+def test_an_audit_that_fails_though_the_index_answers_is_a_failure(tmp_path: Path, index: str, script: str) -> None:
+    done = _audit(tmp_path, index, script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip-audit failed with exit status" in done.stderr and done.stderr.endswith(": broken\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_is_missing_is_a_failure(index: str) -> None:
+    command = [sys.executable, str(_AUDIT), f"--index={index}", "--program=/nowhere/pip-audit"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("audit of packages: cannot start /nowhere/pip-audit: No such file")
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_a_network_it_says_so(tmp_path: Path) -> None:
