@@ -1,4 +1,4 @@
-"""What this package may not do, looked for in its syntax trees; SECURITY.md says why.
+"""What this package, its tests and its notebooks may not do, looked for in their syntax trees; SECURITY.md says why.
 
 Names are followed through imports (``from os import system as run``), not through variables.
 """
@@ -6,7 +6,10 @@ Names are followed through imports (``from os import system as run``), not throu
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,10 @@ from hpctrain.topology.readers import slurm_yaml
 
 _ROOT = Path(__file__).parents[2]
 _FILES = sorted(
-    path for folder in ("hpctrain", "benchmarks", "slurm", ".ci") for path in (_ROOT / folder).rglob("*.py")
+    path
+    for folder in ("hpctrain", "benchmarks", "slurm", ".ci", "tests", "notebooks")
+    for ending in ("py", "ipynb")
+    for path in (_ROOT / folder).rglob(f"*.{ending}")
 )
 # Files that may do what a rule refuses, and why.
 _ALLOWED: dict[str, dict[str, str]] = {
@@ -27,8 +33,21 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/comm/mpi.py": "objects between the ranks of one run",
         "hpctrain/comm/polled.py": "objects between the ranks of one run",
         "hpctrain/comm/torch_distributed.py": "objects between the ranks of one run",
+        "tests/unit/data/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
-    "runpy": {"hpctrain/train/rank.py": "the user's own script is what the user wants executed"},
+    "runpy": {
+        "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
+        "tests/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
+    },
+    "text for a shell": {
+        "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
+        "tests/mpi/programs/stalls.py": "of numbers alone",
+        "tests/unit/batch/test_job_control_flow.py": "that a command that is shown can be pasted",
+        "tests/unit/data/test_sharding.py": "that a command that is shown can be pasted",
+        "tests/unit/launch/test_command.py": "that a command that is shown can be pasted",
+    },
+    'unpacking without filter="data"': {"tests/unit/cluster/test_profiles.py": "the package's own wheel, just built"},
+    "listening on all interfaces": {"tests/unit/test_security.py": "what the rule looks for"},
 }
 
 _PICKLES = {
@@ -54,8 +73,18 @@ _SHELLS = {
 }
 _YAML_LOADS = {f"yaml.{name}{all_}" for name in ("load", "full_load", "unsafe_load") for all_ in ("", "_all")}
 _UNSAFE_LOADERS = {"yaml.Loader", "yaml.CLoader", "yaml.UnsafeLoader", "yaml.FullLoader", "yaml.CFullLoader"}
+_SHELL = re.compile(r"(.*/)?(ba|da|z|k)?sh")
+_COMMAND = re.compile(r"-[a-z]*c[a-z]*")
 _LISTENERS = {"bind", "create_server", "HTTPServer", "ThreadingHTTPServer", "TCPServer", "UDPServer", "start_server"}
 _EVERYWHERE = {"", "0.0.0.0", "::"}
+
+
+def _python(path: Path) -> str:
+    """The Python in a file; of a notebook that of its cells, and of scripts that they write."""
+    if path.suffix == ".py":
+        return path.read_text()
+    cells = ("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
+    return "\n".join(re.sub(r"%%writefile .*\.py\n", "", cell) for cell in cells if not cell.startswith("%%bash\n"))
 
 
 def refused(text: str) -> Iterator[tuple[int, str]]:
@@ -110,8 +139,15 @@ def _values(node: ast.AST, full: Callable[[ast.AST], str]) -> Iterator[str]:
         yield "listening on all interfaces"
     if isinstance(node, ast.Attribute) and node.attr == "enable_unsafe_deserialization":
         yield "Keras' unsafe deserialisation"
+    words = node.elts if isinstance(node, (ast.List, ast.Tuple)) else node.args if isinstance(node, ast.Call) else []
+    if any(_matches(shell, _SHELL) and _matches(option, _COMMAND) for shell, option in pairwise(words)):
+        yield "text for a shell"
     if isinstance(node, (ast.Name, ast.Attribute)) and full(node) in _UNSAFE_LOADERS:
         yield "a YAML loader that makes objects"
+
+
+def _matches(node: ast.AST, pattern: re.Pattern[str]) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(pattern.fullmatch(node.value))
 
 
 def _call(node: ast.Call, full: Callable[[ast.AST], str]) -> Iterator[str]:
@@ -155,18 +191,27 @@ def _is_everywhere(argument: ast.expr) -> bool:
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: str(path.relative_to(_ROOT)))
 def test_no_file_does_what_is_refused(path: Path) -> None:
     name = str(path.relative_to(_ROOT))
-    found = [f"{name}:{line}: {what}" for line, what in refused(path.read_text()) if name not in _ALLOWED.get(what, {})]
+    found = [f"{name}:{line}: {what}" for line, what in refused(_python(path)) if name not in _ALLOWED.get(what, {})]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(("what", "name"), [(what, name) for what, files in _ALLOWED.items() for name in files])
 def test_each_exception_is_needed(what: str, name: str) -> None:
-    assert what in {found for _, found in refused((_ROOT / name).read_text())}
+    assert what in {found for _, found in refused(_python(_ROOT / name))}
 
 
 def test_the_whole_tree_is_looked_at() -> None:
     assert Path(hpctrain.__file__) in _FILES
-    assert len(_FILES) > 200
+    assert Path(__file__) in _FILES
+    assert len(_FILES) > 400
+    assert _ROOT / "notebooks" / "01_first_run.ipynb" in _FILES
+
+
+def test_a_notebook_is_looked_into(tmp_path: Path) -> None:
+    cells = ["import pickle\n", "%%bash\nls [\n", "%%writefile own.py\nimport dill\n", "eval('1')"]
+    path = tmp_path / "own.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [cell]} for cell in cells]}))
+    assert {what for _, what in refused(_python(path))} == {"import of pickle", "import of dill", "text executed"}
 
 
 _SNIPPETS = {
@@ -184,6 +229,11 @@ _SNIPPETS = {
         "import os\nos.system('ls')",
         "from os import popen as look\nlook('ls')",
         "import subprocess\nsubprocess.getoutput('ls')",
+    ],
+    "text for a shell": [
+        "import subprocess\nsubprocess.run(['sh', '-c', text])",
+        "run('/bin/bash', '-lc', text)",
+        "command = ('srun', 'bash', '-ec')",
     ],
     "a YAML loader that makes objects": [
         "import yaml\nyaml.load(text)",
@@ -239,6 +289,8 @@ def test_each_rule_sees_what_breaks_it(what: str, snippet: str) -> None:
         "import re\nre.compile('a')",
         "model.compile(optimizer)",
         "import subprocess\nsubprocess.run(['ls'], shell=False)",
+        "import subprocess\nsubprocess.run(['bash', 'job.sh', '-c'])",
+        "command = [sys.executable, '-c', text]",
         "import yaml\nyaml.safe_load(text)",
         "import yaml\nyaml.load(text, Loader=yaml.SafeLoader)",
         "import torch\ntorch.load(path, weights_only=True)",

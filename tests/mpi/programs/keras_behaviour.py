@@ -181,7 +181,7 @@ def a_model_saves_as_the_users_own(folder: Path) -> None:
     model.fit(*samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks())
     path = folder / f"{RANK}.keras"
     model.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = keras.models.load_model(path, safe_mode=True)
     assert type(loaded.optimizer) is Mine and loaded.optimizer.beta_1 == 0.8
     for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
