@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hpctrain.cluster.programs import run_program
@@ -26,15 +26,23 @@ _OTHER_AGENT_VARIABLE = re.compile(r"(PRTE|OMPI)_MCA_plm_\w+_agent|(I_MPI_)?HYDR
 
 
 def silent_hosts(
-    plan: Plan, launcher: Launcher | None, machine: Machine, environment: Mapping[str, str] = os.environ
+    plan: Plan,
+    launcher: Launcher | None,
+    machine: Machine,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    lost: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The plan's hosts that do not answer within ten seconds; none where they cannot be asked.
+
+    Where none at all answers, what asks them is taken not to be what reaches them, unless some are known to be lost.
 
     Args:
         plan: with its hosts.
         launcher: what starts its ranks; None where this machine does.
         machine: this one, which is not asked.
         environment: this process's.
+        lost: hosts that the launcher lost.
     """
     question = _question(plan, environment)
     others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
@@ -50,7 +58,8 @@ def silent_hosts(
             return False
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(others))) as pool:
-        return tuple(host for host, answered in zip(others, pool.map(answers, others), strict=True) if not answered)
+        silent = tuple(host for host, answered in zip(others, pool.map(answers, others), strict=True) if not answered)
+    return silent if lost or len(silent) < len(others) else ()
 
 
 def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | None:

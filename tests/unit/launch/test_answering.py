@@ -88,6 +88,14 @@ def test_where_nobody_can_be_asked_all_answer(
     assert asked() == []
 
 
+def test_where_no_host_answers_that_is_not_the_hosts() -> None:
+    """Unless the launcher has lost some: what reaches them may be another program, as a file of the MPI's says."""
+    hosts = plan("n1", "n3")
+    assert silent(hosts, MPIRUN) == ()
+    assert asked() != []
+    assert silent_hosts(hosts, MPIRUN, MACHINE, {"PATH": os.environ["PATH"]}, lost=("n3",)) == ("n3",)
+
+
 def test_without_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert silent(plan("n2", "n3"), MPIRUN) == ()
