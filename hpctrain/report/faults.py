@@ -21,9 +21,9 @@ def fault_line(fault: Event) -> str:
             f"went on after {fault['recovery_seconds']:.2g} s, {samples or 'no'} sample{'' if samples == 1 else 's'} "
             "affected"
         )
-    # What a whole host does has no rank.
-    who = "" if fault["rank"] is None else f"rank {fault['rank']} ({fault['host']}): "
-    return f"{who}{fault['message']}"
+    # What a whole host does has no rank, and what the launcher saw of a rank says which one itself.
+    said = fault["rank"] is None or fault["message"].startswith(f"rank {fault['rank']} ")
+    return fault["message"] if said else f"rank {fault['rank']} ({fault['host']}): {fault['message']}"
 
 
 def stall_line(stall: Event) -> str:

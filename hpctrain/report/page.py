@@ -13,6 +13,7 @@ from markupsafe import Markup
 from hpctrain.events import disk_error
 from hpctrain.plan import Plan
 from hpctrain.private_files import write_private
+from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
 from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
@@ -130,22 +131,12 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
         ]
     }
     if plan.recipe:
-        recipe = plan.recipe.model_dump(mode="json", exclude={"name", "source", "reported"})
-        tables = {"Recipe": list(_flat(recipe)), **tables}
+        recipe = plan.recipe.model_dump(mode="json", exclude={"name", "source", "cost", "reported"})
+        tables = {"Recipe": list(flat(recipe)), **tables}
     if plan.script:
         tables = {"Script": [("path", plan.script.path), ("arguments", " ".join(plan.script.arguments))], **tables}
     tables["Versions"] = list(plan.versions.items())
     return tables
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value))
-    return rows
 
 
 def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:

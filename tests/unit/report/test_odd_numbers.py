@@ -107,6 +107,15 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
 
 
+def test_many_lines_leave_room_for_the_figures(directory: RunDirectory) -> None:
+    with directory.events.open("a") as file:
+        file.writelines(json.dumps({"time": 1.0, **non_finite(7)}) + "\n" for _ in range(30))
+    page = render(directory)
+    assert page.count("step 7 had numbers") == 30
+    before, _, after = page.partition("<details>")
+    assert before.count('<p class="note">') == 10 and "<summary" in after
+
+
 def test_status(directory: RunDirectory) -> None:
     found, _ = read_status(find_run(str(directory.path)))
     assert isinstance(found, RunStatus) and found.survived == (DAMAGED_LINE,)

@@ -11,7 +11,7 @@ from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan,
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.page import read_summary, write_report
+from hpctrain.report.page import read_summary, settings, write_report
 from hpctrain.report.record import Record
 from hpctrain.rundir import RunDirectory, write_json
 
@@ -228,3 +228,8 @@ def test_overlap_bar_spans_its_reduction() -> None:
     widths = [(right - left) / scale for left, right in bars]
     assert starts == pytest.approx([2, 4, 6], abs=0.01)
     assert widths == pytest.approx([3, 4, 4], abs=0.01)
+
+
+def test_the_settings_are_those_of_the_training() -> None:
+    """What a recipe says of itself is no setting, such as a cost that is empty."""
+    assert "cost" not in dict(settings(recipe_plan())["Recipe"])

@@ -16,6 +16,7 @@ from hpctrain.cli.main import main
 from hpctrain.events import Event
 from hpctrain.report.console import Console
 from hpctrain.report.curves import epochs_done
+from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
@@ -51,6 +52,11 @@ def test_the_console_says_each_in_a_line() -> None:
     for each in (RANK, HOST, STALL, {**STALL, "iteration": None}):
         console.show(each)
     assert err.getvalue().splitlines() == [*LINES.values(), LINES["stall"].removesuffix(" of step 9")]
+
+
+def test_the_rank_is_named_once() -> None:
+    assert fault_line(KILLED) == "rank 0 on n1 was killed"
+    assert fault_line({**KILLED, "rank": 1}) == "rank 1 (n1): rank 0 on n1 was killed"
 
 
 def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
