@@ -29,12 +29,8 @@ def _mode(path: Path) -> int:
 
 
 def _open_to_others(run: Path) -> list[str]:
-    """What others may read or change once they are in the run's directory: neither private nor in a private folder."""
-    return sorted(
-        f"{path} {_mode(path):03o}"
-        for path in run.rglob("*")
-        if all(_mode(part) & _OTHERS for part in (path, *path.parents) if part.is_relative_to(run) and part != run)
-    )
+    """What others may read or change where somebody opens the folder that it is in."""
+    return sorted(f"{path} {_mode(path):03o}" for path in run.rglob("*") if _mode(path) & _OTHERS)
 
 
 def test_a_run_and_what_is_resumed_of_it_are_private() -> None:
