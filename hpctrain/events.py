@@ -98,7 +98,9 @@ _WRONG_PLACE = frozenset(
 
 
 class EventWriter:
-    """Appends events to a file; each line is whole on disk before ``emit`` returns.
+    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever becomes of the process.
+
+    What becomes of the machine it survives from the next :meth:`synchronise` on.
 
     Args:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
@@ -159,6 +161,19 @@ class EventWriter:
             self._recent.append(record)
         else:
             self._write(record)
+
+    def synchronise(self) -> None:
+        """Return when all that was emitted is on disk. Any thread may call it.
+
+        Raises:
+            HpctrainError: the disk refuses.
+        """
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(error, self._path) from error
 
     def _write(self, event: Event) -> None:
         if _identity(event) in self._there:

@@ -33,7 +33,7 @@ def write_checkpoint(
         share = Share()
         share.take(tensors)
         write_share(fresh, share, rank, progress.ranks)
-    publish(fresh, progress, dict(plan or {}), threading.Event())
+    publish(fresh, progress, dict(plan or {}), threading.Event(), seconds=10)
     return path
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside_path
-from hpctrain.checkpoints.manifest import FileRecord, read_manifest
+from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
 
@@ -25,23 +26,34 @@ class Newest:
     damaged: tuple[tuple[Path, str], ...] = ()
 
 
-def newest_whole(folder: Path) -> Newest:
+def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
     """Look for it among all checkpoints in ``folder``, by the lengths and hashes of their files.
 
     It may be looked for while a run writes new ones and deletes old ones.
+
+    Args:
+        folder: of a run's checkpoints.
+        hashes: as of :func:`verify`.
+
+    Raises:
+        OtherVersionError: the newest that is not damaged cannot be read by this hpctrain.
     """
-    damaged: list[tuple[Path, str]] = []
-    overtaken = False
-    for iteration in reversed(iterations(folder)):
-        path = checkpoint_path(folder, iteration)
-        if not (faults := verify(path)):
-            return Newest(iteration=iteration, damaged=tuple(damaged))
-        if path.exists():
-            damaged.append((path, "; ".join(faults)))
-        else:
-            overtaken = True
-    # Of those that were there all are gone by now: newer ones have come.
-    return newest_whole(folder) if overtaken else Newest(damaged=tuple(damaged))
+    before: list[int] = []
+    while True:
+        damaged: list[tuple[Path, str]] = []
+        there, overtaken = iterations(folder), False
+        for iteration in reversed(there):
+            path = checkpoint_path(folder, iteration)
+            if not (faults := verify(path, hashes=hashes)):
+                return Newest(iteration=iteration, damaged=tuple(damaged))
+            if os.path.lexists(path):
+                damaged.append((path, "; ".join(faults)))
+            else:
+                overtaken = True
+        # Where some of those that were there are gone, newer ones have come.
+        if not overtaken or there == before:
+            return Newest(damaged=tuple(damaged))
+        before = there
 
 
 def verify(path: Path, *, hashes: bool = True) -> list[str]:
@@ -50,9 +62,14 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
     Args:
         path: of the checkpoint.
         hashes: compare the contents of the shares too, not only their lengths.
+
+    Raises:
+        OtherVersionError: of which this hpctrain cannot tell.
     """
     try:
         manifest = read_manifest(path)
+    except OtherVersionError:
+        raise
     except HpctrainError as error:
         return [error.message]
     if checkpoint_path(path.parent, manifest.progress.iteration) != path and path.name.startswith("step-"):

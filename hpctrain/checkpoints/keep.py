@@ -37,13 +37,10 @@ class Policy:
         return found
 
 
-def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float], *, token: str) -> None:
-    """Delete what the policy does not keep, later ones than the newest, of steps that were lost, and what crashes left.
+def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]) -> None:
+    """Delete what the policy does not keep, and later ones than the newest, of steps that were lost.
 
     What cannot be deleted stays; what cannot be read stays as long as one is kept that is older.
-
-    Args:
-        token: of this attempt, whose ranks may be writing the next one.
     """
     there = {iteration: _progress(folder, iteration) for iteration in iterations(folder)}
     known = {iteration: each for iteration, each in there.items() if each and iteration <= newest}
@@ -55,9 +52,12 @@ def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]
         unreadable = progress is None and min(kept) < iteration < newest
         if iteration not in kept and not unreadable:
             delete(checkpoint_path(folder, iteration))
+
+
+def clear(folder: Path) -> None:
+    """Delete what crashes left, as long as nobody writes: it may be what fills the disk. What cannot be stays."""
     for path in hidden(folder):
-        if not path.name.endswith(token):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def scores(events: Iterable[Event]) -> dict[int, float]:
@@ -84,11 +84,16 @@ def delete(path: Path) -> None:
 
     What cannot be deleted stays.
     """
+    if gone := hide(path):
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def hide(path: Path) -> Path | None:
+    """Give a checkpoint that is to be deleted another name; None where it is not there, or cannot be renamed."""
     gone = hidden_path(path, "deleted")
     # Of a crash in the middle.
     shutil.rmtree(gone, ignore_errors=True)
     try:
-        path.replace(gone)
+        return path.replace(gone)
     except OSError:
-        return
-    shutil.rmtree(gone, ignore_errors=True)
+        return None

@@ -7,14 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpctrain.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.errors import HpctrainError
+from hpctrain.private_files import private
 from hpctrain.rundir import read_model
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+class OtherVersionError(HpctrainError):
+    """A checkpoint that is whole, and that another version of hpctrain wrote: nothing to pass over in silence."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"{path} was written by another version of hpctrain: {what}",
+            "resume with that version, or begin a new run with another --run-dir",
+            exit_code=1,
+        )
 
 
 class Progress(BaseModel):
@@ -83,14 +99,15 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint at ``path``.
 
     Raises:
-        HpctrainError: it is not there, damaged, or of another version of hpctrain.
+        OtherVersionError: it is of another version of hpctrain.
+        HpctrainError: it is not there, or damaged.
     """
     _check(path)
     try:
         manifest = read_model(path / MANIFEST, Manifest)
     except HpctrainError as error:
         if what := _of_another_version(error.__cause__):
-            raise HpctrainError(f"{path} was written by another version of hpctrain: {what}", exit_code=1) from error
+            raise OtherVersionError(path, what) from error
         raise
     # The names are opened below the checkpoint's folder.
     ranks, names = manifest.progress.ranks, list(manifest.files)
@@ -108,7 +125,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     text = manifest.model_dump_json(indent=2) + "\n"
     content = text.encode()
     for name, part in ((MANIFEST, content), (SUM, _sum(content))):
-        with (path / name).open("xb") as file:
+        with open(path / name, "xb", opener=private) as file:
             file.write(part)
             file.flush()
             os.fsync(file.fileno())
@@ -135,6 +152,11 @@ def _of_another_version(error: BaseException | None) -> str | None:
     faults = error.errors()
     if any(fault["type"] not in ("missing", "extra_forbidden", "literal_error") for fault in faults):
         return None
-    words = {"missing": "lacks", "extra_forbidden": "has", "literal_error": "has another"}
-    what = ", ".join(f"{words[fault['type']]} {'.'.join(map(str, fault['loc']))!r}" for fault in faults)
-    return f"{MANIFEST} {what}"
+    return f"{MANIFEST} {', '.join(map(_difference, faults))}"
+
+
+def _difference(fault: ErrorDetails) -> str:
+    key = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "literal_error":
+        return f"has {key!r} = {reprlib.repr(fault['input'])} instead of {fault['ctx']['expected']}"
+    return f"{'lacks' if fault['type'] == 'missing' else 'has'} {key!r}"

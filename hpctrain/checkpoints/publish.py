@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoints.keep import delete
+from hpctrain.checkpoints.keep import hide
 from hpctrain.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.checkpoints.manifest import FileRecord, Manifest, Progress, write_manifest
 from hpctrain.checkpoints.share import Share
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
-from hpctrain.private_files import make_folder
+from hpctrain.private_files import make_folder, write_private
 from hpctrain.rundir import read_model
 from hpctrain.stopping import RESUMABLE
 
-# From one share to the next; disks of clusters have been seen to stand still for minutes.
-_LIMIT_SECONDS = 900.0
 _POLL_SECONDS = 0.01
 _MOST_POLL_SECONDS = 0.5
 _RECEIPT = ".receipt"
 
 
 def write_share(fresh: Path, share: Share, rank: int, ranks: int) -> None:
-    """Write a rank's share into a checkpoint that is being made, and the receipt for it.
+    """Write a rank's share into a checkpoint that is being made, and the receipt for it; all of it or nothing.
 
     Raises:
         HpctrainError: the disk is full, or refuses.
     """
     path = fresh / share_name(rank, ranks)
+    part = path.with_suffix(".part")
     try:
         # By whoever comes first.
         make_folder(fresh)
-        receipt = path.with_suffix(_RECEIPT)
-        part = receipt.with_suffix(".part")
-        part.write_text(share.write(path).model_dump_json())
-        part.replace(receipt)
+        write_private(part, share.write(path).model_dump_json())
+        part.replace(path.with_suffix(_RECEIPT))
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise disk_error(error, path) from error
 
 
@@ -49,15 +51,16 @@ def publish(
     plan: dict[str, Any],
     abandoned: threading.Event,
     *,
-    seconds: float = _LIMIT_SECONDS,
+    seconds: float,
 ) -> Manifest | None:
-    """Wait for all shares, and make the checkpoint visible. Of one rank.
+    """Wait for all shares, and make the checkpoint visible; nothing of one that fails stays. Of one rank.
 
     Args:
         fresh: where the shares are written.
         progress, plan: for the manifest.
         abandoned: ends the waiting.
-        seconds: how long to wait from one share to the next.
+        seconds: how long to wait from one share to the next: disks of clusters have been seen to stand still for
+            minutes.
 
     Returns:
         What it then says of itself; None where it was abandoned.
@@ -74,15 +77,25 @@ def publish(
         for name in files:
             (fresh / name).with_suffix(_RECEIPT).unlink()
         synchronise(fresh)
-        path = checkpoint_path(fresh.parent, progress.iteration)
-        if path.exists():
-            # Left over from steps that were lost.
-            delete(path)
-        fresh.replace(path)
-        synchronise(path.parent)
+        _rename(fresh, checkpoint_path(fresh.parent, progress.iteration))
     except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
         raise disk_error(error, fresh) from error
+    except HpctrainError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     return manifest
+
+
+def _rename(fresh: Path, path: Path) -> None:
+    """Let what is whole have its name, in the place of what is left over from steps that were lost."""
+    gone = hide(path)
+    fresh.replace(path)
+    synchronise(path.parent)
+    # The first one has made the folder.
+    synchronise(path.parent.parent)
+    if gone:
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, FileRecord] | None:

@@ -11,10 +11,13 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoints.manifest import FileRecord
+from hpctrain.errors import HpctrainError
+from hpctrain.private_files import private
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +47,11 @@ class Share:
         self._places: dict[str, NDArray[Any]] = {}
 
     def take(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Copy these; they may change as soon as this returns. Nobody may write the copy of before any more."""
+        """Copy these; they may change as soon as this returns. Nobody may write the copy of before any more.
+
+        Raises:
+            HpctrainError: one is of a type that a checkpoint cannot hold.
+        """
         import numpy as np
 
         layout = tuple((name, value.dtype, value.shape) for name, value in tensors.items())
@@ -60,7 +67,7 @@ class Share:
             OSError: the disk is full, or refuses.
         """
         # Neither holds the interpreter's lock: the training goes on beside them.
-        with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool, path.open("xb", buffering=0) as file:
+        with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool, _new(path) as file:
             digest = pool.submit(self._sha256)
             write_through(file.fileno(), memoryview(self._header), self._data.data)
             return FileRecord(bytes=len(self._header) + len(self._data), sha256=digest.result())
@@ -78,7 +85,7 @@ class Share:
         header, places, end = {}, {}, 0
         for name, dtype, shape in ordered:
             begin, end = end, end + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            header[name] = {"dtype": _TYPES[dtype.name], "shape": list(shape), "data_offsets": [begin, end]}
+            header[name] = {"dtype": _type(name, dtype), "shape": list(shape), "data_offsets": [begin, end]}
             places[name] = (begin, end, dtype, shape)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
@@ -90,6 +97,18 @@ class Share:
             for name, (begin, end, dtype, shape) in places.items()
         }
         self._layout = layout
+
+
+def _new(path: Path) -> FileIO:
+    return open(path, "xb", buffering=0, opener=private)
+
+
+def _type(name: str, dtype: np.dtype[Any]) -> str:
+    if dtype.name in _TYPES:
+        return _TYPES[dtype.name]
+    raise HpctrainError(
+        f"a checkpoint cannot hold {name!r}: its type is {dtype.name}", f"it can hold {', '.join(_TYPES)}", exit_code=1
+    )
 
 
 def write_through(descriptor: int, *parts: memoryview) -> None:

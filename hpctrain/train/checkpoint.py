@@ -6,52 +6,41 @@ each other's shares on the disk, so no message of theirs can get between those o
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-from numpy.typing import NDArray
+from typing import Any, Self, TypeVar
 
 from hpctrain.checkpoints import keep
+from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
-from hpctrain.checkpoints.layout import OWN, checkpoint_path, hidden_path, shares
-from hpctrain.checkpoints.manifest import Manifest, Progress
+from hpctrain.checkpoints.layout import OWN, checkpoint_path, hidden_path, share_name, shares
+from hpctrain.checkpoints.manifest import Manifest, Progress, read_manifest
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import Share
 from hpctrain.comm import Communicator
+from hpctrain.comm.base import RanksLostError
+from hpctrain.comm.patience import timeout_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.stopping import RESUMABLE
+from hpctrain.train.state import LazyState, State, Stateful
 
-State = dict[str, NDArray[Any]]
+T = TypeVar("T")
 
-# What the guard has counted: part of the state of every trainer.
-GUARD_STEPS = "guard.steps"
-
-
-class Stateful(Protocol):
-    """What has a state.
-
-    Attributes:
-        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own.
-    """
-
-    before_update: Callable[[], None]
-
-    def state(self) -> State:
-        """All that decides the bits of what follows, by name; what begins as :data:`OWN` says is this rank's own.
-
-        The arrays may be those that training goes on in.
-        """
-
-    def restore(self, state: State) -> None:
-        """Go on from a state; what is a rank's own may be missing."""
+# How much of the limit of collectives a rank waits for a disk: the others wait for it meanwhile.
+_OWN_PART = 0.9
+# The same for one rank's share: whoever waits for it in vain can still name it.
+_SHARE_PART = 0.5
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(kw_only=True)
@@ -68,13 +57,13 @@ class _Save:
 
     progress: Progress
     begin: float
-    blocked_seconds: float
-    copied: Future[None]
-    written: Future[tuple[float, Manifest | None]]
+    blocked_seconds: float = 0.0
+    copied: Future[None] = field(default_factory=Future)
+    written: Future[tuple[float, Manifest | None]] = field(default_factory=Future)
 
 
 class Checkpoints:
-    """The checkpoints of one run. One is written at a time.
+    """The checkpoints of one run. One is written at a time. What a crash left of one is deleted; collective.
 
     Args:
         folder: for all of them; a file system that every rank sees.
@@ -82,7 +71,11 @@ class Checkpoints:
         events: where rank 0 records them.
         plan: of the run, for the manifests.
         policy: which are kept.
-        scores: test accuracies that are known already, by iteration.
+        scores: test accuracies that are known already, by iteration; rank 0's are every rank's.
+
+    Attributes:
+        newest: the iteration of the one to go back to, 0 for none. Behind :meth:`wait` and :meth:`abandon` it is the
+            same on all ranks.
     """
 
     def __init__(
@@ -102,11 +95,13 @@ class Checkpoints:
         self._policy = policy
         self._scores = dict(scores or {})
         self._share = Share()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._limit = timeout_seconds()
         self._abandoned = threading.Event()
-        self._token = self._new_token()
         self._save: _Save | None = None
+        # Of the last one that was begun.
+        self._begun = 0
         self.newest = 0
+        self._begin_anew()
 
     def __enter__(self) -> Self:
         return self
@@ -116,20 +111,28 @@ class Checkpoints:
     ) -> None:
         # What is written then is of no use without the other ranks' shares, which may never come.
         self._abandoned.set()
-        self._writer.shutdown(wait=False)
+        if self._comm.size == 1:
+            with contextlib.suppress(HpctrainError):
+                self._finish()
 
-    def save(self, progress: Progress, training: Stateful) -> None:
-        """Have the state copied and written; waits for the one before."""
-        begin = time.perf_counter()
+    def save(self, progress: Progress, training: Stateful, *, begin: float | None = None) -> None:
+        """Have the state copied and written; waits for the one before.
+
+        Args:
+            progress: how far the training is.
+            training: may go on, and waits ahead of its next update until the copy is done.
+            begin: ``time.perf_counter`` from which on training waits; by default now.
+        """
+        begin = begin or time.perf_counter()
         self._finish()
         part = self._own_part(training.state(), progress.ranks)
+        save = self._save = _Save(progress=progress, begin=begin)
+        self._begun = progress.iteration
         training.before_update = self._wait_for_copy
-        copied = self._writer.submit(self._share.take, part)
-        written = self._writer.submit(
-            self._write, copied, progress, self._comm.rank, dict(self._scores), self._abandoned
-        )
-        blocked = time.perf_counter() - begin
-        self._save = _Save(progress=progress, begin=begin, blocked_seconds=blocked, copied=copied, written=written)
+        work = partial(self._copy_and_write, save, part, self._comm.rank, dict(self._scores), self._abandoned)
+        # Not one that the end of the process waits for: a disk may never answer.
+        threading.Thread(target=work, name="checkpoint", daemon=True).start()
+        save.blocked_seconds = time.perf_counter() - begin
 
     def settle(self) -> None:
         """Record what was being written, if it is on disk by now.
@@ -146,18 +149,28 @@ class Checkpoints:
         self._comm.agree()
 
     def abandon(self) -> bool:
-        """After ranks died: give up what is being written, whose shares will not all come. Collective.
+        """After ranks died: give up what is being written, whose shares may not all come. Collective.
+
+        What is on disk decides, as whoever made a checkpoint visible may be dead. After another death on the way it is
+        to be called again.
 
         Returns:
-            Whether there was something on any rank, which is to be saved again.
+            Whether the last that was begun is not there, and is to be saved again.
         """
         self._abandoned.set()
-        lost, self._save = self._save, None
-        if lost:
-            lost.written.exception()
-        self._abandoned = threading.Event()
-        self._token = self._new_token()
-        return any(self._comm.allgather_object(lost is not None))
+        save = self._save
+        if save:
+            self._await(save, save.written)
+        begun = max(self._comm.allgather_object(self._begun))
+        # Nobody writes any more.
+        self._begin_anew()
+        found = newest_whole(self._folder, hashes=False) if self._comm.rank == 0 else Newest()
+        self.newest = self._comm.broadcast_object(found.iteration)
+        self._save, self._abandoned = None, threading.Event()
+        if save and self.newest == save.progress.iteration and self._comm.rank == 0:
+            end, _ = save.written.result()
+            self._tell(save, end, read_manifest(checkpoint_path(self._folder, self.newest)))
+        return self.newest < begun
 
     def scored(self, iteration: int, accuracy: float) -> None:
         """The test accuracy of the model that the checkpoint of an iteration is of."""
@@ -183,54 +196,108 @@ class Checkpoints:
         if save and not save.copied.done():
             begin = time.perf_counter()
             # What went wrong is told where it was to be written.
-            save.copied.exception()
+            self._await(save, save.copied)
             save.blocked_seconds += time.perf_counter() - begin
 
-    def _own_part(self, state: State, ranks: int) -> State:
+    def _own_part(self, state: LazyState, ranks: int) -> State:
         """What this rank writes: its part of what is equal on all, and what is its own under its number."""
         rank = self._comm.rank
         # What is a rank's own is small, and the next forward pass changes it.
-        own = {f"{name}.{rank}": value.copy() for name, value in state.items() if name.startswith(OWN)}
-        sizes = ((name, value.nbytes) for name, value in state.items() if not name.startswith(OWN))
+        own = {f"{name}.{rank}": state[name].copy() for name in state if name.startswith(OWN)}
+        sizes = ((name, size) for name, size in state.nbytes.items() if not name.startswith(OWN))
         return {name: state[name] for name in shares(sizes, ranks)[rank]} | own
 
+    def _copy_and_write(
+        self, save: _Save, part: State, rank: int, scores: Mapping[int, float], abandoned: threading.Event
+    ) -> None:
+        """In a thread of its own."""
+        fresh = self._fresh(save)
+
+        def copy() -> None:
+            self._share.take(part)
+            # It may be a copy itself.
+            part.clear()
+
+        def write() -> tuple[float, Manifest | None]:
+            save.copied.result()
+            return self._write(fresh, save.progress, rank, scores, abandoned)
+
+        _fulfil(save.copied, copy)
+        _fulfil(save.written, write)
+
     def _write(
-        self,
-        copied: Future[None],
-        progress: Progress,
-        rank: int,
-        scores: Mapping[int, float],
-        abandoned: threading.Event,
+        self, fresh: Path, progress: Progress, rank: int, scores: Mapping[int, float], abandoned: threading.Event
     ) -> tuple[float, Manifest | None]:
-        """In the writer's thread: this rank's share; on rank 0 also the rest, when all have come."""
-        copied.result()
-        fresh = hidden_path(checkpoint_path(self._folder, progress.iteration), self._token)
+        """This rank's share; on rank 0 also the rest, when all have come."""
         write_share(fresh, self._share, rank, progress.ranks)
         if rank:
             return time.perf_counter(), None
-        manifest = publish(fresh, progress, self._plan, abandoned)
+        # No checkpoint is newer than the events of its steps.
+        self._events.synchronise()
+        manifest = publish(fresh, progress, self._plan, abandoned, seconds=_SHARE_PART * self._limit)
         end = time.perf_counter()
-        keep.apply(self._policy, self._folder, progress.iteration, scores, token=self._token)
+        if manifest:
+            keep.apply(self._policy, self._folder, progress.iteration, scores)
         return end, manifest
 
     def _finish(self) -> None:
-        save, self._save = self._save, None
+        save = self._save
         if save is None:
             return
+        self._await(save, save.written)
+        self._save = None
         end, manifest = save.written.result()
         self.newest = save.progress.iteration
         if manifest:
-            self._events.emit(
-                "checkpoint",
-                iteration=save.progress.iteration,
-                epoch=save.progress.epoch,
-                seconds=end - save.begin,
-                blocked_seconds=save.blocked_seconds,
-                bytes=manifest.bytes,
-                path=checkpoint_path(self._folder, save.progress.iteration).name,
-            )
+            self._tell(save, end, manifest)
 
-    def _new_token(self) -> str:
-        """Part of the names of what is being written: no share of an attempt that died is taken for one of this."""
-        token: str = self._comm.broadcast_object(secrets.token_hex(4))
-        return token
+    def _tell(self, save: _Save, end: float, manifest: Manifest) -> None:
+        self._events.emit(
+            "checkpoint",
+            iteration=save.progress.iteration,
+            epoch=save.progress.epoch,
+            seconds=end - save.begin,
+            blocked_seconds=save.blocked_seconds,
+            bytes=manifest.bytes,
+            path=checkpoint_path(self._folder, save.progress.iteration).name,
+        )
+
+    def _await(self, save: _Save, future: Future[Any]) -> None:
+        """Wait for the writing thread, and look meanwhile what becomes of the other ranks.
+
+        Raises:
+            RanksLostError: one died, whose share may never come.
+            HpctrainError: it takes too long.
+        """
+        limit = _OWN_PART * self._limit
+        deadline = time.monotonic() + limit
+        while not wait([future], timeout=_LOOK_SECONDS).done:
+            if self._comm.lost:
+                raise RanksLostError(f"a rank died while {self._fresh(save)} was written")
+            if time.monotonic() > deadline:
+                # Nor at the end.
+                self._save = None
+                raise HpctrainError(
+                    f"rank {self._comm.rank} on {self._comm.host} waited {limit:g} s until "
+                    f"{self._fresh(save) / share_name(self._comm.rank, save.progress.ranks)} was written",
+                    "does its file system answer? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                    exit_code=RESUMABLE,
+                )
+
+    def _fresh(self, save: _Save) -> Path:
+        return hidden_path(checkpoint_path(self._folder, save.progress.iteration), self._token)
+
+    def _begin_anew(self) -> None:
+        """Have rank 0 clear up, as long as nobody writes, and agree on what it knows."""
+        if self._comm.rank == 0:
+            keep.clear(self._folder)
+        # The token is part of the names of what is being written: no share of an attempt that died is taken for one of
+        # this.
+        self._token, self._scores = self._comm.broadcast_object((secrets.token_hex(4), self._scores))
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)

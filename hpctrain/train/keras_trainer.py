@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hpctrain import models
 from hpctrain.adapters.keras import distribute
@@ -23,8 +25,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import GUARD_STEPS, State
 from hpctrain.train.random_state import NAMES, random_state, set_random_state
+from hpctrain.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -147,9 +149,12 @@ class KerasTrainer:
         loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
 
-    def state(self) -> State:
-        variables = {name: np.asarray(variable.value) for name, variable in (self._shared() | self._own()).items()}
-        return variables | {GUARD_STEPS: np.array(self._guard.steps)} | random_state()
+    def state(self) -> LazyState:
+        variables = (self._shared() | self._own()).items()
+        return LazyState(
+            {GUARD_STEPS: np.array(self._guard.steps)} | random_state(),
+            {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
+        )
 
     def restore(self, state: State) -> None:
         self.before_update()
@@ -271,6 +276,15 @@ class KerasTrainer:
         if images.dtype != tf.uint8:
             return images
         return (tf.cast(images, tf.float32) - self._mean) / self._deviation
+
+
+def _nbytes(variable: keras.Variable) -> int:
+    return int(tf.as_dtype(variable.dtype).size * math.prod(variable.shape))
+
+
+def _array(variable: keras.Variable) -> NDArray[Any]:
+    """A copy."""
+    return np.asarray(variable.value)
 
 
 def _check_precision(recipe: Recipe) -> None:

@@ -83,6 +83,7 @@ class Loop:
         self._saved = 0
         # A checkpoint was lost, and is made up for behind the next step.
         self._due = False
+        self._last: Progress | None = None
         self._epoch = 0
         self._losses: list[float] = []
         self._sizes: list[int] = []
@@ -135,8 +136,12 @@ class Loop:
         return stopped is None
 
     def _train_through_faults(self) -> str | None:
+        healed = False
         while True:
             try:
+                if healed:
+                    self._look_for_checkpoints()
+                    healed = False
                 stopped = self._train_epochs()
                 # No rank leaves as long as another may need it.
                 self._checkpoints.wait()
@@ -145,11 +150,15 @@ class Loop:
                 if not (self._recovery and self._recovery.concerns(error)):
                     raise
                 loss = self._recovery.go_on(self._iteration, self._losses[-1] if self._losses else 0.0, self._begun)
-                if self._checkpoints.abandon():
-                    self._saved = 0
-                    self._due = True
                 if loss is not None:
                     self._note(loss)
+                # Another death may come upon it.
+                healed = True
+
+    def _look_for_checkpoints(self) -> None:
+        """After ranks died: which of those that were begun are there."""
+        self._due = self._checkpoints.abandon()
+        self._saved = self._checkpoints.newest
 
     def _train_epochs(self) -> str | None:
         """What the run still lacks, wherever it was left; returns why it was stopped."""
@@ -165,6 +174,9 @@ class Loop:
             if stopped:
                 return stopped
             self._end_epoch()
+        if self._due and self._last:
+            # The run's result was lost, and no step has come since.
+            self._write(self._last.model_copy(update={"ranks": self._comm.size}))
         return None
 
     def _train_epoch(self) -> str | None:
@@ -224,8 +236,6 @@ class Loop:
         self._epoch_begin = time.perf_counter()
 
     def _save(self) -> None:
-        # Each rank writes a part of what is equal on all: if it is.
-        self._trainer.check_equal()
         progress = Progress(
             iteration=self._iteration,
             epoch=self._epoch + 1,
@@ -239,8 +249,14 @@ class Loop:
             recent=self._watch.recent,
             skipped=self._watch.skipped,
         )
-        self._checkpoints.save(progress, self._trainer)
-        self._saved, self._due = self._iteration, False
+        self._write(progress)
+
+    def _write(self, progress: Progress) -> None:
+        begin = time.perf_counter()
+        # Each rank writes a part of what is equal on all: if it is.
+        self._trainer.check_equal()
+        self._checkpoints.save(progress, self._trainer, begin=begin)
+        self._saved, self._due, self._last = progress.iteration, False, progress
 
     def _restore(self, iteration: int) -> None:
         progress = self._checkpoints.restore(iteration, self._trainer)

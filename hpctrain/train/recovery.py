@@ -25,7 +25,7 @@ from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
 from hpctrain.stopping import RESUMABLE
-from hpctrain.train.checkpoint import State
+from hpctrain.train.state import State
 from hpctrain.train.trainer import Step, Trainer
 
 # MPI counts in 32 bits.
@@ -210,7 +210,8 @@ class Recovery:
         """The state of another rank, but for what is a rank's own."""
         own: State = {}
         if self._comm.rank == source:
-            own = {name: value for name, value in self._trainer.state().items() if not name.startswith(OWN)}
+            everything = self._trainer.state()
+            own = {name: everything[name] for name in everything if not name.startswith(OWN)}
         layout: list[tuple[str, Any, tuple[int, ...]]] = [(name, v.dtype, v.shape) for name, v in own.items()]
         state: State = {}
         for name, dtype, shape in self._comm.allgather_object(layout)[source]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from hpctrain import models
@@ -20,8 +23,8 @@ from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.models.torch_batch_norm import average_statistics, begin_part
 from hpctrain.optim.torch_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import GUARD_STEPS, State
 from hpctrain.train.random_state import random_state, seed, set_random_state
+from hpctrain.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
@@ -151,15 +154,17 @@ class TorchTrainer:
         loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
-    def state(self) -> State:
+    def state(self) -> LazyState:
         tensors: dict[str, torch.Tensor] = {f"{_MODEL}{name}": each for name, each in self.model.named_parameters()}
         for index, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
-        numbers = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         steps = {GUARD_STEPS: np.array(guard_of(self._optimizer).steps)}
-        return numbers | scaler | steps | self._random_state() | random_state()
+        return LazyState(
+            scaler | steps | self._random_state() | random_state(),
+            {name: (tensor.nbytes, partial(_array, tensor)) for name, tensor in tensors.items()},
+        )
 
     def restore(self, state: State) -> None:
         self.before_update()
@@ -236,6 +241,11 @@ class TorchTrainer:
         if images.dtype == torch.uint8:
             images = images.float().sub_(self._mean).div_(self._deviation)
         return images, torch.from_numpy(samples.labels).to(self._device)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.data.samples import Samples
-from hpctrain.train.checkpoint import Stateful
+from hpctrain.train.state import Stateful
 
 # What losses in fp16 are multiplied by at first; halved where a gradient overflows, doubled after 2000 steps without.
 INITIAL_SCALE = 2.0**16
@@ -114,7 +114,11 @@ class Trainer(Stateful, Protocol):
         """What the last step's reduced gradients were like, if it was not clipped; the same on all ranks."""
 
     def check_equal(self) -> None:
-        """Raise HpctrainError unless all ranks hold the same parameters. Collective."""
+        """Raise HpctrainError unless all ranks hold the same parameters. Collective.
+
+        What the optimizer keeps is not compared. It follows from the same gradients, and where it differs the next
+        update makes parameters differ; but a checkpoint of the step before has one rank's.
+        """
 
     def average_statistics(self) -> None:
         """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""

@@ -29,6 +29,7 @@ from hpctrain.rundir import RunDirectory
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.recovery import Recovery, require_healing
+from hpctrain.train.state import GUARD_STEPS
 
 SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
 BASE = {
@@ -83,9 +84,10 @@ def trainer_of(framework: str, settings: Recipe, comm: ht.Communicator):
 
 
 def parameters(trainer) -> np.ndarray:
-    """Parameters and what the optimizer keeps, in one row."""
+    """Parameters and what the optimizer keeps, in one row. The guard counts from each recovery on."""
     state = trainer.state()
-    return np.concatenate([np.ravel(state[name]).astype(np.float64) for name in sorted(state) if "random" not in name])
+    names = [name for name in sorted(state) if "random" not in name and name != GUARD_STEPS]
+    return np.concatenate([np.ravel(state[name]).astype(np.float64) for name in names])
 
 
 class Watched(Samples):

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from written_checkpoints import progress_of, write_checkpoint
 
-from hpctrain.checkpoints import keep
+from hpctrain.checkpoints import find, keep
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.layout import checkpoint_path
+from hpctrain.checkpoints.manifest import OtherVersionError
 from hpctrain.checkpoints.read import read_state
 from hpctrain.errors import HpctrainError
 
@@ -30,7 +31,7 @@ def write(folder: Path, iteration: int, losses: tuple[float, ...] = (0.1, 1 / 3,
         iteration, ranks=2, losses=losses, sizes=(2,) * len(losses), epoch_seconds=0.1 + 0.2, seconds=1 / 3
     )
     path = write_checkpoint(folder, progress, EQUAL | OWN[0], OWN[1])
-    keep.apply(Policy(), folder, iteration, {}, token="test")
+    keep.apply(Policy(), folder, iteration, {})
     return path
 
 
@@ -47,10 +48,9 @@ def test_what_is_written_is_read_bit_by_bit(tmp_path: Path) -> None:
     }
 
 
-def test_the_newest_two_are_kept_and_lost_steps_and_crashes_leave_nothing(tmp_path: Path) -> None:
+def test_the_newest_two_are_kept_and_lost_steps_leave_nothing(tmp_path: Path) -> None:
     for iteration in (10, 20, 30):
         write(tmp_path, iteration)
-    (tmp_path / ".step-00000040.crashed").mkdir()
     (tmp_path / "notes").mkdir()
     write(tmp_path, 25)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-00000020", "step-00000025"]
@@ -86,6 +86,39 @@ def test_a_damaged_one_is_passed_over_and_named(tmp_path: Path, damage: Callable
     assert path.name == "step-00000020" in fault
 
 
+def test_a_link_to_nothing_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    (tmp_path / "step-00000020").symlink_to(tmp_path / "gone")
+    newest = newest_whole(tmp_path)
+    assert (newest.iteration, [path.name for path, _ in newest.damaged]) == (10, ["step-00000020"])
+
+
+def test_names_that_a_file_system_goes_on_to_list_are_looked_for_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of NFS do for seconds, of what another machine deleted."""
+    monkeypatch.setattr(find, "iterations", lambda folder: [20])
+    assert newest_whole(tmp_path) == Newest()
+
+
+def test_only_their_owner_reads_them(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = write(tmp_path / "checkpoints", 10)
+    finally:
+        os.umask(before)
+    assert {each.name: oct(each.stat().st_mode & 0o777) for each in path.iterdir()} == {
+        name: oct(0o600)
+        for name in ("state.json", "state.sha256", "rank-0-of-2.safetensors", "rank-1-of-2.safetensors")
+    }
+
+
+def test_a_type_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=r"'model\.a': its type is complex64") as caught:
+        write_checkpoint(tmp_path, progress_of(1), {"model.a": np.zeros(2, np.complex64)})
+    assert caught.value.exit_code == 1
+
+
 def test_none_at_all(tmp_path: Path) -> None:
     assert newest_whole(tmp_path / "checkpoints") == Newest()
 
@@ -118,7 +151,13 @@ def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> No
     file = write_checkpoint(tmp_path, progress_of(20)) / "state.json"
     content = json.loads(file.read_text())
     del content["progress"]["sizes"]
+    content["format"] = "hpctrain 0"
     file.write_text(json.dumps(content))
     file.with_suffix(".sha256").write_text(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  state.json\n")
-    ((_, fault),) = newest_whole(tmp_path).damaged
-    assert fault.endswith("was written by another version of hpctrain: state.json lacks 'progress.sizes'")
+    with pytest.raises(OtherVersionError) as caught:
+        newest_whole(tmp_path)
+    assert caught.value.exit_code == 1
+    assert caught.value.message.endswith(
+        "was written by another version of hpctrain: state.json has 'format' = 'hpctrain 0' instead of 'hpctrain 1', "
+        "lacks 'progress.sizes'"
+    )

@@ -50,7 +50,7 @@ def test_the_newest_is_there_after_each_save_and_after_a_crash(
             if data.draw(st.booleans(), label="crash"):
                 assert newest_whole(folder).iteration == iteration
                 continue
-            keep.apply(policy, folder, iteration, scores, token="now")
+            keep.apply(policy, folder, iteration, scores)
             assert newest_whole(folder).iteration == iteration
             assert not newest_whole(folder).damaged
             assert len(iterations(folder)) >= min(policy.last, iteration)
@@ -63,14 +63,14 @@ def test_the_only_one_that_can_be_read_stays(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, progress_of(1))
     newest = write_checkpoint(tmp_path, progress_of(2))
     (newest / "state.json").unlink()
-    keep.apply(Policy(last=1), tmp_path, 2, {}, token="now")
+    keep.apply(Policy(last=1), tmp_path, 2, {})
     assert newest_whole(tmp_path).iteration == 1
 
 
 def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
     newest = write_checkpoint(tmp_path, progress_of(2))
     (newest / "state.sha256").rename(tmp_path / "aside")
-    keep.apply(Policy(last=1), tmp_path, 2, {}, token="now")
+    keep.apply(Policy(last=1), tmp_path, 2, {})
     (tmp_path / "aside").rename(newest / "state.sha256")
     assert newest_whole(tmp_path).iteration == 2
 
@@ -78,7 +78,7 @@ def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
 def test_a_deletion_that_crashes_leaves_nothing_that_looks_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It crashes behind one file; the next one clears up, also where the same step is deleted again."""
+    """It crashes behind one file; the next of the same step clears up."""
     for iteration in (1, 2, 3):
         write_checkpoint(tmp_path, progress_of(iteration))
 
@@ -90,12 +90,12 @@ def test_a_deletion_that_crashes_leaves_nothing_that_looks_damaged(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", crash)
         with pytest.raises(KeyboardInterrupt):
-            keep.apply(Policy(last=1), tmp_path, 3, {}, token="now")
+            keep.apply(Policy(last=1), tmp_path, 3, {})
     assert len(hidden(tmp_path)) == 1
     assert newest_whole(tmp_path).damaged == ()
     (half,) = hidden(tmp_path)
     again = int(half.name.split("-")[1].split(".")[0])
     write_checkpoint(tmp_path, progress_of(again))
     keep.delete(tmp_path / f"step-{again:08}")
-    keep.apply(Policy(last=1), tmp_path, 3, {}, token="now")
+    keep.apply(Policy(last=1), tmp_path, 3, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

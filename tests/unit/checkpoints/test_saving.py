@@ -22,7 +22,8 @@ from hpctrain.checkpoints.share import Share
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter, read_events
-from hpctrain.train.checkpoint import Checkpoints, State
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.state import LazyState, State
 
 
 def share_of(value: float) -> Share:
@@ -70,7 +71,7 @@ def test_what_is_abandoned_is_not_waited_for(tmp_path: Path) -> None:
     write_share(fresh, share_of(0), 0, 2)
     abandoned = threading.Event()
     threading.Timer(0.05, abandoned.set).start()
-    assert publish(fresh, progress_of(5, ranks=2), {}, abandoned) is None
+    assert publish(fresh, progress_of(5, ranks=2), {}, abandoned, seconds=10) is None
     assert newest_whole(tmp_path) == Newest()
 
 
@@ -82,8 +83,9 @@ def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
     write_share(second, share_of(2), 0, 2)
     with pytest.raises(HpctrainError, match="rank-1-of-2"):
         publish(second, progress_of(5, ranks=2), {}, threading.Event(), seconds=0.05)
-    write_share(second, share_of(2), 1, 2)
-    publish(second, progress_of(5, ranks=2), {}, threading.Event())
+    for rank in range(2):
+        write_share(second, share_of(2), rank, 2)
+    publish(second, progress_of(5, ranks=2), {}, threading.Event(), seconds=0.05)
     _, state = read_state(path, 0, 2)
     assert state["model.a"].tolist() == [2, 2, 2]
 
@@ -97,8 +99,8 @@ class Numbers:
         self.step = 0
         self.count = count
 
-    def state(self) -> State:
-        return {"model.a": np.full(self.count, self.step, np.int64), "random.a": np.array([self.step])}
+    def state(self) -> LazyState:
+        return LazyState({"model.a": np.full(self.count, self.step, np.int64), "random.a": np.array([self.step])})
 
     def restore(self, state: State) -> None:
         self.step = int(state["random.a"][0])
@@ -130,8 +132,8 @@ def test_two_attempts(tmp_path: Path) -> None:
 
 def test_what_training_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> None:
     training = Numbers()
-    live = training.state()
-    training.state = lambda: live  # type: ignore[method-assign]
+    live = dict(training.state())
+    training.state = lambda: LazyState(live)  # type: ignore[method-assign]
     with checkpoints(tmp_path) as saving:
         saving.save(progress_of(7), training)
         live["random.a"] += 9
@@ -180,18 +182,18 @@ def test_a_disk_that_is_full_at_any_file_keeps_the_one_before(
 ) -> None:
     """Each way to write refuses at that file, as a full disk does; then there is space again."""
     training = Numbers()
-    whole = Path.open
+    whole = os.open
 
-    def full(path: Path, mode: str = "r", *arguments: object, **named: object) -> object:
-        if path.name.endswith(ending) and mode[0] in "wx":
+    def full(path: str, flags: int, *arguments: object) -> int:
+        if str(path).endswith(ending) and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return whole(path, mode, *arguments, **named)
+        return whole(path, flags, *arguments)
 
     with checkpoints(tmp_path) as saving:
         saving.save(progress_of(1), training)
         saving.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "open", full)
+            patch.setattr(os, "open", full)
             saving.save(progress_of(2), training)
             with pytest.raises(HpctrainError, match="no space left") as caught:
                 saving.wait()

@@ -16,6 +16,7 @@ from hpctrain.optim.schedule import sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
+from hpctrain.train.state import LazyState
 
 
 class Recorder:
@@ -46,7 +47,7 @@ class Recorder:
 
     def state(self):
         self.order.append("save")
-        return {"trained": np.array(sum(self.trained, []), np.int64)}
+        return LazyState({"trained": np.array(sum(self.trained, []), np.int64)})
 
     def restore(self, state):
         self.trained.append(state["trained"].tolist())
@@ -64,7 +65,7 @@ class Recorder:
 
 
 class Unsaved(Checkpoints):
-    def save(self, progress, training):
+    def save(self, progress, training, *, begin):
         training.state()
 
 

@@ -24,6 +24,7 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.numbers import mean_of_finite
+from hpctrain.train.state import LazyState
 from hpctrain.train.trainer import GradientNumbers
 
 BASE: dict[str, Any] = {
@@ -67,8 +68,8 @@ class Scripted:
         self.weight += not self.faulty
         return self.loss
 
-    def state(self) -> dict[str, np.ndarray]:
-        return {"weight": np.array([self.weight])}
+    def state(self) -> LazyState:
+        return LazyState({"weight": np.array([self.weight])})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         self.weight = int(state["weight"][0])

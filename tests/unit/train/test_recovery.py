@@ -15,8 +15,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.rundir import RunDirectory
-from hpctrain.train.checkpoint import State
 from hpctrain.train.recovery import Recovery, _Account, require_healing, settle
+from hpctrain.train.state import State
 from hpctrain.train.trainer import Step
 
 

@@ -13,7 +13,7 @@ from hpctrain.checkpoints.layout import STATISTICS
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import Samples
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.checkpoint import State
+from hpctrain.train.state import State
 
 _RANDOM = np.random.default_rng(0)
 SAMPLES = Samples(

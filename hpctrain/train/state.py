@@ -1,0 +1,61 @@
+"""What of a training is in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+State = dict[str, NDArray[Any]]
+
+# What the guard has counted: part of the state of every trainer.
+GUARD_STEPS = "guard.steps"
+
+
+class LazyState(Mapping[str, NDArray[Any]]):
+    """Arrays by name, some of which are made when they are looked up: a rank saves a part of all.
+
+    Args:
+        arrays: those that are there.
+        further: how many bytes each of the others has, and what makes it.
+
+    Attributes:
+        nbytes: of each.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, NDArray[Any]], further: Mapping[str, tuple[int, Callable[[], NDArray[Any]]]] = {}
+    ) -> None:
+        self._arrays = arrays
+        self._further = further
+        self.nbytes = {name: size for name, (size, _) in further.items()}
+        self.nbytes |= {name: value.nbytes for name, value in arrays.items()}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name] if name in self._arrays else self._further[name][1]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+class Stateful(Protocol):
+    """What has a state.
+
+    Attributes:
+        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own.
+    """
+
+    before_update: Callable[[], None]
+
+    def state(self) -> LazyState:
+        """All that decides the bits of what follows; what begins as ``layout.OWN`` says is this rank's own.
+
+        The arrays may be those that training goes on in.
+        """
+
+    def restore(self, state: State) -> None:
+        """Go on from a state; what is a rank's own may be missing."""
