@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import signal
 import sys
@@ -80,7 +81,8 @@ def run(case: Case, folder: Path, library: Library) -> Result:
     place = Place(folder=folder, limit=library.limit)
     begin = time.monotonic()
     try:
-        verdict, printed = carry_out(case, place, library)
+        with contextlib.closing(place):
+            verdict, printed = carry_out(case, place, library)
     except NotHereError as error:
         verdict, printed = Verdict(outcome="not here", faults=(str(error),)), ""
     except OutOfTimeError as error:
@@ -91,8 +93,6 @@ def run(case: Case, folder: Path, library: Library) -> Result:
             Verdict(outcome="lost", faults=("the case could not be carried out",)),
             traceback.format_exc(),
         )
-    finally:
-        place.close()
     return Result(case=case, verdict=verdict, seconds=time.monotonic() - begin, printed=printed)
 
 

@@ -54,15 +54,13 @@ class Place:
     Attributes:
         folder: holds ``run``, the run directory.
         limit: seconds for each command, and for each moment that is waited for.
-        mounts: of this case.
-        clears: what else is undone at its end, the last first.
+        undone: what is done in the case besides, and undone at its end, the last first.
     """
 
     folder: Path
     limit: float
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
-    mounts: list[Path] = field(default_factory=list)
-    clears: list[Callable[[], object]] = field(default_factory=list)
+    undone: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def directory(self) -> RunDirectory:
@@ -79,24 +77,22 @@ class Place:
                     found.append(process)
         return found
 
-    def mount(self, path: Path, *arguments: str) -> None:
-        """Mount something on ``path`` until the end of the case."""
+    def mount(self, path: Path, *arguments: str) -> Callable[[], None]:
+        """Mount something on ``path`` until the end of the case, or until what is returned is called."""
         path.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", *arguments, str(path)], check=True, capture_output=True, text=True)
-        self.mounts.append(path)
-
-    def unmount(self, path: Path) -> None:
-        self.mounts.remove(path)
-        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True, text=True)
+        mounted = self.undone.enter_context(contextlib.ExitStack())
+        unmount = ["umount", "--lazy", str(path)]
+        mounted.callback(subprocess.run, unmount, check=True, capture_output=True)
+        return mounted.close
 
     def close(self) -> None:
         """End and remove everything."""
-        self.kill_all()
-        for clear in reversed(self.clears):
-            clear()
-        for path in reversed(self.mounts):
-            subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.kill_all()
+        finally:
+            self.undone.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill_all(self) -> None:
         """End every process of this case at once. Not waited for as children: who started them asks how they ended."""

@@ -36,7 +36,7 @@ def cluster(scene: Scene) -> LocalSlurm:
         slurm.run("scancel", "--user=root", "--full")
         slurm.wait_idle()
 
-    scene.place.clears.append(clear)
+    scene.place.undone.callback(clear)
     return slurm
 
 
@@ -70,7 +70,7 @@ def lose_node(scene: Scene) -> Promise:
     training.wait_for_step(*scene.moment())
     hosts = [host["host"] for host in json.loads(scene.place.directory.plan.read_text())["hosts"]]
     lost = scene.draw.choice(hosts)
-    scene.place.clears.insert(-1, lambda: slurm.start_slurmd(lost))
+    scene.place.undone.callback(slurm.start_slurmd, lost)
     slurm.lose_node(lost)
     slurm.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")
     return Promise(codes=(0,), check=_begun_again)
