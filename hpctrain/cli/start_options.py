@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, get_args
 
 import typer
@@ -66,7 +67,8 @@ Restarts = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts.",
+        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts: one that has some "
+        "counts as resumable whenever it is interrupted.",
         rich_help_panel=_STOP,
     ),
 ]
@@ -77,6 +79,8 @@ IdleRestarts = Annotated[
     ),
 ]
 
+# Not an option, which has dashes before it.
+_SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Those that end a run at once, or that a process cannot handle, or that tell of a crash, are not among them.
 _STOP_SIGNALS = ("ALRM", "URG", "USR1", "USR2", "WINCH", "XCPU")
@@ -110,6 +114,7 @@ def start_changes(
         words = None if arguments is None else tuple(shlex.split(arguments))
     except ValueError as error:
         raise HpctrainError(f"--launcher-arguments {arguments}: {error}", "close the quotes") from error
+    _require_no_secret(words or ())
     asked = None if environment is None else [_variable(text, inherited) for text in environment]
     return given(
         launcher=launcher,
@@ -151,17 +156,30 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
     raise HpctrainError(f"unknown container runtime {runtime!r}", nearest(runtime, get_args(Runtime)))
 
 
+def _require_no_secret(words: Sequence[str]) -> None:
+    names = [name for word in words for name in _SETTING.findall(word)]
+    # Hydra's own way.
+    names += [name for option, name in pairwise(words) if option in ("-env", "-genv")]
+    for name in filter(is_secret, names):
+        raise _seen_by_all(f"--launcher-arguments with {name}", name)
+
+
+def _seen_by_all(where: str, name: str) -> HpctrainError:
+    return HpctrainError(
+        f"{where}: a secret on a command line is for all to see",
+        f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
+    )
+
+
 def _variable(text: str, inherited: Mapping[str, str]) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
         raise HpctrainError(f"--env {name}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
     if has_value and is_secret(name):
-        raise HpctrainError(
-            f"--env {name}=…: a secret on a command line is for all to see",
-            f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
-        )
+        raise _seen_by_all(f"--env {name}=…", name)
     if has_value:
         return name, value
     if name not in inherited:
-        raise HpctrainError(f"--env {name}: it is not set here", f"give it a value: --env {name}=VALUE")
+        hint = f"export {name}=…" if is_secret(name) else f"give it a value: --env {name}=VALUE"
+        raise HpctrainError(f"--env {name}: it is not set here", hint)
     return name, inherited[name]

@@ -132,6 +132,20 @@ def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[st
     assert "export HF_TOKEN and give --env HF_TOKEN" in said and "hush-hush" not in said
 
 
+@pytest.mark.parametrize(
+    "arguments", ["-x HF_TOKEN=hush-hush", "--export=ALL,HF_TOKEN=hush-hush", "-genv HF_TOKEN hush-hush"]
+)
+def test_a_secret_for_the_launcher_is_refused(arguments: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--launcher-arguments", arguments]) == 2
+    said = capfd.readouterr().err
+    assert "export HF_TOKEN and give --env HF_TOKEN" in said and "hush-hush" not in said
+
+
+@pytest.mark.parametrize("arguments", ["-x HF_TOKEN", "--mca a=b", "--auth=munge", "-x PATH=/bin"])
+def test_what_the_launcher_may_be_told(arguments: str) -> None:
+    assert main(["run", "digits", "--backend", "mpi", "-np", "2", "--dry-run", "--launcher-arguments", arguments]) == 0
+
+
 def test_a_secret_in_a_profile_is_refused() -> None:
     Path("own.yaml").write_text("name: own\nsource: here\nenvironment:\n  HF_TOKEN: hush-hush\n")
     with pytest.raises(HpctrainError, match="HF_TOKEN is a secret") as refused:
