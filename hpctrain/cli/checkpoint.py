@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,18 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
         typer.echo(f"{path}: {'damaged' if faults else 'ok'}")
     if faulty:
         listed = "\n".join(fault for faults in found.values() for fault in faults)
-        raise HpctrainError(listed, "hpctrain run --resume passes over damaged ones", exit_code=3)
+        raise HpctrainError(listed, _hint(found), exit_code=3)
+
+
+def _hint(found: Mapping[Path, Sequence[str]]) -> str:
+    """What becomes of the damaged ones."""
+    if all(path.name.startswith("damaged-") for path in found):
+        return "it was set aside, and nothing reads it: remove it when you have seen enough"
+    folder = next(iter(found)).parent
+    # Another checkpoint of the run may be whole, where one is asked for.
+    if all(found.get(path) or verify(path) for path in (checkpoint_path(folder, each) for each in iterations(folder))):
+        return "none is whole, so hpctrain run --resume refuses: restore one, or begin a new run with another --run-dir"
+    return "hpctrain run --resume passes over damaged ones"
 
 
 @app.command()
