@@ -141,7 +141,9 @@ def run(
 ) -> None:
     """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
 
-    All hosts share its files. --resume goes on with a run that was interrupted, as it was begun.
+    All hosts share its files. --resume goes on with a run that was interrupted, as it was begun. TERM, INT, USR1, USR2
+    and --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once, and no other signal does, which
+    Slurm may deliver twice.
     """
     start = start_changes(
         launcher=launcher,
@@ -155,6 +157,8 @@ def run(
     )
     options = given(hosts=hosts, hostfile=hostfile, fabric=fabric, routes=routes, node=node, interface=interface)
     stop = stop_changes(signal=stop_signal, seconds=stop_seconds, restarts=restarts, idle_restarts=idle_restarts)
+    if accept_changes and not resume:
+        raise HpctrainError("--accept-changes is for a run that goes on", "--resume --run-dir DIR names it")
     asked = _Asked(
         work=_work(work, overrides or [], arguments or [], small=small, resume=resume),
         overrides=() if work else tuple(overrides or ()),
@@ -320,7 +324,7 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         found = available_launcher(further.plan, further.machine)
     if asked.dry_run:
         return _show_command(further.plan, directory, further.machine, found)
-    directory.begin_attempt(further.plan)
+    further.begin(directory)
     return _execute(further.plan, directory, further.attempt, further.machine, found, interrupts)
 
 

@@ -12,11 +12,11 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.checkpoints.find import newest_whole
+from hpctrain.checkpoints.layout import set_aside
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, attempts, read_events
@@ -43,14 +43,12 @@ class Attempt:
         iteration: of the checkpoint that it goes on from, 0 for the beginning.
         damaged: newer checkpoints, which are passed over, each with what is wrong with it.
         restart: its number among the restarts without progress that the launcher made by itself; 0 for none of them.
-        changed: values of the recipe that are not those of the attempts before, by dotted key: the old and the new one.
     """
 
     number: int = 1
     iteration: int = 0
     damaged: tuple[tuple[Path, str], ...] = ()
     restart: int = 0
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def start(self, plan: Plan, launcher: str) -> Event:
         """What the event ``start`` says."""
@@ -155,13 +153,14 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
     Raises:
         HpctrainError: its ranks or its job are still there.
     """
-    alive = [(record, record.process()) for record in whole_records(directory)]
-    if running := [process.pid for record, process in alive if process and record.status == "running"]:
-        numbers = " ".join(map(str, running))
+    if running := [record for record in whole_records(directory) if record.status == "running" and record.process()]:
+        numbers = " ".join(str(record.pid) for record in running)
+        saves = ", at which they save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(
             f"{directory.path}: ranks of the last attempt still run on this host, though their launcher is gone: "
             f"process {numbers}",
-            f"wait for their end, or end them: kill {numbers}",
+            f"wait for their end, or end them: kill {numbers}{saves}",
+            exit_code=1 if job_id() else 2,
         )
     if not events or events[-1]["event"] == "end":
         return
@@ -225,22 +224,29 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     Raises:
         HpctrainError: no checkpoint is left of those that were written.
     """
-    if not events:
-        return Attempt()
     if is_done(events):
         return None
     newest = newest_whole(directory.checkpoints)
-    iteration, damaged = newest.iteration, newest.damaged
-    written = [event for event in events if event["event"] == "checkpoint"]
-    if written and not iteration:
-        faults = "; ".join(fault for _, fault in damaged) or f"{directory.checkpoints} is empty"
+    if not newest.iteration:
+        _require_none_written(directory, events, newest.damaged)
+    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged)
+
+
+def _require_none_written(
+    directory: RunDirectory, events: Sequence[Event], damaged: Sequence[tuple[Path, str]]
+) -> None:
+    """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
+    written = [f"step {event['iteration']}" for event in events if event["event"] == "checkpoint"]
+    faults = [fault for _, fault in damaged] + [
+        f"{path} was found damaged" for path in set_aside(directory.checkpoints)
+    ]
+    if written or faults:
         raise HpctrainError(
-            f"{directory.path}: a checkpoint was written at step {written[-1]['iteration']}, and none can be read: "
-            f"{faults}",
+            f"{directory.path}: a checkpoint was written{f' at {written[-1]}' if written else ''}, and none can be "
+            f"read: {'; '.join(faults) or f'{directory.checkpoints} is empty'}",
             "restore that folder, or begin a new run with another --run-dir",
             exit_code=1,
         )
-    return Attempt(number=len(attempts(events)) + 1, iteration=iteration, damaged=damaged)
 
 
 def is_done(events: Sequence[Event]) -> bool:

@@ -13,7 +13,7 @@ from hpctrain.events import Event, EventWriter
 from hpctrain.launch.attempts import Attempt, is_done, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
-from hpctrain.launch.interrupts import Interrupts
+from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.launch.start import launch_attempt, prove_launcher
 from hpctrain.launch.supervision import Restart, Supervisor
@@ -85,19 +85,30 @@ class Execution:
             failure = self._attempt(plan, attempt, found, supervisor)
             if failure is None or self.interrupts.received:
                 break
-            restart = supervisor.further(failure, attempt, found)
-            if restart is None:
+            further = self._further(supervisor, plan, failure, attempt, found)
+            if isinstance(further, Failure):
+                failure = further
                 break
-            if not self.interrupts.wait(restart.seconds):
-                by = self.interrupts.received[0].name
-                message = f"{failure.message}; interrupted by {by} before it was started again"
-                failure = replace(failure, message=message, exit_code=RESUMABLE)
-                break
-            self._begin_again(restart, failure)
-            plan, attempt, found = restart.plan, restart.attempt, restart.launcher
+            self._begin_again(further, failure)
+            plan, attempt, found = further.plan, further.attempt, further.launcher
         if failure:
             self.audience.failed(failure)
         return failure, self._record_end(plan, failure)
+
+    def _further(
+        self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
+    ) -> Restart | Failure:
+        """What follows on a failed attempt, when its time has come, or with what failure the run ends."""
+        try:
+            with self.interrupts.raised():
+                further = supervisor.further(failure, attempt, found)
+        except Interrupted:
+            further = None
+        if isinstance(further, Failure) or (further and self.interrupts.wait(further.seconds)):
+            return further
+        message = f"{failure.message}; interrupted by {self.interrupts.received[0].name} before it was started again"
+        again = plan.restarts and not failure.refused
+        return replace(failure, message=message, exit_code=RESUMABLE if again else failure.exit_code)
 
     def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None, supervisor: Supervisor) -> Failure | None:
         """Run it once. What is raised is as of :meth:`run`."""
@@ -145,8 +156,6 @@ class Execution:
                 kept_as = set_aside(path)
                 events.emit("damaged", path=path.name, fault=fault, kept_as=kept_as.name)
                 self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
-            if attempt.changed:
-                events.emit("changed", differences=attempt.changed)
 
     def _begin_again(self, restart: Restart, failure: Failure) -> None:
         with EventWriter(self.directory.events) as events:

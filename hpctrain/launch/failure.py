@@ -43,6 +43,7 @@ class Failure:
             else 1.
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
+        hint: what the user can do about it, where hpctrain knows.
         refused: hpctrain says on a rank what is wrong, and would say it in another attempt too.
     """
 
@@ -55,6 +56,7 @@ class Failure:
     stopped: bool = False
     lost_hosts: tuple[str, ...] = ()
     refused: bool = False
+    hint: str = ""
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -67,10 +69,9 @@ class Failure:
         return "resumable" if self.exit_code == RESUMABLE else "failed"
 
     def __str__(self) -> str:
-        if not self.lines:
-            return self.message
         source = f"the end of {self.log}" if self.log else "printed outside the logs"
-        return "\n".join([self.message, f"  {source}:", *(f"    {line}" for line in self.lines)])
+        printed = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
+        return "\n".join([self.message, *printed, *([f"  {self.hint}"] if self.hint else [])])
 
 
 def find_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.launch.failure import Failure
+from hpctrain.stopping import RESUMABLE
 
 _LONGEST_SECONDS = 60.0
 
@@ -26,19 +27,22 @@ class Reach:
         return self.checkpoint > other.checkpoint or (self.checkpoint == 0 and self.step > other.step)
 
 
-def next_restart(failure: Failure, before: Reach, after: Reach, *, idle: int, limit: int) -> int | None:
+def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int) -> int | None:
     """The number of the restart that follows, among those without progress: 1, 2, …; None where the run ends.
 
     Args:
         failure: what ended an attempt that no signal interrupted.
         before, after: how far the run was when the attempt began, and is now.
+        stepped: whether it did a step.
         idle: the number that the attempt itself had, 0 for one that a user or a job began.
         limit: how many there may be.
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None
-    # What fails ahead of the very first step will do so again, but for a host that went meanwhile.
-    if not (after.step or after.checkpoint or failure.lost_hosts):
+    # What fails ahead of its first step will do so again, but for a host that went meanwhile, and for a rank that was
+    # killed where others have worked before.
+    killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint)
+    if not (stepped or killed or failure.lost_hosts):
         return None
     number = 1 if after.is_beyond(before) else idle + 1
     return number if number <= limit else None

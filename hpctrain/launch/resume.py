@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
+from hpctrain.launch.changes import require_fit
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
@@ -24,12 +24,27 @@ from hpctrain.rundir import RunDirectory, read_model
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A further attempt: where it begins, its plan on this machine, and what the user has to be told of it."""
+    """A further attempt: where it begins, its plan on this machine, and what the user has to be told of it.
+
+    ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
+    """
 
     attempt: Attempt
     plan: Plan
     machine: Machine
+    changed: Mapping[str, tuple[Any, Any]]
     warnings: tuple[str, ...]
+
+    def begin(self, directory: RunDirectory) -> None:
+        """Put its plan in the place of the one of before, on record before anything else can happen.
+
+        Raises:
+            HpctrainError: that cannot be written.
+        """
+        if self.changed:
+            with EventWriter(directory.events) as events:
+                events.emit("changed", differences=self.changed)
+        directory.begin_attempt(self.plan)
 
 
 def resumption(
@@ -55,8 +70,8 @@ def resumption(
         look_only: nothing will be started, so it does not matter whether somebody else does.
 
     Raises:
-        HpctrainError: a checkpoint is of another model or optimizer, or as of :func:`changed_work`,
-            :func:`hpctrain.launch.attempts.require_nobody`, :func:`hpctrain.launch.attempts.next_attempt` and
+        HpctrainError: as of :func:`changed_work`, :func:`hpctrain.launch.attempts.require_nobody`,
+            :func:`hpctrain.launch.attempts.next_attempt`, :func:`hpctrain.launch.changes.require_fit` and
             :func:`resumed_plan`.
     """
     before = read_model(directory.plan, Plan)
@@ -72,12 +87,14 @@ def resumption(
     if attempt is None:
         return None
     if attempt.iteration:
-        _require_held(checkpoint_path(directory.checkpoints, attempt.iteration), changed)
+        require_fit(directory, attempt.iteration, now, changed)
     machine = this_machine()
     plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
     if look_only:
         warnings += tuple(f"{path} is damaged, and would be passed over: {fault}" for path, fault in attempt.damaged)
-    return Resumption(attempt=replace(attempt, changed=changed), plan=plan, machine=machine, warnings=warnings)
+    if attempt.iteration and not events:
+        warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
+    return Resumption(attempt=attempt, plan=plan, machine=machine, changed=changed, warnings=warnings)
 
 
 def _overridden(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
@@ -119,24 +136,12 @@ def changed_work(
     return plan.model_copy(update={"recipe" if plan.recipe else "script": work} if changed else {}), changed
 
 
-def _require_held(checkpoint: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
-    """Refuse changes that a checkpoint cannot be of use for, accepted or not."""
-    for key in _HELD & changed.keys():
-        old, new = changed[key]
-        raise HpctrainError(
-            f"{checkpoint} is of {key}={old}, and a run with {key}={new} cannot go on from it",
-            "leave that out, or begin anew with another --run-dir",
-        )
-
-
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     rows = [("", "the run has", "asked for"), *((key, str(old), str(new)) for key, (old, new) in changed.items())]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
 
 
-# What a checkpoint holds the state of.
-_HELD = {"model.name", "optimizer.name"}
 _HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
 _HINT_CHANGED = (
     "--resume without them goes on with the run as it is; --accept-changes goes on with what was asked for; another "

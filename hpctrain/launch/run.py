@@ -45,6 +45,7 @@ def launch(
     start: Event,
     stop: Stop = Stop(),
     stoppable: bool = False,
+    resumable: bool = False,
     heals: bool = False,
     interrupts: Interrupts | None = None,
     show: Callable[[Event], None],
@@ -61,6 +62,7 @@ def launch(
         stop: how the ranks are stopped.
         stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
             so.
+        resumable: the run can be resumed though no rank shows that it can stop.
         heals: the ranks go on without one that died, and say so in its record.
         interrupts: where signals are collected already; by default here.
         show: gets each event as it happens.
@@ -78,7 +80,7 @@ def launch(
             follower = Follower(directory, show, line)
             events.emit("start", **start)
         job = Job(command, directory, ranks, heals=heals)
-        return _run(job, follower, collected, stop, stoppable=stoppable, notice=notice)
+        return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 
 
 def _run(
@@ -88,6 +90,7 @@ def _run(
     stop: Stop,
     *,
     stoppable: bool,
+    resumable: bool,
     notice: Callable[[str], None],
 ) -> Failure | None:
     waits = False
@@ -112,7 +115,9 @@ def _run(
         heals=job.heals,
     )
     if failure and interrupts.received:
-        return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits else 1)
+        return _interrupted(
+            failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
+        )
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
         return _lost_launcher(failure, signal.Signals(-ended))
     return failure

@@ -191,6 +191,8 @@ def launch_attempt(
         start=attempt.start(plan, launcher.name if launcher else "none"),
         stop=plan.stop,
         stoppable=plan.recipe is not None,
+        # Whoever has a script started again says that it can go on.
+        resumable=plan.restarts > 0,
         heals=plan.heals,
         interrupts=interrupts,
         show=show,

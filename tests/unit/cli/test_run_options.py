@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +20,7 @@ import pytest
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
+from hpctrain.data.manifest import read_manifest
 from hpctrain.events import read_events
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory, read_model
@@ -46,6 +50,8 @@ def plan() -> Plan:
         (["--mount", "/data"], "name it: --container IMAGE"),
         (["--container", "x.sif", "--container-runtime", "docker"], "unknown container runtime 'docker'"),
         (["--resume"], "--resume: which run?"),
+        (["--env", "NOT_SET_TOKEN"], "it is not set here\n  export NOT_SET_TOKEN=…"),
+        (["--accept-changes", "--run-dir", "run"], "--accept-changes is for a run that goes on\n  --resume"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,9 +161,17 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [("model.name=resnet18", "model.name=digits_cnn"), ("optimizer={name: adam, learning_rate: 0.1}", "sgd")],
+    [
+        ("model.name=resnet18", "model.name=digits_cnn"),
+        ("optimizer={name: adam, learning_rate: 0.1}", "sgd"),
+        ("precision=fp16", "precision=float32"),
+        ("data.test_fraction=0.3", "data.test_fraction=0.2"),
+        ("data.split_seed=1", "data.split_seed=None"),
+        ("seed=1", "seed=7"),
+        ("epochs=5", "epochs=20"),
+    ],
 )
-def test_a_checkpoint_is_of_one_model_and_one_optimizer(
+def test_a_checkpoint_is_of_one_model_optimizer_and_data(
     change: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
@@ -165,13 +179,90 @@ def test_a_checkpoint_is_of_one_model_and_one_optimizer(
     resume = ["run", "--resume", "--run-dir", "run", "--accept-changes"]
     # Without one there is nothing that it would have to fit.
     assert main([*resume, "--set", change, "--dry-run"]) == 0
-    path = write_checkpoint(Path("run/checkpoints"), progress_of(10), {})
+    path = checkpoint_of_now(epoch=6)
     before = Path("run/plan.json").read_text()
     assert main([*resume, "--set", change]) == 2
     error = capfd.readouterr().err
     assert f"{path} is of " in error and said in error and "another --run-dir" in error
     assert Path("run/plan.json").read_text() == before
-    assert main([*resume, "--set", "optimizer.learning_rate=0.1", "--dry-run"]) == 0
+    for fits in ("optimizer.learning_rate=0.1", "precision=bf16", "epochs=6"):
+        assert main([*resume, "--set", fits, "--dry-run"]) == 0
+
+
+def checkpoint_of_now(**progress: Any) -> Path:
+    of = progress_of(10, **progress)
+    return write_checkpoint(Path("run/checkpoints"), of, {}, plan=plan().model_dump(mode="json"))
+
+
+def test_a_run_with_values_that_do_not_fit_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the command that is shown, however they came into its plan."""
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
+    checkpoint_of_now()
+    changed = plan().model_dump(mode="json")
+    changed["recipe"] |= {"precision": "fp16", "seed": 8, "epochs": 21}
+    Path("run/plan.json").write_text(json.dumps(changed))
+    capfd.readouterr()
+    assert main(["run", "--resume", "--run-dir", "run"]) == 2
+    command = capfd.readouterr().err.splitlines()[-1].strip()
+    assert command == "hpctrain run --resume --run-dir run --accept-changes --set precision=float32 --set seed=7"
+    assert main(shlex.split(command)[1:]) == 4
+    recipe = plan().recipe
+    assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
+
+
+def test_photographs_may_be_elsewhere_but_not_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    for name, seed in (("photos", "0"), ("others", "1")):
+        fake = ["--images", "20", "--classes", "2", "--size", "16", "--broken", "0", "--seed", seed]
+        assert main(["data", "fake", f"{name}.source", *fake]) == 0
+        assert main(["data", "shard", f"{name}.source", name]) == 0
+    options = ["--backend", "mpi", "-np", "2", "--run-dir", "run", "--set", "data.path=photos"]
+    assert main(["run", "goyal2017", "--smoke", *options]) == 1
+    index = read_manifest(Path("photos")).splits["train"].index_sha256
+    checkpoint_of_now(samples=index)
+    shutil.copytree("photos", "copy")
+    resume = ["run", "--resume", "--run-dir", "run", "--accept-changes", "--set"]
+    assert main([*resume, "data.path=copy", "--dry-run"]) == 0
+    capfd.readouterr()
+    assert main([*resume, "data.path=others"]) == 2
+    assert "data.path=photos, and a run with data.path=others cannot go on" in capfd.readouterr().err
+
+
+def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
+
+    def dies(*_: object) -> None:
+        assert events()[-1]["event"] == "changed"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["run", "--resume", "--run-dir", "run", "--set", "epochs=5", "--accept-changes"])
+    assert events()[-1]["differences"] == {"epochs": [20, 5]}
+
+
+@pytest.mark.parametrize("lost", ["removed", "empty"])
+def test_a_run_whose_events_are_lost(lost: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Goes on from its checkpoint to its end, with a warning; what reads it lives with what is left."""
+    one = ["--backend", "single", "-np", "1", "--set", "schedule.warmup_epochs=0"]
+    assert main(["run", "digits", *one, "--set", "epochs=1", "--run-dir", "run"]) == 0
+    Path("run/events.jsonl").unlink()
+    if lost == "empty":
+        Path("run/events.jsonl").touch()
+    capfd.readouterr()
+    assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=2", "--accept-changes"]) == 0
+    assert "run/events.jsonl is lost, and with it the record of the steps up to 23" in capfd.readouterr().err
+    assert [event["iteration"] for event in events() if event["event"] == "step"] == list(range(24, 47))
+    for command in (["report", "run"], ["status", "run"], ["checkpoint", "list", "run"]):
+        assert main(command) == 0
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
 
 
 def test_a_run_that_is_done_can_be_made_longer(

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from written_checkpoints import progress_of, write_checkpoint
 
+from hpctrain.checkpoints.find import set_aside
 from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
@@ -78,6 +79,36 @@ def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
     ) as e:
         go_on(directory, 3)
     assert e.value.exit_code == 1
+
+
+@pytest.mark.parametrize("lost", ["removed", "empty"])
+def test_a_run_whose_events_are_lost_goes_on_from_its_checkpoint(directory: RunDirectory, lost: str) -> None:
+    if lost == "empty":
+        directory.events.touch()
+    for iteration in (10, 20):
+        checkpoint(directory, iteration)
+    assert go_on(directory, 3) == Attempt(iteration=20)
+    (checkpoint_path(directory.checkpoints, 20) / "state.json").unlink()
+    found = go_on(directory, 3)
+    assert found is not None and (found.iteration, len(found.damaged)) == (10, 1)
+    (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
+    with pytest.raises(HpctrainError, match=r"step-0+20.*; .*step-0+10") as caught:
+        go_on(directory, 3)
+    assert caught.value.exit_code == 1
+    for iteration in (10, 20):
+        set_aside(checkpoint_path(directory.checkpoints, iteration))
+    with pytest.raises(HpctrainError, match=r"damaged-step-0+10 was found damaged; .*damaged-step-0+20"):
+        go_on(directory, 3)
+
+
+def test_a_damaged_checkpoint_that_no_event_tells_of(directory: RunDirectory) -> None:
+    """The event comes a step later, which a crash can leave out."""
+    happened(directory, start(), FAULT, RESUMABLE)
+    checkpoint(directory, 10)
+    (checkpoint_path(directory.checkpoints, 10) / "rank-0-of-1.safetensors").write_bytes(b"")
+    with pytest.raises(HpctrainError, match=r"a checkpoint was written, and none can be read: .*step-0+10") as caught:
+        go_on(directory, 3)
+    assert caught.value.exit_code == 1
 
 
 def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDirectory) -> None:
@@ -160,14 +191,23 @@ def nobody(directory: RunDirectory) -> None:
     require_nobody(directory, run_events(directory))
 
 
-def test_ranks_that_outlived_their_launcher(directory: RunDirectory) -> None:
+def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     me = psutil.Process()
     values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time(), "status": "running"}
     directory.rank(1).write_text('{"rank": ')
     nobody(directory)
     directory.rank(0).write_text(json.dumps(values))
-    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}"):
+    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}") as caught:
         nobody(directory)
+    assert (caught.value.exit_code, caught.value.hint) == (2, f"wait for their end, or end them: kill {me.pid}")
+    directory.rank(0).write_text(json.dumps({**values, "listens": True}))
+    # Not wrong use, of which a job would be told.
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with pytest.raises(HpctrainError, match="still run on this host") as caught:
+        nobody(directory)
+    assert caught.value.exit_code == 1
+    assert caught.value.hint.endswith(f"kill {me.pid}, at which they save their state and leave")
 
 
 @pytest.mark.parametrize("job", ["17", "17_3"])

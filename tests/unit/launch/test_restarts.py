@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
-from hpctrain.events import Event, read_events
+from hpctrain.events import Event, EventWriter, read_events
+from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.restarts import Reach, next_restart, wait_seconds
+from hpctrain.launch.supervision import Restart, Supervisor
 from hpctrain.plan import Plan
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.recipes.load import load_recipe, override_recipe
 from hpctrain.rundir import RunDirectory, read_model
 
 KILLED = Failure(message="rank 1 was killed", exit_code=4)
@@ -35,38 +40,46 @@ SAVED_8_STEP_30 = Reach(checkpoint=8, step=30)
 
 
 @pytest.mark.parametrize(
-    ("failure", "before", "after", "idle", "expected"),
+    ("failure", "before", "after", "stepped", "idle", "expected"),
     [
         # the first failure of an attempt that did something
-        (KILLED, NOTHING, STEP_9, 0, 1),
-        (RAISED, NOTHING, STEP_9, 0, 1),
-        (LOST, NOTHING, STEP_9, 0, 1),
+        (KILLED, NOTHING, STEP_9, True, 0, 1),
+        (RAISED, NOTHING, STEP_9, True, 0, 1),
+        (LOST, NOTHING, STEP_9, True, 0, 1),
         # nothing to hope for
-        (STOPPED, NOTHING, STEP_9, 0, None),
-        (REFUSED, NOTHING, STEP_9, 0, None),
-        (WRONG_USE, NOTHING, STEP_9, 0, None),
+        (STOPPED, NOTHING, STEP_9, True, 0, None),
+        (REFUSED, NOTHING, STEP_9, True, 0, None),
+        (WRONG_USE, NOTHING, STEP_9, True, 0, None),
         # ahead of the first step of all
-        (KILLED, NOTHING, NOTHING, 0, None),
-        (RAISED, NOTHING, NOTHING, 0, None),
-        (LOST, NOTHING, NOTHING, 0, 1),
-        (LOST, NOTHING, NOTHING, 3, None),
+        (KILLED, NOTHING, NOTHING, False, 0, None),
+        (RAISED, NOTHING, NOTHING, False, 0, None),
+        (LOST, NOTHING, NOTHING, False, 0, 1),
+        (LOST, NOTHING, NOTHING, False, 3, None),
         # ahead of the first step of this attempt, where others did some
-        (RAISED, STEP_9, STEP_9, 1, 2),
-        (RAISED, SAVED_8, SAVED_8, 2, 3),
+        (RAISED, STEP_9, STEP_9, False, 0, None),
+        (RAISED, SAVED_8, SAVED_8, False, 0, None),
+        (KILLED, STEP_9, STEP_9, False, 1, 2),
+        (KILLED, SAVED_8, SAVED_8, False, 2, 3),
+        (LOST, SAVED_8, SAVED_8, False, 0, 1),
+        # no further than others
+        (RAISED, STEP_9, STEP_9, True, 1, 2),
+        (RAISED, SAVED_8, SAVED_8, True, 2, 3),
         # the last one was the third
-        (RAISED, STEP_9, STEP_9, 3, None),
-        (RAISED, SAVED_8, SAVED_8, 3, None),
+        (RAISED, STEP_9, STEP_9, True, 3, None),
+        (RAISED, SAVED_8, SAVED_8, True, 3, None),
         # a step further than ever counts until there is a checkpoint, a checkpoint always
-        (RAISED, STEP_9, STEP_10, 3, 1),
-        (RAISED, SAVED_8, SAVED_8_STEP_30, 3, None),
-        (RAISED, SAVED_8, SAVED_10, 3, 1),
-        (RAISED, STEP_10, SAVED_8, 3, 1),
+        (RAISED, STEP_9, STEP_10, True, 3, 1),
+        (RAISED, SAVED_8, SAVED_8_STEP_30, True, 3, None),
+        (RAISED, SAVED_8, SAVED_10, True, 3, 1),
+        (RAISED, STEP_10, SAVED_8, True, 3, 1),
         # the newest checkpoint turned out damaged
-        (RAISED, SAVED_10, SAVED_8, 1, 2),
+        (RAISED, SAVED_10, SAVED_8, True, 1, 2),
     ],
 )
-def test_decisions(failure: Failure, before: Reach, after: Reach, idle: int, expected: int | None) -> None:
-    assert next_restart(failure, before, after, idle=idle, limit=3) == expected
+def test_decisions(
+    failure: Failure, before: Reach, after: Reach, stepped: bool, idle: int, expected: int | None
+) -> None:
+    assert next_restart(failure, before, after, stepped=stepped, idle=idle, limit=3) == expected
 
 
 reaches = st.builds(Reach, checkpoint=st.integers(0, 5), step=st.integers(0, 20))
@@ -77,7 +90,7 @@ def test_a_run_is_restarted_as_often_as_allowed_in_a_row(course: list[Reach], li
     """Whatever its attempts reach, there are never more restarts in a row than the limit without progress between."""
     before, idle, in_a_row = Reach(), 0, 0
     for after in course:
-        number = next_restart(LOST, before, after, idle=idle, limit=limit)
+        number = next_restart(LOST, before, after, stepped=False, idle=idle, limit=limit)
         in_a_row = 1 if after.is_beyond(before) else in_a_row + 1
         assert (number is None) == (in_a_row > limit)
         if number is None:
@@ -149,7 +162,7 @@ def test_a_script(
     assert len(events("fault")) == starts - (last in ("done", "stop"))
     assert [event["status"] for event in events("end")] == [{0: "done", 1: "failed", 4: "resumable"}[exit_code]]
     said = capsys.readouterr().err
-    assert said.count("going on from step 0 with 1 of 1 ranks") == starts - 1
+    assert said.count("starting it again with 1 of 1 ranks") == starts - 1
     if starts > 1:
         assert f"in 0 s (restart 1 of {options[1]})" in said
 
@@ -184,6 +197,91 @@ def test_a_signal_ends_the_wait() -> None:
     assert "to go on: hpctrain run --resume --run-dir run" in said
     assert json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert len(events("start")) == 2
+
+
+@pytest.mark.usefixtures("_no_waits")
+@pytest.mark.parametrize(("restarts", "exit_code"), [("0", 1), ("2", 4)])
+def test_a_script_that_may_be_started_again_can_be_resumed(restarts: str, exit_code: int) -> None:
+    """Whether it is interrupted while it works, without listening, or, as above, in between."""
+    Path("train.py").write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)\n")
+    assert main(["run", "train.py", "--run-dir", "run", "--restarts", restarts]) == exit_code
+    assert [event["status"] for event in events("end")] == ["failed" if exit_code == 1 else "resumable"]
+
+
+@pytest.mark.usefixtures("_no_waits")
+@pytest.mark.parametrize("way", ["kill", "raise"])
+def test_a_signal_while_it_is_looked_for_what_follows(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the comparison of hashes and the questions to hosts, which take long."""
+    Path("train.py").write_text(SCRIPT)
+    Path("ways").write_text(f"{way} done")
+
+    def look(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on looking")
+
+    monkeypatch.setattr("hpctrain.launch.supervision.attempt_from_here", look)
+    assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 4
+    assert "; interrupted by SIGINT before it was started again" in events("fault")[0]["message"]
+    assert len(events("start")) == len(events("end")) == 1
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_a_run_whose_checkpoints_are_all_damaged_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Though a killed rank alone could be resumed from."""
+    Path("train.py").write_text(SCRIPT)
+    Path("ways").write_text("kill done")
+    path = Path("run/checkpoints/step-00000010").absolute()
+    Path("train.py").write_text(f"import os\nos.makedirs({str(path)!r})\n" + SCRIPT)
+    assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "the run cannot be resumed: " in said and f"{path.name}/state.json" in said
+    assert "  restore that folder, or begin a new run with another --run-dir" in said
+    assert "to go on" not in said
+    (fault,) = events("fault")
+    assert "was killed by signal 9" in fault["message"] and "none can be read" in fault["message"]
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+@pytest.fixture
+def supervised() -> tuple[Supervisor, Attempt]:
+    """A second attempt that began at a checkpoint, whose run has other values since."""
+    directory, machine = RunDirectory(Path("run")), this_machine()
+    begun = make_plan(load_recipe("digits"), machine, ranks=1, backend="single")
+    directory.create(begun)
+    with EventWriter(directory.events) as writer:
+        writer.emit("start", attempt=1, iteration=0)
+    write_checkpoint(directory.checkpoints, progress_of(10), {}, plan=begun.model_dump(mode="json"))
+    assert begun.recipe is not None
+    now = begun.model_copy(update={"recipe": override_recipe(begun.recipe, ["epochs=30", "guard.every=7"])})
+    attempt = Attempt(number=2, iteration=10)
+    supervisor = Supervisor(now, attempt, directory, machine, lambda text: None)
+    supervisor.see({"event": "start", "time": 0.0})
+    return supervisor, attempt
+
+
+def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attempt]) -> None:
+    """In an attempt that goes on: as an import that fails, which it will do again."""
+    supervisor, attempt = supervised
+    assert supervisor.further(RAISED, attempt, None) == RAISED
+    assert isinstance(supervisor.further(KILLED, attempt, None), Restart)
+    supervisor.see({"event": "step", "time": 0.0, "iteration": 11})
+    assert isinstance(supervisor.further(RAISED, attempt, None), Restart)
+    supervisor.see({"event": "start", "time": 0.0})
+    assert supervisor.further(RAISED, attempt, None) == RAISED
+
+
+def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Attempt]) -> None:
+    supervisor, attempt = supervised
+    told = supervisor.further(REFUSED, attempt, None)
+    assert isinstance(told, Failure) and told.refused
+    assert told.message == (
+        "rank 1 failed: HpctrainError; what was changed since step 10: epochs from 20 to 30, guard.every from 100 to 7"
+    )
+    command = "hpctrain run --resume --run-dir run --accept-changes --set epochs=20 --set guard.every=100"
+    assert str(told).endswith(f"\n  to go on without: {command}")
+    supervisor.see({"event": "step", "time": 0.0, "iteration": 11})
+    # They took it, and it is something else.
+    assert supervisor.further(REFUSED, attempt, None) == REFUSED
 
 
 def test_interrupts_end_a_wait() -> None:

@@ -1,0 +1,84 @@
+"""What a run has changed since its checkpoint, and which of that the checkpoint cannot be gone on from with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.checkpoints.layout import checkpoint_path
+from hpctrain.checkpoints.manifest import read_manifest
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import resume_command
+from hpctrain.plan import Plan
+from hpctrain.recipes.difference import flat, settings
+from hpctrain.recipes.requirements import shard_folder
+from hpctrain.recipes.schema import Recipe
+from hpctrain.rundir import RunDirectory
+
+# What a checkpoint holds the state of, or is part of the way through.
+_HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_fraction", "data.split_seed")
+
+
+def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
+    """The values of a recipe that are not those of the checkpoint of an iteration, by dotted key: its own and the new.
+
+    Raises:
+        HpctrainError: the checkpoint cannot be read.
+    """
+    saved = read_manifest(checkpoint_path(directory.checkpoints, iteration)).plan.get("recipe")
+    if plan.recipe is None or not saved:
+        return {}
+    now = settings(plan.recipe)
+    return {key: (old, now[key]) for key, old in flat(saved) if key in now and now[key] != old}
+
+
+def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """What a user types to go on with the values of the checkpoint."""
+    texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
+    words = [word for text in texts for word in ("--set", text)]
+    return shlex.join([*shlex.split(resume_command(directory)), "--accept-changes", *words])
+
+
+def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:
+    """Refuse a recipe that the checkpoint of an iteration cannot be of use for, accepted or not.
+
+    Args:
+        directory, iteration, plan: as of :func:`changes_since`.
+        asked: the keys that are changed only now.
+
+    Raises:
+        HpctrainError: says which values it has to have.
+    """
+    if plan.recipe is None:
+        return
+    path = checkpoint_path(directory.checkpoints, iteration)
+    changes = changes_since(directory, iteration, plan)
+    unfit = {key: values for key, values in changes.items() if key in _unfit(path, changes, plan, plan.recipe)}
+    if unfit:
+        values = (f"{key}={old}, and a run with {key}={new} cannot go on from it" for key, (old, new) in unfit.items())
+        leave = "leave that out, or begin anew with another --run-dir"
+        hint = leave if asked.keys() & unfit.keys() else take_back_command(directory, unfit)
+        raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
+
+
+def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recipe: Recipe) -> Iterator[str]:
+    """The keys that must be as they were; those that are as they were may be among them."""
+    yield from _HELD
+    if "fp16" in changes.get("precision", ()):
+        # The scale of its losses is part of the state.
+        yield "precision"
+    if recipe.data.name == "digits" and recipe.data.split_seed is None:
+        yield "seed"
+    progress = read_manifest(path).progress
+    if recipe.epochs < progress.epoch:
+        yield "epochs"
+    if "data.path" in changes and not plan.start.container:
+        # NumPy comes with it.
+        from hpctrain.data import manifest
+
+        # The same samples may be in another place.
+        if manifest.read_manifest(shard_folder(recipe)).splits["train"].index_sha256 != progress.samples:
+            yield "data.path"
