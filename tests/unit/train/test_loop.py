@@ -136,6 +136,13 @@ def test_a_run_is_recorded(tmp_path):
     assert events[-1]["status"] == "done"
 
 
+def test_training_waits_for_the_check_ahead_of_a_checkpoint_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorder, "check_equal", lambda trainer: time.sleep(0.2))
+    _, events = run(tmp_path, recipe())
+    waited = [event["blocked_seconds"] for event in events if event["event"] == "checkpoint"]
+    assert len(waited) == 2 and min(waited) >= 0.2
+
+
 def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
     trainer, _ = run(tmp_path, recipe())
     labels = [[label for part in parts for label in part] for parts, _, _ in trainer.steps]

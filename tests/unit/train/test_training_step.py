@@ -197,3 +197,5 @@ def test_an_overflow_leaves_the_update_out_and_the_scaler_is_resumed(framework):
     assert one.keys() == other.keys()
     assert {name for name in one if one[name].tobytes() != other[name].tobytes()} == set()
     assert scale_of(again) < scale / 2
+    # By which the ranks divide it, each for itself.
+    assert one.nbytes == {name: value.nbytes for name, value in one.items()}
