@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hpctrain.batch.outcome import resume_command
+from hpctrain.checkpoints.layout import iterations
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
     Backend,
@@ -221,6 +222,7 @@ def _begin(asked: _Asked) -> int:
     """A run that is not there yet; returns the exit code."""
     if asked.run_dir:
         require_no_series(asked.run_dir)
+        _require_no_checkpoints(RunDirectory(asked.run_dir))
     machine = this_machine()
     with Interrupts(Stop(**asked.changes["stop"]).signal) as interrupts:
         with interrupts.raised():
@@ -234,6 +236,15 @@ def _begin(asked: _Asked) -> int:
         directory.create(plan)
         with hold(directory):
             return _execute(plan, directory, Attempt(), machine, found, interrupts)
+
+
+def _require_no_checkpoints(directory: RunDirectory) -> None:
+    """Refuse to begin where a run was whose plan is lost: its checkpoints would be taken for the new run's."""
+    if not directory.plan.exists() and iterations(directory.checkpoints):
+        raise HpctrainError(
+            f"{directory.path} holds checkpoints, and no plan.json that says of which run",
+            "restore that file, or choose another place with --run-dir",
+        )
 
 
 def _begin_series(asked: _Asked, count: int) -> int:

@@ -60,6 +60,21 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     assert not list(Path().iterdir())
 
 
+def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "a second TERM or INT ends it at once, and no other signal does, which Slurm may deliver twice" in said
+
+
+@pytest.mark.parametrize("resume", [["--resume"], []])
+def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose plan is lost."""
+    path = write_checkpoint(Path("run/checkpoints"), progress_of(10), {})
+    assert main(["run", "digits", "-np", "1", *resume, "--run-dir", "run"]) == 2
+    assert "run holds checkpoints, and no plan.json that says of which run" in capsys.readouterr().err
+    assert list(Path("run").rglob("*.json")) == [path / "state.json"]
+
+
 def test_nothing_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--resume", "--run-dir", "run"]) == 2
     assert "run holds no run" in capsys.readouterr().err
