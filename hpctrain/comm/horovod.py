@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_WAITED_IN = "Horovod's reduction"
 # Waits for a handle and returns the result.
 _WaitedFor = Callable[[int], Any]
 
@@ -38,7 +39,7 @@ class HorovodCommunicator(MpiControl):
         return HorovodTorchEngine(self._load("torch"), self.patience)
 
     def tensorflow(self) -> HorovodTensorFlowEngine:
-        return HorovodTensorFlowEngine(self._load("tensorflow"))
+        return HorovodTensorFlowEngine(self._load("tensorflow"), self.patience)
 
     def shutdown(self) -> None:
         # Horovod ends on all ranks as soon as one asks for it, so a rank must not ask while others still reduce.
@@ -169,25 +170,37 @@ class HorovodTorchEngine:
 class HorovodTensorFlowEngine:
     """Reduces TensorFlow tensors with Horovod's low-level operations, the only ones sound on Keras 3."""
 
-    def __init__(self, horovod: Any) -> None:
+    def __init__(self, horovod: Any, patience: Patience) -> None:
         self._horovod = horovod
+        self._wait = patience.blocking(_WAITED_IN)
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
         sent = [_tensorflow_wire(tf.cast(tensor, wire) if _narrows(wire, tensor) else tensor) for tensor in tensors]
-        reduced = list(sent)
-        for dtype in sorted({tensor.dtype.name for tensor in sent}):
-            indices = [index for index, tensor in enumerate(sent) if tensor.dtype.name == dtype]
+        # A rank is known to wait from the moment when it has all tensors until it has all means.
+        with tf.control_dependencies(sent), tf.control_dependencies([_called(self._wait.__enter__)]):
+            means = self._means(sent, name)
+        left = functools.partial(self._wait.__exit__, None, None, None)
+        with tf.control_dependencies(means), tf.control_dependencies([_called(left)]):
+            # A cast to the same type would be no operation, and wait for nothing.
+            passed = [tf.identity(mean) for mean in means]
+        return [tf.cast(mean, tensor.dtype) for mean, tensor in zip(passed, tensors, strict=True)]
+
+    def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """One reduction for each type."""
+        means = list(tensors)
+        for dtype in sorted({tensor.dtype.name for tensor in tensors}):
+            indices = [index for index, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
             group = self._horovod.grouped_allreduce(
-                [sent[index] for index in indices],
+                [tensors[index] for index in indices],
                 op=self._horovod.Average,
                 name=f"{name}.{dtype}",
                 ignore_name_scope=True,
             )
-            for index, tensor in zip(indices, group, strict=True):
-                reduced[index] = tf.cast(tensor, tensors[index].dtype)
-        return reduced
+            for index, mean in zip(indices, group, strict=True):
+                means[index] = mean
+        return means
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         import tensorflow as tf
@@ -209,6 +222,17 @@ class HorovodTensorFlowEngine:
             variable.assign(tf.bitcast(value, variable.dtype) if as_bytes else value)
 
 
+def _called(function: Callable[[], None]) -> tf.Tensor:
+    """An operation that calls a function."""
+    import tensorflow as tf
+
+    def call() -> bool:
+        function()
+        return True
+
+    return tf.py_function(call, [], tf.bool)
+
+
 def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
     """Whole numbers would lose digits, and a narrower float gains nothing from a wider one."""
     return wire is not None and tensor.dtype.is_floating and wire.size < tensor.dtype.size
@@ -224,7 +248,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 def _waited_for(horovod: Any, patience: Patience, handle: int) -> Any:
     """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
     try:
-        with patience.blocking("Horovod's reduction"):
+        with patience.blocking(_WAITED_IN):
             return horovod.synchronize(handle)
     except RuntimeError as error:
         raise _failed(error) from error

@@ -109,7 +109,7 @@ def stop_and_continue(scene: Scene) -> Promise:
 
     def check(events: Sequence[Event]) -> list[str]:
         named = {event["rank"] for event in events if event["event"] == "stall"}
-        return [] if named == {rank} or not _watched(scene) else [f"named as stalled: {named}, not {rank}"]
+        return [] if named == {rank} else [f"named as stalled: {named}, not {rank}"]
 
     return Promise(codes=(0,), check=check)
 
@@ -121,11 +121,6 @@ def stop_for_good(scene: Scene) -> Promise:
     rank = scene.rank()
     training.send(signal.SIGSTOP, rank)
     return Promise(codes=RESTARTED, says=(rf"waited {TIMEOUT} s for rank {rank} on",))
-
-
-def _watched(scene: Scene) -> bool:
-    """A rank that waits inside TensorFlow's graph for Horovod is not."""
-    return (scene.case.framework, scene.case.backend) != ("keras", "horovod")
 
 
 @kind("a slow rank", tm=1, th=1, km=1, kh=1)
