@@ -83,7 +83,8 @@ def twenty_interruptions(scene: Scene) -> Promise:
 def other_ranks(scene: Scene) -> Promise:
     """The samples and their order are those of any number of ranks, and the result is one process's to rounding."""
     backend, work = scene.case.backend, scene.setting.work
-    for number, (ranks, step) in enumerate(((4, scene.draw.randint(5, 35)), (2, scene.draw.randint(3, 12)))):
+    # Both changes within the first steps, where rounding is all that ranks differ by.
+    for number, (ranks, step) in enumerate(((4, scene.draw.randint(3, 8)), (2, scene.draw.randint(2, 6)))):
         scene.change(ranks=ranks)
         training = _start(scene, first=number == 0, arguments=() if number == 0 else ("-np", str(ranks)))
         training.wait_for_step(step)

@@ -146,14 +146,14 @@ def test_another_tensor_is_told(run: Path, whole: Path) -> None:
 
 
 def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
-    write(tmp_path / "run", interrupted(changed(5, loss=0.2005)(step_events()), accuracy=0.96), last=2.0)
-    for equal, other, told in (("rounding", 0.202, "step 5 has a loss"), ("accuracy", 0.2005, "test accuracy 0.9")):
+    write(tmp_path / "run", interrupted(changed(5, loss=0.20005)(step_events()), accuracy=0.96), last=2.0)
+    for equal, loss, accuracy, told in (
+        ("rounding", 0.2005, 0.96, "step 5 has a loss"),
+        ("accuracy", 0.2, 0.9, "test acc"),
+    ):
         promise = Promise(codes=(4,), says=KILLED.says, equal=equal)  # type: ignore[arg-type]
         assert judge(promise, [FAULTED, FINISHED], tmp_path / "run", whole).outcome == "resumed"
-        write(
-            tmp_path / equal,
-            interrupted(changed(5, loss=other)(step_events()), accuracy=0.90 + (equal == "rounding") * 0.08),
-        )
+        write(tmp_path / equal, interrupted(changed(5, loss=loss)(step_events()), accuracy=accuracy))
         assert told in judge(promise, [FAULTED, FINISHED], tmp_path / equal, whole).faults[0]
 
 
