@@ -323,8 +323,14 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
-def test_a_second_signal_ends_ranks_that_do_not_stop(directory: RunDirectory, first: str) -> None:
+def test_a_second_signal_ends_ranks_that_do_not_stop(
+    directory: RunDirectory, request: pytest.FixtureRequest, first: str
+) -> None:
     """Within the minute that they would have. One that only asks again, as Slurm may deliver it twice, does not."""
+    before = signal.getsignal(signal.SIGINT)
+    # Of jobs in the background a shell has it ignored, and an ignored one stays so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     failure, _, _ = start(
         directory,
         f"""
