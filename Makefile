@@ -15,9 +15,13 @@ train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
-# they wait. A module of tests stays with one process, for what its tests share.
+# they wait, and so do jobs whose time limit is part of the test. A module of tests stays with one process, for what its
+# tests share.
+ALONE := tests/slurm/test_requeued_training.py
 test: horovod .mpich/installed.stamp
-	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder tests/slurm tests/unit
+	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder \
+		--ignore $(ALONE) tests/slurm tests/unit
+	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest --ignore tests/slurm --ignore tests/unit
 
 # About 200 runs that are hurt on purpose, three quarters of an hour; `make test` has a short campaign.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -240,7 +241,9 @@ def _begin(asked: _Asked) -> int:
 
 def _require_no_checkpoints(directory: RunDirectory) -> None:
     """Refuse to begin where a run was whose plan is lost: its checkpoints would be taken for the new run's."""
-    if not directory.plan.exists() and iterations(directory.checkpoints):
+    # Unlike pathlib's this passes any name, whose fault is told where the directory is made.
+    there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
+    if there and not directory.plan.exists() and iterations(directory.checkpoints):
         raise HpctrainError(
             f"{directory.path} holds checkpoints, and no plan.json that says of which run",
             "restore that file, or choose another place with --run-dir",

@@ -43,7 +43,9 @@ def damage(path: Path) -> None:
     file.write_bytes(content)
 
 
-def test_list(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of whoever starts the tests.
+    monkeypatch.delenv("COLUMNS", raising=False)
     found = rows(run, capsys)
     keys = ("iteration", "epoch", "ends_epoch", "ranks", "state")
     assert [tuple(row[key] for key in keys) for row in found] == [

@@ -216,12 +216,12 @@ def test_a_signal_while_it_is_looked_for_what_follows(way: str, monkeypatch: pyt
     Path("ways").write_text(f"{way} done")
 
     def look(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         pytest.fail("went on looking")
 
     monkeypatch.setattr("hpctrain.launch.supervision.attempt_from_here", look)
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 4
-    assert "; interrupted by SIGINT before it was started again" in events("fault")[0]["message"]
+    assert "; interrupted by SIGTERM before it was started again" in events("fault")[0]["message"]
     assert len(events("start")) == len(events("end")) == 1
 
 
