@@ -9,7 +9,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train test lint bench fuzz clean horovod cluster cluster-stop
+.PHONY: train test lint bench faults fuzz clean horovod cluster cluster-stop
 
 train: horovod
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -24,7 +24,7 @@ test: horovod .mpich/installed.stamp
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest --ignore tests/slurm --ignore tests/unit
 
-# About 200 runs that are hurt on purpose, three quarters of an hour; `make test` has a short campaign.
+# More than 200 runs that are hurt on purpose, an hour and a half on two cores; `make test` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/faults/campaign.py --seed 0
 
