@@ -141,6 +141,12 @@ class EventWriter:
         while self._recent:
             self._write(self._recent.popleft())
 
+    def tells(self, kind: str, iteration: int) -> bool:
+        """Whether the file has an event of that kind and iteration."""
+        if self._file is None:
+            return False
+        return any(event["event"] == kind and event.get("iteration") == iteration for event in read_events(self._path))
+
     def __enter__(self) -> Self:
         return self
 

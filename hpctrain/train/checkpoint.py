@@ -98,6 +98,8 @@ class Checkpoints:
         self._limit = timeout_seconds()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
+        # The last one whose share is on disk.
+        self._done: _Save | None = None
         # Of the last one that was begun.
         self._begun = 0
         self.newest = 0
@@ -167,9 +169,8 @@ class Checkpoints:
         found = newest_whole(self._folder, hashes=False) if self._comm.rank == 0 else Newest()
         self.newest = self._comm.broadcast_object(found.iteration)
         self._save, self._abandoned = None, threading.Event()
-        if save and self.newest == save.progress.iteration and self._comm.rank == 0:
-            end, _ = save.written.result()
-            self._tell(save, end, read_manifest(checkpoint_path(self._folder, self.newest)))
+        if self._comm.rank == 0 and (last := save or self._done):
+            self._tell_for_the_dead(last)
         return self.newest < begun
 
     def scored(self, iteration: int, accuracy: float) -> None:
@@ -245,11 +246,18 @@ class Checkpoints:
         if save is None:
             return
         self._await(save, save.written)
-        self._save = None
+        self._save, self._done = None, save
         end, manifest = save.written.result()
         self.newest = save.progress.iteration
         if manifest:
             self._tell(save, end, manifest)
+
+    def _tell_for_the_dead(self, last: _Save) -> None:
+        """Whoever made it visible may have died ahead of telling."""
+        there = self.newest == last.progress.iteration
+        if there and not self._events.tells("checkpoint", self.newest):
+            end, _ = last.written.result()
+            self._tell(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
 
     def _tell(self, save: _Save, end: float, manifest: Manifest) -> None:
         self._events.emit(

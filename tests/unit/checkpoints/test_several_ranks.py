@@ -187,7 +187,8 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
         folder = tmp_path / str(published)
 
         def work(comm: Rank, published: bool = published, folder: Path = folder) -> tuple[bool, int] | None:
-            checkpoints = Checkpoints(folder, comm, EventWriter(None))
+            events = EventWriter(None)
+            checkpoints = Checkpoints(folder, comm, events)
             checkpoints.save(progress_of(4, ranks=2), Training())
             checkpoints.wait()
             if comm.rank == 0 and not published:
@@ -200,10 +201,14 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
                 until(lambda: 8 in iterations(folder))
             comm.rank, comm.size = 0, 1
             comm._ranks = Ranks(1)
-            return checkpoints.abandon(), checkpoints.newest
+            with events:
+                events.take_over(folder / "events.jsonl")
+                return checkpoints.abandon(), checkpoints.newest
 
         assert on_ranks(2, work)[1] == (lost, 4 if lost else 8)
         assert hidden(folder) == []
+        told = [event["iteration"] for event in read_events(folder / "events.jsonl")]
+        assert told == ([] if lost else [8]), "the dead had not said so"
 
 
 def test_what_is_there_when_another_rank_dies_is_told(tmp_path: Path) -> None:
