@@ -19,9 +19,7 @@ CASES = (
     ("a checkpoint's share with a flipped bit", "torch", "mpi"),
     ("a disk too full for a checkpoint", "torch", "mpi"),
     ("a sample that is not a number, rule skip", "torch", "mpi"),
-    ("a bit flipped in a rank's parameters", "torch", "mpi"),
     ("4, 2 and then 3 ranks", "torch", "mpi"),
-    ("3 interruptions of one run", "torch", "horovod"),
     ("kill -9 while a checkpoint is written", "keras", "mpi"),
 )
 

@@ -148,7 +148,7 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
         try:
             deadline = time.monotonic() + 60
             while not (folder / "at work").exists():
-                assert process.poll() is None and time.monotonic() < deadline
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
                 time.sleep(0.05)
             (folder / "at work").unlink()
             os.kill(whom(process.pid), signal.SIGTERM)

@@ -44,7 +44,7 @@ def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
 def test_the_planes_under_torchrun_then_a_rank_that_dies():
     result = torchrun(PROGRAMS / "torch_distributed.py", "die")
     assert result.stdout.count("engine agrees") == 2, result.stdout
-    assert "HpctrainError: rank 0 on" in result.stdout and "torch.distributed failed in barrier" in result.stdout
+    assert "TransientError: rank 0 on" in result.stdout and "torch.distributed failed in barrier" in result.stdout
     assert result.returncode != 0
 
 
