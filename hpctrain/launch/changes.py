@@ -56,7 +56,8 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
         return
     path = checkpoint_path(directory.checkpoints, iteration)
     changes = changes_since(directory, iteration, plan)
-    unfit = {key: values for key, values in changes.items() if key in _unfit(path, changes, plan, plan.recipe)}
+    held = set(_unfit(path, changes, plan, plan.recipe))
+    unfit = {key: values for key, values in changes.items() if key in held}
     if unfit:
         values = (f"{key}={old}, and a run with {key}={new} cannot go on from it" for key, (old, new) in unfit.items())
         leave = "leave that out, or begin anew with another --run-dir"

@@ -26,24 +26,22 @@ def kill_rank(scene: Scene) -> Promise:
     return Promise(codes=RESTARTED, says=(r"rank \d on \S+ (was killed by signal 9|died)",))
 
 
+def _killed_within(scene: Scene, number: signal.Signals) -> Promise:
+    """A rank gets the signal from within a step."""
+    step, _ = scene.moment(2)
+    what = {"what": "stop_here", "number": int(number)}
+    scene.begin(injected=[{**what, "rank": scene.rank(), "step": step, "once": scene.once()}])
+    return Promise(codes=RESTARTED, says=(rf"rank \d on \S+ (was killed by signal {int(number)}|died)",))
+
+
 @kind("kill -9 within a step", tm=2, th=2, ts=1, km=1, kh=1)
 def kill_within(scene: Scene) -> Promise:
-    step, _ = scene.moment(2)
-    number = int(signal.SIGKILL)
-    scene.begin(
-        injected=[{"what": "stop_here", "number": number, "rank": scene.rank(), "step": step, "once": scene.once()}]
-    )
-    return Promise(codes=RESTARTED, says=(r"rank \d on \S+ (was killed by signal 9|died)",))
+    return _killed_within(scene, signal.SIGKILL)
 
 
 @kind("a rank crashes", tm=1, th=1, ts=1, kh=1)
 def crash(scene: Scene) -> Promise:
-    step, _ = scene.moment(2)
-    number = int(signal.SIGSEGV)
-    scene.begin(
-        injected=[{"what": "stop_here", "number": number, "rank": scene.rank(), "step": step, "once": scene.once()}]
-    )
-    return Promise(codes=RESTARTED, says=(r"rank \d on \S+ (was killed by signal 11|died)",))
+    return _killed_within(scene, signal.SIGSEGV)
 
 
 @kind("kill -9 while a checkpoint is written", tm=2, th=2, km=1, kh=1)
