@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside_path
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
@@ -98,7 +100,7 @@ def _fault(path: Path, record: FileRecord, hashes: bool) -> str | None:
         if not hashes:
             return None
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
-    return None if digest == record.sha256 else f"{path} is not what was written: its SHA-256 differs"
+    return None if digest == record.xxh128 else f"{path} is not what was written: its hash differs"

@@ -6,14 +6,14 @@ which would copy everything again and keep other threads from running: the copy 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from hpctrain.checkpoints.manifest import FileRecord
 from hpctrain.errors import HpctrainError
@@ -67,15 +67,11 @@ class Share:
             OSError: the disk is full, or refuses.
         """
         # Neither holds the interpreter's lock: the training goes on beside them.
-        with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool, _new(path) as file:
-            digest = pool.submit(self._sha256)
+        digest = xxhash.xxh3_128(self._header)
+        digest.update(self._data.data)
+        with _new(path) as file:
             write_through(file.fileno(), memoryview(self._header), self._data.data)
-            return FileRecord(bytes=len(self._header) + len(self._data), sha256=digest.result())
-
-    def _sha256(self) -> str:
-        found = hashlib.sha256(self._header)
-        found.update(self._data.data)
-        return found.hexdigest()
+        return FileRecord(bytes=len(self._header) + len(self._data), xxh128=digest.hexdigest())
 
     def _lay_out(self, layout: Layout) -> None:
         import numpy as np

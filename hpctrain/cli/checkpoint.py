@@ -48,7 +48,7 @@ def list_checkpoints(
 
 @app.command("verify")
 def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None:
-    """Compare every file of a checkpoint, or of all of a run, with its length and SHA-256. Exits 3 at any fault."""
+    """Compare every file of a checkpoint, or of all of a run, with its length and hash. Exits 3 at any fault."""
     found = {path: verify(path) for path in _paths(target)}
     faulty = any(found.values())
     if as_json:
