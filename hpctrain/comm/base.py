@@ -49,6 +49,10 @@ class LostRank:
 class Work(Protocol):
     """A reduction in flight."""
 
+    @property
+    def finite(self) -> bool | None:
+        """Behind :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
+
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
 

@@ -89,6 +89,8 @@ def _import_horovod(framework: str) -> Any:
 
 
 class _TorchWork:
+    finite = None
+
     def __init__(self, waited_for: _WaitedFor, handle: int) -> None:
         self._waited_for = waited_for
         self._handle = handle
@@ -103,6 +105,8 @@ class _Bfloat16Work:
     Each rank receives everyone's part of one slice, adds it up in float32 and hands the mean to all: the two halves of
     a ring all-reduce, with as many bytes on the wire, and rounded to bfloat16 once instead of at every hop.
     """
+
+    finite = None
 
     def __init__(self, horovod: Any, waited_for: _WaitedFor, buffer: torch.Tensor, name: str) -> None:
         import torch

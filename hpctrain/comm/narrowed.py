@@ -37,6 +37,10 @@ class CopiedWork:
         self._reduced = reduced
         self._buffer = buffer
 
+    @property
+    def finite(self) -> bool | None:
+        return self._work.finite
+
     def wait(self) -> None:
         self._work.wait()
         self._buffer.copy_(self._reduced)

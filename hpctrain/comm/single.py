@@ -55,6 +55,8 @@ class _Alone(Group):
 
 
 class _Done:
+    finite = None
+
     def wait(self) -> None: ...
 
 

@@ -248,6 +248,8 @@ class TorchDistributedGroup(Group):
 
 
 class _Work:
+    finite = None
+
     def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
         self._comm = comm
         self._handle = handle
@@ -266,6 +268,8 @@ class _WideWork:
     Each rank receives everyone's part of one slice, and hands its mean to all: the two halves of a ring all-reduce,
     with as many bytes on the wire. Works are waited for in the order in which they were started, on all ranks.
     """
+
+    finite = None
 
     def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str) -> None:
         self._comm = comm

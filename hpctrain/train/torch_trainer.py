@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from hpctrain import models
 from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
-from hpctrain.adapters.torch.finite import all_finite, gradients
 from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
@@ -101,7 +100,7 @@ class TorchTrainer:
         self.loss = sum(loss.item() for loss in losses)
         self.own_finite = math.isfinite(self.loss)
         # Of reduced gradients: every rank finds the same infinities.
-        if all_finite(gradients(self.model)):
+        if self._statistics.finite():
             self.faulty = False
             self._update()
         else:

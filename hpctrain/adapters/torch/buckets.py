@@ -34,13 +34,19 @@ class Slot:
 
 
 class Bucket(ABC):
-    """Gradients that are reduced together. ``missing`` counts those that this backward pass has not made yet."""
+    """Gradients that are reduced together.
+
+    Attributes:
+        missing: how many of them this backward pass has not made yet.
+        finite: whether the last means were, if the engine looked.
+    """
 
     slots: list[Slot]
 
     def __init__(self, index: int, engine: TorchEngine, name: str) -> None:
         self.index = index
         self.missing = 0
+        self.finite: bool | None = None
         self._engine = engine
         self._name = name
         self._work: Work | None = None
@@ -57,6 +63,7 @@ class Bucket(ABC):
         """Wait for the reduction."""
         assert self._work is not None
         self._work.wait()
+        self.finite = self._work.finite
         self._work = None
 
     def reset(self) -> None:

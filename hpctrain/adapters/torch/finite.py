@@ -7,14 +7,9 @@ from collections.abc import Iterable
 import torch
 
 
-def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Those that there are, in the order of the parameters."""
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every element of all (dense) tensors is finite. Waits for their device once."""
-    tensors = list(tensors)
+    """Whether every element of all tensors is finite. Waits for their device once."""
+    tensors = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
     # Squares that add up to a finite sum are of finite numbers. Those of large numbers may not: they are looked at.
     return bool(torch.nn.utils.get_total_norm(tensors).isfinite()) or all(
         bool(tensor.isfinite().all()) for tensor in tensors

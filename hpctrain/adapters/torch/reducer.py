@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from hpctrain.adapters.torch.buckets import make_buckets
+from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.sparse import reduce_sparse
 from hpctrain.comm.base import Communicator
 from hpctrain.errors import HpctrainError
@@ -115,6 +116,16 @@ class GradientReducer:
     def interrupted(self) -> bool:
         """Between two backward passes: whether the last one raised an error on the way."""
         return self._running
+
+    def finite(self) -> bool:
+        """Whether the gradients of the last backward pass are, the same on every rank.
+
+        Where the engine did not look at their means (that of the backend mpi does), they are read for it.
+        """
+        unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
+        sparse = (parameter for _, parameter in self._sparse)
+        gradients = [each.grad for each in itertools.chain(unknown, sparse) if each.grad is not None]
+        return all(bucket.finite is not False for bucket in self._buckets) and all_finite(gradients)
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: forget a backward pass that failed, and take new buffers.

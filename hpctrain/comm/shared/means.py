@@ -1,4 +1,8 @@
-"""The two ways to a mean over all ranks, prepared once for each buffer and then called each step."""
+"""The two ways to a mean over all ranks, prepared once for each buffer and then called each step.
+
+Either tells whether all of the mean is finite. Who looks for that later reads everything once more; here it is in a
+core's cache.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.shared.exchange import Exchange
-from hpctrain.comm.shared.kernels import Array, Crew, add_up, blocks, cut, sum_type
+from hpctrain.comm.shared.kernels import Array, Crew, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
 
-Mean = Callable[[Pause], None]
+Mean = Callable[[Pause], bool]
+Step = Callable[[Pause], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,18 +72,20 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
     name, meet = buffer.name, slots.meet
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
 
-    def mean(pause: Pause) -> None:
+    def mean(pause: Pause) -> bool:
         slot, terms = turns[slots.meetings & 1]
         slot[:] = source
         meet(name, pause)
         add_up(own, terms, factor)
+        return all_finite(own)
 
-    def mean_of_two(pause: Pause) -> None:
+    def mean_of_two(pause: Pause) -> bool:
         # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
         slot, first, second = halves[slots.meetings & 1]
         np.multiply(own, factor, slot)
         meet(name, pause)
         np.add(first, second, own)
+        return all_finite(own)
 
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
 
@@ -107,26 +114,56 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
+    verdict = _Verdict(buffer.segment)
+
+    def spread(block: list[Array]) -> None:
+        verdict.look(block[0])
+        for other in block[1:]:
+            np.copyto(other, block[0])
+
     def add_and_spread(block: list[Array]) -> None:
         add(block)
-        _spread(block)
+        spread(block)
 
     meet = functools.partial(buffer.segment.meet, buffer.name)
     if node.count == 1:
-        return _on_one_node(meet, lambda: crew.each(add_and_spread, shares))
+        return verdict.behind(_on_one_node(meet, lambda: crew.each(add_and_spread, shares)))
     transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
     lanes_shared = node.lanes < node.comm.size
-    return _on_nodes(
-        meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(_spread, shares), lanes_shared=lanes_shared
+    return verdict.behind(
+        _on_nodes(
+            meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
+        )
     )
 
 
-def _spread(block: list[Array]) -> None:
-    for other in block[1:]:
-        np.copyto(other, block[0])
+class _Verdict:
+    """Whether all of a mean is finite, of which each rank of a node looks at its slice.
+
+    Args:
+        segment: of the buffer. Ranks that looked meet in it once more, and the next time before they look again.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def look(self, block: Array) -> None:
+        if not all_finite(block):
+            # When it was: so nobody has to take it back, which others may not have read yet.
+            self._segment.words[self._segment.index][0] = self._segment.meetings
+
+    def behind(self, step: Step) -> Mean:
+        """What does the same, and tells whether anybody found something between the last two meetings."""
+
+        def mean(pause: Pause) -> bool:
+            step(pause)
+            last = self._segment.meetings - 1
+            return all(word[0] != last for word in self._segment.words)
+
+        return mean
 
 
-def _on_one_node(meet: Mean, add_and_spread: Callable[[], None]) -> Mean:
+def _on_one_node(meet: Step, add_and_spread: Callable[[], None]) -> Step:
     def mean(pause: Pause) -> None:
         meet(pause)
         add_and_spread()
@@ -136,8 +173,8 @@ def _on_one_node(meet: Mean, add_and_spread: Callable[[], None]) -> Mean:
 
 
 def _on_nodes(
-    meet: Mean, add: Callable[[], None], transfer: Mean | None, spread: Callable[[], None], *, lanes_shared: bool
-) -> Mean:
+    meet: Step, add: Callable[[], None], transfer: Step | None, spread: Callable[[], None], *, lanes_shared: bool
+) -> Step:
     """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
 
     def mean(pause: Pause) -> None:

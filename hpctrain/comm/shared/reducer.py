@@ -210,6 +210,7 @@ class Task:
         small: it is run when it is submitted, if nothing waits its turn.
         done: it is not queued.
         error: what went wrong in it.
+        finite: whether the last mean was, in all its elements.
         run: reduces the buffer; gets what to do between two looks.
     """
 
@@ -232,11 +233,12 @@ class Task:
         self.small = nbytes <= _AT_ONCE_BYTES
         self.done = True
         self.error: BaseException | None = None
+        self.finite = True
 
-    def _prepare(self, pause: Pause) -> None:
+    def _prepare(self, pause: Pause) -> bool:
         # Not before its turn: this too is collective.
         self.run = self._reducer.prepare(self._buffer)
-        self.run(pause)
+        return self.run(pause)
 
     def wait(self) -> None:
         """Return when the buffer holds the mean.
@@ -343,7 +345,7 @@ class Worker:
         try:
             if self._failure:
                 raise self._failure
-            task.run(pause)
+            task.finite = task.run(pause)
             task.error = None
         except BaseException as error:
             task.error = self._failure = error

@@ -27,7 +27,8 @@ _LOOKS = 50
 class Segment:
     """One buffer of each rank of a node, all of the same size. Making and freeing it is collective over the node.
 
-    In front of its buffer each rank has a counter of the meetings it came to, which it alone writes.
+    In front of its buffer each rank has a counter of the meetings it came to, and a word for the others; it alone
+    writes them.
 
     Args:
         node: the ranks.
@@ -39,6 +40,7 @@ class Segment:
         own: this rank's, zeroed.
         index: this rank's place among the views.
         meetings: how often the ranks met.
+        words: each local rank's: what one stores ahead of a meeting is what the others load behind it.
     """
 
     def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
@@ -75,10 +77,11 @@ class Segment:
         self.index = comm.rank
         self.own = self.views[comm.rank]
         self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
+        self.words = [memoryview(memory).cast("B")[8:16].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
         self._sync = self._window.Sync
         self.own[:] = 0
-        self._own_counter[0] = 0
+        self._own_counter[0] = self.words[self.index][0] = 0
         # Nobody may read a counter that is not zeroed yet.
         self._window.Sync()
         comm.Barrier()
@@ -131,6 +134,7 @@ class Segment:
         self.views = []
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
+        self.words = []
 
     def free(self) -> None:
         """No view may be used after it."""

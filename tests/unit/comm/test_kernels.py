@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpctrain.comm.shared.kernels import BLOCK_BYTES, Crew, add_up, blocks, cut, sum_type
+from hpctrain.comm.shared.kernels import BLOCK_BYTES, Crew, add_up, all_finite, blocks, cut, sum_type
 
 TYPES = [np.dtype(kind) for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)]
 
@@ -37,6 +39,15 @@ def test_a_factor_of_16_bit_types_comes_before_the_rounding():
     terms = [np.full(3, 60000, np.float16) for _ in range(4)]
     add_up(terms[0], terms, np.array(0.25, np.float32))
     np.testing.assert_array_equal(terms[0], np.float16(60000))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in dot")
+@given(st.binary(max_size=64), st.sampled_from(TYPES), st.integers(0, 40_000))
+@example(np.float32(3e38).tobytes(), np.dtype(np.float32), 9)
+def test_any_bits_are_found_finite_or_not(bits, dtype, behind):
+    values = np.frombuffer(bits[: len(bits) // 8 * 8], dtype)
+    array = np.concatenate([np.ones(3, dtype), values, np.ones(behind, dtype)])
+    assert all_finite(array) == all(math.isfinite(float(value)) for value in values)
 
 
 @given(st.integers(0, 5000), st.integers(1, 9), st.sampled_from([1, 8, 16, 32]))
