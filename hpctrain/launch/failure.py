@@ -27,6 +27,8 @@ _LOST_HOST = re.compile(
     r"|srun: error: Node failure on (?P<srun>\S+)",
     re.S,
 )
+# Open MPI 5.0 fails so once in many starts, and works in the next.
+_BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -44,6 +46,7 @@ class Failure:
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
         hint: what the user can do about it, where hpctrain knows.
+        passing: nothing was started, for a reason that comes and goes.
         refused: hpctrain says on a rank what is wrong, and would say it in another attempt too.
     """
 
@@ -55,6 +58,7 @@ class Failure:
     exit_code: int = 1
     stopped: bool = False
     lost_hosts: tuple[str, ...] = ()
+    passing: bool = False
     refused: bool = False
     hint: str = ""
 
@@ -163,7 +167,12 @@ def _silent(
         record = records[silent[0]]
         return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
-    return Failure(message=f"rank {names} did not finish; exit status {exit_status}", lines=lines, exit_code=exit_code)
+    return Failure(
+        message=f"rank {names} did not finish; exit status {exit_status}",
+        lines=lines,
+        exit_code=exit_code,
+        passing=not records and bool(_BAD_START.search(output)),
+    )
 
 
 def _killed(

@@ -39,10 +39,10 @@ def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None
-    # What fails ahead of its first step will do so again, but for a host that went meanwhile, and for a rank that was
-    # killed where others have worked before.
+    # What fails ahead of its first step will do so again, but for a host that went meanwhile, for what is known to come
+    # and go, and for a rank that was killed where others have worked before.
     killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint)
-    if not (stepped or killed or failure.lost_hosts):
+    if not (stepped or killed or failure.lost_hosts or failure.passing):
         return None
     number = 1 if after.is_beyond(before) else idle + 1
     return number if number <= limit else None

@@ -116,6 +116,15 @@ def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> No
     )
 
 
+def test_a_start_of_open_mpi_that_failed_by_chance_is_told_apart(directory: RunDirectory) -> None:
+    output = "----\nThe PMIx server's listener thread failed to start. We cannot\ncontinue.\n----\n"
+    failure = find_failure(directory, 2, output=output, exit_status=213)
+    assert failure and failure.passing
+    record(directory, 0, "running")
+    failure = find_failure(directory, 2, output=output, exit_status=213)
+    assert failure and not failure.passing
+
+
 def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDirectory) -> None:
     record(directory, 0, "failed", "a consequence", ended=5.0)
     record(directory, 1, "running")

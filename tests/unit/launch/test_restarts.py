@@ -33,6 +33,7 @@ REFUSED = Failure(message="rank 1 failed: HpctrainError", exit_code=1, refused=T
 WRONG_USE = Failure(message="rank 1 failed: HpctrainError", exit_code=2)
 STOPPED = Failure(message="stopped as asked", exit_code=4, stopped=True)
 LOST = Failure(message="host n2 was lost", exit_code=4, lost_hosts=("n2",))
+PASSING = Failure(message="rank 0, 1 did not finish; exit status 213", exit_code=1, passing=True)
 
 NOTHING, STEP_9, STEP_10 = Reach(), Reach(step=9), Reach(step=10)
 SAVED_8, SAVED_10 = Reach(checkpoint=8, step=9), Reach(checkpoint=10, step=12)
@@ -55,6 +56,8 @@ SAVED_8_STEP_30 = Reach(checkpoint=8, step=30)
         (RAISED, NOTHING, NOTHING, False, 0, None),
         (LOST, NOTHING, NOTHING, False, 0, 1),
         (LOST, NOTHING, NOTHING, False, 3, None),
+        (PASSING, NOTHING, NOTHING, False, 0, 1),
+        (PASSING, NOTHING, NOTHING, False, 3, None),
         # ahead of the first step of this attempt, where others did some
         (RAISED, STEP_9, STEP_9, False, 0, None),
         (RAISED, SAVED_8, SAVED_8, False, 0, None),
