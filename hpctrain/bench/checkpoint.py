@@ -22,7 +22,7 @@ import hpctrain as ht
 from hpctrain.bench.in_turn import rotated
 from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.manifest import Progress
-from hpctrain.checkpoints.share import write_through
+from hpctrain.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.events import EventWriter, read_events
@@ -77,17 +77,17 @@ def plain(case: Case, *, synchronised: bool) -> Variant:
 def disk(case: Case, *, writers: int) -> Variant:
     """As many bytes by the first ranks, each its part in a file of its own, until they are on disk.
 
-    They are written as a share is, which reaches a higher rate than leaving it all to fsync.
+    They are written as a share is, which reaches the highest rate of all ways.
     """
-    words = np.random.default_rng(case.comm.rank).standard_normal(case.nbytes // writers // 4, dtype=np.float32)
-    content = words.view(np.uint8).data
+    content = blocks_of_memory(case.nbytes // writers)
+    content[:] = np.random.default_rng(case.comm.rank).integers(0, 256, len(content), dtype=np.uint8)
 
     def write() -> Seconds:
         path = case.folder / f"disk-{case.comm.rank}"
         begin = time.perf_counter()
         if case.comm.rank < writers:
             with path.open("xb", buffering=0) as file:
-                write_through(file.fileno(), content)
+                write_through(file.fileno(), content.data)
         seconds = time.perf_counter() - begin
         path.unlink(missing_ok=True)
         return {"disk, one file" if writers == 1 else "disk, a file a rank": seconds}

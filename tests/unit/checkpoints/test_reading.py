@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
+import itertools
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -21,7 +25,7 @@ from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import share_name, shares
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.checkpoints.read import read_state
-from hpctrain.checkpoints.share import Share
+from hpctrain.checkpoints.share import Share, blocks_of_memory, write_through
 from hpctrain.errors import HpctrainError
 
 EQUAL = {f"model.{i}": np.random.default_rng(i).normal(size=(i + 1, 3)).astype(np.float32) for i in range(9)}
@@ -201,3 +205,25 @@ def test_a_manifest_that_is_anything_is_a_message(whole: Path, content: bytes | 
         path = damaged(whole, folder, "", b"")
         with_manifest(path, content if isinstance(content, bytes) else content.encode())
         assert_found(path)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 1_000_001])
+@pytest.mark.parametrize("refused_from", [None, 0, 1], ids=["direct", "refused", "refused on the way"])
+def test_what_is_written_is_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, refused_from: int | None
+) -> None:
+    """Also where a file system does not take blocks from memory, or no more of them."""
+    content = blocks_of_memory(nbytes)
+    content[:] = np.random.default_rng(nbytes).integers(0, 256, nbytes)
+    write, calls = os.write, itertools.count()
+
+    def refusing(descriptor: int, part: memoryview) -> int:
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        if direct and refused_from is not None and next(calls) >= refused_from:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, part[:8192])
+
+    monkeypatch.setattr(os, "write", refusing)
+    with (tmp_path / "file").open("xb", buffering=0) as file:
+        write_through(file.fileno(), content.data)
+    assert (tmp_path / "file").read_bytes() == content.tobytes()
