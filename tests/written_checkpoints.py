@@ -10,15 +10,24 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from hpctrain.adapters.guard import Guard
 from hpctrain.checkpoints.layout import checkpoint_path, hidden_path
 from hpctrain.checkpoints.manifest import Progress
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.share import Share
+from hpctrain.comm.base import Communicator
+from hpctrain.comm.single import SingleCommunicator
 
 
 def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> Progress:
     defaults = {"epoch": 1, "ends_epoch": False, "losses": (), "sizes": (), "samples": ""}
     return Progress(iteration=iteration, ranks=ranks, **{**defaults, "epoch_seconds": 0, "seconds": 0, **values})
+
+
+def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
+    """Of one parameter with one element; alone by default."""
+    held = np.array([value], np.int64)
+    return Guard(comm or SingleCommunicator("test"), ["a"], lambda: held, lambda _: held, every=100)
 
 
 def write_checkpoint(

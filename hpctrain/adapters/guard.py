@@ -33,11 +33,12 @@ class Guard:
     Args:
         comm: the ranks.
         names: one name a parameter, in the same order on every rank.
-        checksums: computes one 64-bit integer a parameter, in the order of ``names``.
+        checksums: computes one 64-bit integer a parameter, in the order of ``names``; in any thread.
         values: a parameter by its place in ``names``.
         every: steps between two checks.
 
     Attributes:
+        checksums: as given, for :meth:`compare`.
         steps: finished ones that were counted; whoever restores a training sets it.
     """
 
@@ -52,7 +53,8 @@ class Guard:
     ) -> None:
         self._comm = comm
         self._names = list(names)
-        self._checksums = checksums
+        # One rank has nobody to differ from.
+        self.checksums = checksums if comm.size > 1 else _nothing
         self._values = values
         self._every = every
         self.steps = 0
@@ -74,8 +76,7 @@ class Guard:
 
     def check(self) -> None:
         """Compare now."""
-        if self._comm.size > 1:
-            self.compare(self.steps, self._checksums())
+        self.compare(self.steps, self.checksums())
 
     def compare(self, step: int, own: Checksums) -> None:
         """Compare checksums that were computed elsewhere, after ``step`` steps: one reduction of two integers each."""
@@ -122,6 +123,10 @@ class Guard:
             held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
         place = [int(each) for each in np.unravel_index(block * size + column, values.shape)]
         return f"its element {place} is {', '.join(held.values())}"
+
+
+def _nothing() -> Checksums:
+    return np.empty(0, np.int64)
 
 
 def _first_odd(rows: NDArray[Any]) -> int:

@@ -10,23 +10,42 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from hpctrain.checkpoints.keep import hide
 from hpctrain.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.checkpoints.manifest import FileRecord, Manifest, Progress, write_manifest
 from hpctrain.checkpoints.share import Share
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import disk_error
 from hpctrain.private_files import make_folder, write_private
 from hpctrain.rundir import read_model
 from hpctrain.stopping import RESUMABLE
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.005
+# Nobody waits much longer than it takes.
+_POLL_GROWTH = 1.2
 _MOST_POLL_SECONDS = 0.5
 _RECEIPT = ".receipt"
 
 
-def write_share(fresh: Path, share: Share, rank: int, ranks: int) -> None:
+class _Receipt(BaseModel):
+    """What a rank says when its share is on disk."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: FileRecord
+    proof: str
+
+
+def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: str = "") -> None:
     """Write a rank's share into a checkpoint that is being made, and the receipt for it; all of it or nothing.
+
+    Args:
+        fresh: where the checkpoint is made.
+        share: of the rank.
+        rank, ranks: which one, of how many.
+        proof: what has to be the same on all ranks, lest each writes a part of another state.
 
     Raises:
         HpctrainError: the disk is full, or refuses.
@@ -36,7 +55,7 @@ def write_share(fresh: Path, share: Share, rank: int, ranks: int) -> None:
     try:
         # By whoever comes first.
         make_folder(fresh)
-        write_private(part, share.write(path).model_dump_json())
+        write_private(part, _Receipt(file=share.write(path), proof=proof).model_dump_json())
         part.replace(path.with_suffix(_RECEIPT))
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -66,12 +85,17 @@ def publish(
         What it then says of itself; None where it was abandoned.
 
     Raises:
+        TransientError: the ranks' proofs differ.
         HpctrainError: shares did not come, or the disk is full or refuses.
     """
     try:
-        files = _receipts(fresh, progress.ranks, abandoned, seconds)
-        if files is None:
+        receipts = _receipts(fresh, progress.ranks, abandoned, seconds)
+        if receipts is None:
             return None
+        if len({receipt.proof for receipt in receipts.values()}) > 1:
+            path = checkpoint_path(fresh.parent, progress.iteration)
+            raise TransientError(f"the ranks hold different parameters, so {path} is given up", exit_code=1)
+        files = {name: receipt.file for name, receipt in receipts.items()}
         manifest = Manifest(progress=progress, plan=plan, files=files)
         write_manifest(fresh, manifest)
         for name in files:
@@ -98,7 +122,7 @@ def _rename(fresh: Path, path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, FileRecord] | None:
+def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, _Receipt] | None:
     """What each rank says of its share, in the order of the ranks; None where it is not wanted any more."""
     names = [share_name(rank, ranks) for rank in range(ranks)]
     missing, deadline, poll = names, time.monotonic() + seconds, _POLL_SECONDS
@@ -116,8 +140,8 @@ def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: floa
             )
         elif abandoned.wait(poll):
             return None
-        poll = min(2 * poll, _MOST_POLL_SECONDS)
-    return {name: read_model((fresh / name).with_suffix(_RECEIPT), FileRecord) for name in names}
+        poll = min(_POLL_GROWTH * poll, _MOST_POLL_SECONDS)
+    return {name: read_model((fresh / name).with_suffix(_RECEIPT), _Receipt) for name in names}
 
 
 def synchronise(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Saving and restoring a training on all ranks of a run.
 
-A thread of each rank copies its share in memory, for which the next update waits, and writes it then. The ranks find
-each other's shares on the disk, so no message of theirs can get between those of the training.
+A thread of each rank copies its share in memory, for which the next update waits, and writes it then. Each rank writes
+a part of what is equal on all, if it is: the thread also takes the guard's checksums of all parameters. No checkpoint
+becomes visible where they differ, and ahead of the next update the ranks compare them, and name what differs. The ranks
+find each other's shares on the disk, so no message of a thread can get between those of the training.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import xxhash
+
+from hpctrain.adapters.guard import Checksums, Guard
 from hpctrain.checkpoints import keep
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
@@ -51,14 +56,17 @@ class _Save:
         progress: how far the training was.
         begin: ``time.perf_counter`` of its begin.
         blocked_seconds: how long training waited.
-        copied: when training may go on to change what is saved.
+        guard, guard_steps: what compares the checksums, and after how many steps they were taken.
+        copied: when training may go on to change what is saved; the guard's checksums.
         written: when it was on disk, and on rank 0 its manifest.
     """
 
     progress: Progress
     begin: float
+    guard: Guard
+    guard_steps: int
     blocked_seconds: float = 0.0
-    copied: Future[None] = field(default_factory=Future)
+    copied: Future[Checksums] = field(default_factory=Future)
     written: Future[tuple[float, Manifest | None]] = field(default_factory=Future)
 
 
@@ -98,6 +106,8 @@ class Checkpoints:
         self._limit = timeout_seconds()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
+        # The one whose checksums are still to be compared.
+        self._unproved: _Save | None = None
         # The last one whose share is on disk.
         self._done: _Save | None = None
         # Of the last one that was begun.
@@ -117,20 +127,25 @@ class Checkpoints:
             with contextlib.suppress(HpctrainError):
                 self._finish()
 
-    def save(self, progress: Progress, training: Stateful, *, begin: float | None = None) -> None:
-        """Have the state copied and written; waits for the one before.
+    def save(self, progress: Progress, training: Stateful) -> None:
+        """Have the state copied and written; waits for the one before. Collective.
 
         Args:
             progress: how far the training is.
             training: may go on, and waits ahead of its next update until the copy is done.
-            begin: ``time.perf_counter`` from which on training waits; by default now.
+
+        Raises:
+            TransientError: the ranks' parameters differed at the one before.
         """
-        begin = begin or time.perf_counter()
+        begin = time.perf_counter()
+        self._prove()
         self._finish()
         part = self._own_part(training.state(), progress.ranks)
-        save = self._save = _Save(progress=progress, begin=begin)
+        guard = training.guard
+        save = _Save(progress=progress, begin=begin, guard=guard, guard_steps=guard.steps)
+        self._save = self._unproved = save
         self._begun = progress.iteration
-        training.before_update = self._wait_for_copy
+        training.before_update = self._prove
         work = partial(self._copy_and_write, save, part, self._comm.rank, dict(self._scores), self._abandoned)
         # Not one that the end of the process waits for: a disk may never answer.
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
@@ -146,7 +161,12 @@ class Checkpoints:
             self._finish()
 
     def wait(self) -> None:
-        """Return on every rank when what is being written is on disk. Collective."""
+        """Return on every rank when what is being written is on disk. Collective.
+
+        Raises:
+            TransientError: the ranks' parameters differed.
+        """
+        self._prove()
         self._finish()
         self._comm.agree()
 
@@ -160,6 +180,7 @@ class Checkpoints:
             Whether the last that was begun is not there, and is to be saved again.
         """
         self._abandoned.set()
+        self._unproved = None
         save = self._save
         if save:
             self._await(save, save.written)
@@ -192,12 +213,13 @@ class Checkpoints:
         self.newest = iteration
         return manifest.progress
 
-    def _wait_for_copy(self) -> None:
-        save = self._save
-        if save and not save.copied.done():
+    def _prove(self) -> None:
+        """Compare what the ranks hold of what was saved, as long as they still hold it."""
+        save, self._unproved = self._unproved, None
+        if save:
             begin = time.perf_counter()
-            # What went wrong is told where it was to be written.
             self._await(save, save.copied)
+            save.guard.compare(save.guard_steps, save.copied.result())
             save.blocked_seconds += time.perf_counter() - begin
 
     def _own_part(self, state: LazyState, ranks: int) -> State:
@@ -214,23 +236,30 @@ class Checkpoints:
         """In a thread of its own."""
         fresh = self._fresh(save)
 
-        def copy() -> None:
+        def copy() -> Checksums:
             self._share.take(part)
             # It may be a copy itself.
             part.clear()
+            return save.guard.checksums()
 
         def write() -> tuple[float, Manifest | None]:
-            save.copied.result()
-            return self._write(fresh, save.progress, rank, scores, abandoned)
+            proof = xxhash.xxh3_128_hexdigest(save.copied.result().data)
+            return self._write(fresh, save.progress, rank, scores, abandoned, proof)
 
         _fulfil(save.copied, copy)
         _fulfil(save.written, write)
 
     def _write(
-        self, fresh: Path, progress: Progress, rank: int, scores: Mapping[int, float], abandoned: threading.Event
+        self,
+        fresh: Path,
+        progress: Progress,
+        rank: int,
+        scores: Mapping[int, float],
+        abandoned: threading.Event,
+        proof: str,
     ) -> tuple[float, Manifest | None]:
         """This rank's share; on rank 0 also the rest, when all have come."""
-        write_share(fresh, self._share, rank, progress.ranks)
+        write_share(fresh, self._share, rank, progress.ranks, proof=proof)
         if rank:
             return time.perf_counter(), None
         # No checkpoint is newer than the events of its steps.

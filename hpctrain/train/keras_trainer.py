@@ -71,7 +71,7 @@ class KerasTrainer:
         self._reduction.guarded = True
         # What they are decides whether there is an update.
         self._reduction.ahead = True
-        self._guard = guard_of(comm, self.model, every=recipe.guard.every)
+        self.guard = guard_of(comm, self.model, every=recipe.guard.every)
         self.before_update: Callable[[], None] = _pass
         self.updates = 0
         self.loss = 0.0
@@ -116,18 +116,15 @@ class KerasTrainer:
         self.faulty = not finite and not self._tried_too_large()
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
         self.updates += 1
-        self._guard.step_done()
+        self.guard.step_done()
         return self.loss
 
     def rebuild(self) -> None:
-        self._guard.restart()
+        self.guard.restart()
         updates, values = self._before
         if updates == self.updates:
             for variable, value in values:
                 variable.assign(value)
-
-    def check_equal(self) -> None:
-        self._guard.check()
 
     def undo_forward(self) -> None:
         for variable, value in self._before[1]:
@@ -152,7 +149,7 @@ class KerasTrainer:
     def state(self) -> LazyState:
         variables = (self._shared() | self._own()).items()
         return LazyState(
-            {GUARD_STEPS: np.array(self._guard.steps)} | random_state(),
+            {GUARD_STEPS: np.array(self.guard.steps)} | random_state(),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
         )
 
@@ -166,7 +163,7 @@ class KerasTrainer:
         for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
-        self._guard.steps = int(state[GUARD_STEPS])
+        self.guard.steps = int(state[GUARD_STEPS])
         set_random_state(state)
 
     def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:

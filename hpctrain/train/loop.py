@@ -252,10 +252,7 @@ class Loop:
         self._write(progress)
 
     def _write(self, progress: Progress) -> None:
-        begin = time.perf_counter()
-        # Each rank writes a part of what is equal on all: if it is.
-        self._trainer.check_equal()
-        self._checkpoints.save(progress, self._trainer, begin=begin)
+        self._checkpoints.save(progress, self._trainer)
         self._saved, self._due, self._last = progress.iteration, False, progress
 
     def _restore(self, iteration: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hpctrain.adapters.guard import Guard
+
 State = dict[str, NDArray[Any]]
 
 # What the guard has counted: part of the state of every trainer.
@@ -46,10 +48,19 @@ class Stateful(Protocol):
     """What has a state.
 
     Attributes:
-        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own.
+        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own; by
+            all ranks at the same place.
     """
 
     before_update: Callable[[], None]
+
+    @property
+    def guard(self) -> Guard:
+        """What proves that all ranks hold the same parameters.
+
+        What the optimizer keeps is not compared. It follows from the same gradients, and where it differs the next
+        update makes parameters differ; but a checkpoint of the step before has one rank's.
+        """
 
     def state(self) -> LazyState:
         """All that decides the bits of what follows; what begins as ``layout.OWN`` says is this rank's own.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from hpctrain import models
+from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch import distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.checkpoints.layout import RANDOM, STATISTICS
@@ -79,6 +80,10 @@ class TorchTrainer:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 
     @property
+    def guard(self) -> Guard:
+        return guard_of(self._optimizer)
+
+    @property
     def communication_seconds(self) -> float:
         return self._statistics.communication_seconds
 
@@ -108,7 +113,7 @@ class TorchTrainer:
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self._count()
             # Behind an update the optimizer's hook does so.
-            guard_of(self._optimizer).step_done()
+            self.guard.step_done()
         return self.loss
 
     def _update(self) -> None:
@@ -119,7 +124,7 @@ class TorchTrainer:
 
     def rebuild(self) -> None:
         self._statistics.rebuild()
-        guard_of(self._optimizer).restart()
+        self.guard.restart()
         updates, state = self._before
         if updates == self.updates:
             self._undo_forward(state)
@@ -139,9 +144,6 @@ class TorchTrainer:
             if parameter.grad is not None
         ]
 
-    def check_equal(self) -> None:
-        guard_of(self._optimizer).check()
-
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
 
@@ -159,7 +161,7 @@ class TorchTrainer:
             tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
-        steps = {GUARD_STEPS: np.array(guard_of(self._optimizer).steps)}
+        steps = {GUARD_STEPS: np.array(self.guard.steps)}
         return LazyState(
             scaler | steps | self._random_state() | random_state(),
             {name: (tensor.nbytes, partial(_array, tensor)) for name, tensor in tensors.items()},
@@ -178,7 +180,7 @@ class TorchTrainer:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": values})
         if self._scaler.is_enabled():
             self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, tensors).items()})
-        guard_of(self._optimizer).steps = int(state[GUARD_STEPS])
+        self.guard.steps = int(state[GUARD_STEPS])
         self._set_random_state(tensors)
         set_random_state(state)
 

@@ -113,13 +113,6 @@ class Trainer(Stateful, Protocol):
     def gradient_numbers(self) -> Sequence[GradientNumbers]:
         """What the last step's reduced gradients were like, if it was not clipped; the same on all ranks."""
 
-    def check_equal(self) -> None:
-        """Raise HpctrainError unless all ranks hold the same parameters. Collective.
-
-        What the optimizer keeps is not compared. It follows from the same gradients, and where it differs the next
-        update makes parameters differ; but a checkpoint of the step before has one rank's.
-        """
-
     def average_statistics(self) -> None:
         """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""
 

@@ -93,8 +93,8 @@ def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
     for pattern in promise.says:
         if not re.search(pattern, first.printed):
             yield f"it does not say {pattern!r}"
-    # That of a rank is shown indented, under the name of its log.
-    if re.search(r"^Traceback", first.printed, re.M):
+    # Rank 0's is printed too, and hpctrain says behind it what became of the run.
+    if re.search(r"^Traceback(?!.*^hpctrain: )", first.printed, re.M | re.S):
         yield "the launcher ended with a traceback"
 
 

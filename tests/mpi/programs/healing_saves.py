@@ -47,11 +47,11 @@ def make_mortal(case: str, first: int) -> None:
             die()
         return publish(fresh, progress, *arguments, **named)
 
-    def dying_share(fresh, share, rank, ranks):
+    def dying_share(fresh, share, rank, ranks, **named):
         if (case, first) == ("share", 4) and f"{LAST:08}" in fresh.name:
             time.sleep(SECONDS)
             die()
-        return write_share(fresh, share, rank, ranks)
+        return write_share(fresh, share, rank, ranks, **named)
 
     def dying_abandon(self):
         if (case, first) == ("abandon", 3):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_checkpoints import progress_of, write_checkpoint
+from written_checkpoints import guard_over, progress_of, write_checkpoint
 
 from hpctrain.checkpoints import publish as publishing
 from hpctrain.checkpoints.find import Newest, newest_whole, verify
@@ -96,6 +96,7 @@ class Numbers:
     before_update: Callable[[], None]
 
     def __init__(self, count: int = 1000) -> None:
+        self.guard = guard_over()
         self.step = 0
         self.count = count
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_checkpoints import progress_of, tensors_of, write_checkpoint
+from written_checkpoints import guard_over, progress_of, tensors_of, write_checkpoint
 
+from hpctrain.adapters.guard import Guard
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, iterations
 from hpctrain.checkpoints.publish import publish, write_share
-from hpctrain.comm.base import RanksLostError
+from hpctrain.comm.base import AnyArray, RanksLostError, Reduction
 from hpctrain.comm.single import SingleCommunicator
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import EventWriter, read_events
 from hpctrain.train import checkpoint as saving
 from hpctrain.train.checkpoint import Checkpoints
@@ -54,6 +55,10 @@ class Rank(SingleCommunicator):
     def broadcast_object(self, value: Any) -> Any:
         return self.allgather_object(value)[0]
 
+    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+        assert reduction == "max"
+        return np.max(self.allgather_object(array), axis=0)
+
     def barrier(self) -> None:
         self.allgather_object(None)
 
@@ -81,7 +86,8 @@ class Training:
 
     before_update: Callable[[], None]
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = guard or guard_over()
         self.looked_up: list[str] = []
 
     def state(self) -> LazyState:
@@ -93,6 +99,30 @@ class Training:
         return LazyState({}, {name: (size, lambda n=name, s=size: array(n, s)) for name, size in sizes.items()})
 
     def restore(self, state: State) -> None: ...
+
+
+@pytest.mark.parametrize("values", [(7, 7), (7, 8)], ids=["equal", "different"])
+@pytest.mark.parametrize("updated", [True, False], ids=["ahead of the next update", "at the end"])
+def test_what_differs_between_ranks_is_named_and_never_visible(
+    tmp_path: Path, values: tuple[int, int], updated: bool
+) -> None:
+    def work(comm: Rank) -> None:
+        training = Training(guard_over(values[comm.rank], comm))
+        with Checkpoints(tmp_path, comm, EventWriter(None)) as checkpoints:
+            checkpoints.save(progress_of(5, ranks=2), training)
+            # Long enough for what is visible to be there.
+            time.sleep(0.3)
+            if updated:
+                training.before_update()
+            checkpoints.wait()
+
+    errors = on_ranks(2, work)
+    if values[0] == values[1]:
+        assert errors == [None, None] and iterations(tmp_path) == [5]
+        return
+    assert all(isinstance(error, TransientError) for error in errors)
+    assert all("'a' differs between rank" in error.message and "is 7 (bits" in error.message for error in errors)
+    assert iterations(tmp_path) == []
 
 
 def test_each_rank_makes_arrays_of_its_share_alone(tmp_path: Path) -> None:
@@ -251,7 +281,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk that does not answer until this is set."""
     answers = threading.Event()
 
-    def write_share(*_: object) -> None:
+    def write_share(*_: object, **__: object) -> None:
         answers.wait()
         raise HpctrainError("too late")
 

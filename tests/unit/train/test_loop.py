@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from written_checkpoints import guard_over
 
 from hpctrain import HpctrainError
 from hpctrain.comm.single import SingleCommunicator
@@ -35,6 +36,7 @@ class Recorder:
         self.updates = 0
         self.sgd_shares: list[float] = []
         self.order: list[str] = []
+        self.guard = guard_over()
 
     def step(self, parts, count, scale, learning_rate, sgd_share):
         parts = list(parts)
@@ -52,9 +54,6 @@ class Recorder:
     def restore(self, state):
         self.trained.append(state["trained"].tolist())
 
-    def check_equal(self):
-        self.order.append("check")
-
     def average_statistics(self):
         self.order.append("average")
 
@@ -65,7 +64,7 @@ class Recorder:
 
 
 class Unsaved(Checkpoints):
-    def save(self, progress, training, *, begin):
+    def save(self, progress, training):
         training.state()
 
 
@@ -134,13 +133,6 @@ def test_a_run_is_recorded(tmp_path):
         assert event["test_loss"] == pytest.approx(3)
         assert event["test_accuracy"] == pytest.approx(3 / 7)
     assert events[-1]["status"] == "done"
-
-
-def test_training_waits_for_the_check_ahead_of_a_checkpoint_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(Recorder, "check_equal", lambda trainer: time.sleep(0.2))
-    _, events = run(tmp_path, recipe())
-    waited = [event["blocked_seconds"] for event in events if event["event"] == "checkpoint"]
-    assert len(waited) == 2 and min(waited) >= 0.2
 
 
 def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
@@ -256,15 +248,15 @@ def test_statistics_are_averaged_ahead_of_the_checkpoint_and_of_the_evaluation(t
     def asked(trainer):
         return "a signal" if trainer.order.count("step") == 3 else None
 
-    end = ["average", "check", "save", "evaluate"]
+    end = ["average", "save", "evaluate"]
     stopped, _ = run(tmp_path, recipe(), asked=asked)
-    assert stopped.order == ["step"] * 3 + end[:3]
+    assert stopped.order == ["step"] * 3 + end[:2]
     resumed, _ = run(tmp_path, recipe(), resume_from=3)
     # Averaged again, of which no bits change, and not saved again.
     assert resumed.order == ["average", "evaluate"] + ["step"] * 3 + end
     (tmp_path / "within").mkdir()
     within, _ = run(tmp_path / "within", recipe(), asked=lambda trainer: "a signal")
-    assert within.order == ["step", "check", "save"]
+    assert within.order == ["step", "save"]
 
 
 def test_the_share_of_sgd_follows_the_transition(tmp_path):
