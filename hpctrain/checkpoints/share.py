@@ -67,7 +67,7 @@ class Share:
         self._hash = xxhash.xxh3_128(self._header)
         for name, (place, content) in self._places.items():
             np.copyto(place, tensors[name])
-            # While it is in a cache.
+            # While most tensors are still in a cache.
             self._hash.update(content)
 
     def write(self, path: Path) -> FileRecord:
@@ -119,8 +119,10 @@ def blocks_of_memory(nbytes: int) -> NDArray[np.uint8]:
     """Zeros that begin where a disk's blocks can be written from."""
     import numpy as np
 
-    # Pages. They are written to, so that the first copy does not wait for the system to find memory.
-    content: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)[:nbytes]
+    # Pages, and shared: from private ones nothing may be written past the page cache while a process forks (open(2)).
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    content: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[:nbytes]
+    # They are written to, so that the first copy does not wait for the system to find memory.
     content[:] = 0
     return content
 

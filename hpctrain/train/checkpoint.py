@@ -132,13 +132,14 @@ class Checkpoints:
 
         Args:
             progress: how far the training is.
-            training: may go on, and waits ahead of its next update until the copy is done.
+            training: may go on. Ahead of its next update it waits until the copy is done, and proves then that it was
+                equal on all ranks, or raises.
 
         Raises:
             TransientError: the ranks' parameters differed at the one before.
         """
-        begin = time.perf_counter()
         self._prove()
+        begin = time.perf_counter()
         self._finish()
         part = self._own_part(training.state(), progress.ranks)
         guard = training.guard
@@ -316,7 +317,8 @@ class Checkpoints:
                 self._save = None
                 raise HpctrainError(
                     f"rank {self._comm.rank} on {self._comm.host} waited {limit:g} s until "
-                    f"{self._fresh(save) / share_name(self._comm.rank, save.progress.ranks)} was written",
+                    f"{self._fresh(save) / share_name(self._comm.rank, save.progress.ranks)} was "
+                    f"{'written' if save.copied.done() else 'copied in memory'}",
                     "does its file system answer? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
                     exit_code=RESUMABLE,
                 )

@@ -48,8 +48,8 @@ class Stateful(Protocol):
     """What has a state.
 
     Attributes:
-        before_update: called ahead of every change of what :meth:`state` gives, but for what is this rank's own; by
-            all ranks at the same place.
+        before_update: called by all ranks in every step, ahead of every change of what :meth:`state` gives but for what
+            is this rank's own; and by whoever restores a state.
     """
 
     before_update: Callable[[], None]

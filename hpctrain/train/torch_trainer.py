@@ -104,6 +104,8 @@ class TorchTrainer:
         self._scaler.unscale_(self._optimizer)
         self.loss = sum(loss.item() for loss in losses)
         self.own_finite = math.isfinite(self.loss)
+        # Ahead of a step that is left out, too: it counts as one only where all ranks came so far.
+        self.before_update()
         # Of reduced gradients: every rank finds the same infinities.
         if self._statistics.finite():
             self.faulty = False
@@ -117,7 +119,6 @@ class TorchTrainer:
         return self.loss
 
     def _update(self) -> None:
-        self.before_update()
         if self._clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._scaler.step(self._optimizer)

@@ -77,7 +77,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
         slot[:] = source
         meet(name, pause)
         add_up(own, terms, factor)
-        return all_finite(own)
+        return bool(np.isfinite(own).all())
 
     def mean_of_two(pause: Pause) -> bool:
         # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
@@ -85,7 +85,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
         np.multiply(own, factor, slot)
         meet(name, pause)
         np.add(first, second, own)
-        return all_finite(own)
+        return bool(np.isfinite(own).all())
 
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
 

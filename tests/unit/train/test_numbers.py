@@ -318,6 +318,15 @@ def test_an_update_by_odd_numbers_is_left_out(framework, parts):
     assert math.isfinite(one_step(trainer, TRAIN[8:12], parts=parts)) and not trainer.faulty
 
 
+def test_a_step_that_is_left_out_counts_only_where_what_was_saved_is_proved(framework):
+    """Ranks that are ahead of others when one dies have all been in the comparison ahead of that."""
+    trainer, updates = real(framework, recipe()), []
+    trainer.before_update = lambda: updates.append(trainer.updates)
+    one_step(trainer, TRAIN[:4], scale=math.nan)
+    one_step(trainer, TRAIN[:4])
+    assert (updates, trainer.updates) == ([0, 1], 2)
+
+
 def test_a_loss_that_is_not_finite_has_no_update_although_its_gradient_is(framework):
     """Losses whose sum is above what float32 holds, of logits that are finite: p - target is finite too."""
     trainer = real(framework, recipe())
