@@ -40,7 +40,8 @@ def write_checkpoint(
     assert len(each) == progress.ranks
     for rank, tensors in enumerate(each):
         share = Share()
-        share.take(tensors)
+        share.prepare(tensors)
+        share.fill(tensors)
         write_share(fresh, share, rank, progress.ranks)
     publish(fresh, progress, dict(plan or {}), threading.Event(), seconds=10)
     return path

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,14 @@ class _Receipt(BaseModel):
     proof: str
 
 
-def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: str = "") -> None:
+def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: Callable[[], str] = str) -> None:
     """Write a rank's share into a checkpoint that is being made, and the receipt for it; all of it or nothing.
 
     Args:
         fresh: where the checkpoint is made.
         share: of the rank.
         rank, ranks: which one, of how many.
-        proof: what has to be the same on all ranks, lest each writes a part of another state.
+        proof: tells what has to be the same on all ranks, lest each writes a part of another state.
 
     Raises:
         HpctrainError: the disk is full, or refuses.
@@ -55,7 +56,7 @@ def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: str 
     try:
         # By whoever comes first.
         make_folder(fresh)
-        write_private(part, _Receipt(file=share.write(path), proof=proof).model_dump_json())
+        write_private(part, _Receipt(file=share.write(path), proof=proof()).model_dump_json())
         part.replace(path.with_suffix(_RECEIPT))
     except OSError as error:
         with contextlib.suppress(OSError):

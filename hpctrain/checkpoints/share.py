@@ -1,4 +1,4 @@
-"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk after that.
+"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk behind that.
 
 The file is a safetensors file (https://github.com/huggingface/safetensors#format). It is not written by that library,
 which would copy everything again and keep other threads from running: the copy is laid out as the file is.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import mmap
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,10 +41,14 @@ _TYPES = {
 _LENGTH_BYTES = 8
 # A multiple of what disks have.
 _BLOCK_BYTES = 4096
+_PIECE_BYTES = 1 << 24
 
 
 class Share:
-    """A copy of some tensors, in memory that is used again for the next one of the same tensors."""
+    """A copy of some tensors, in memory that is used again for the next one of the same tensors.
+
+    One thread may :meth:`fill` it while another writes it.
+    """
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -51,34 +57,59 @@ class Share:
         self._header: memoryview
         self._places: dict[str, tuple[NDArray[Any], memoryview]] = {}
         self._hash = xxhash.xxh3_128()
+        # How many bytes of the content are those of now; more than there are where there will be none.
+        self._there = 0.0
+        self._further = threading.Condition()
 
-    def take(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Copy these; they may change as soon as this returns. Nobody may write the copy of before any more.
+    def prepare(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Have room for copies of these. Nobody may write the copy of before any more.
 
         Raises:
             HpctrainError: one is of a type that a checkpoint cannot hold.
         """
-        import numpy as np
-
         layout = tuple((name, value.dtype, value.shape) for name, value in tensors.items())
         if layout != self._layout:
             self._lay_out(layout)
-        # Neither copies nor hashes hold the interpreter's lock: the training goes on beside them.
-        self._hash = xxhash.xxh3_128(self._header)
-        for name, (place, content) in self._places.items():
-            np.copyto(place, tensors[name])
-            # While most tensors are still in a cache.
-            self._hash.update(content)
+        self._there = len(self._header)
+
+    def fill(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Copy what was prepared for; it may change as soon as this returns."""
+        import numpy as np
+
+        end = math.inf
+        try:
+            # Neither copies nor hashes hold the interpreter's lock: the training goes on beside them.
+            self._hash = xxhash.xxh3_128(self._header)
+            for name, (place, content) in self._places.items():
+                np.copyto(place, tensors[name])
+                # While most tensors are still in a cache.
+                self._hash.update(content)
+                self._advance(self._there + len(content))
+            end = len(self._content)
+        finally:
+            self._advance(end)
 
     def write(self, path: Path) -> FileRecord:
         """Write the copy to a new file; returns what the manifest says of it, once it is on disk.
 
         Raises:
             OSError: the disk is full, or refuses.
+            RuntimeError: the copy was not made.
         """
         with _new(path) as file:
-            write_through(file.fileno(), self._content.data)
+            write_through(file.fileno(), self._content.data, self._wait_for)
         return FileRecord(bytes=len(self._content), xxh128=self._hash.hexdigest())
+
+    def _advance(self, there: float) -> None:
+        with self._further:
+            self._there = there
+            self._further.notify_all()
+
+    def _wait_for(self, end: int) -> None:
+        with self._further:
+            self._further.wait_for(lambda: self._there >= end)
+            if self._there > len(self._content):
+                raise RuntimeError("nothing to write: the copy in memory was not made")
 
     def _lay_out(self, layout: Layout) -> None:
         import numpy as np
@@ -127,10 +158,12 @@ def blocks_of_memory(nbytes: int) -> NDArray[np.uint8]:
     return content
 
 
-def write_through(descriptor: int, content: memoryview) -> None:
+def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int], None] = lambda end: None) -> None:
     """Write to an empty file, and return when all is on disk.
 
     Args:
+        descriptor: of the file.
+        wait_for: called ahead of the writing of each piece, with where that ends.
         content: of :func:`blocks_of_memory`. Whole blocks go to the disk without a copy in the system's memory, where
             the file system can do that: the copy would take six times as much of the cores, which the training needs.
 
@@ -140,16 +173,20 @@ def write_through(descriptor: int, content: memoryview) -> None:
     usual = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, usual | os.O_DIRECT)
-        _write_all(descriptor, content[: len(content) // _BLOCK_BYTES * _BLOCK_BYTES])
+        _write_all(descriptor, content[: len(content) // _BLOCK_BYTES * _BLOCK_BYTES], wait_for)
     except OSError as error:
         # Of a file system that cannot, or wants larger blocks, or behind a part of one, where the disk is full.
         if error.errno != errno.EINVAL:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, usual)
-    _write_all(descriptor, content[os.lseek(descriptor, 0, os.SEEK_CUR) :])
+    _write_all(descriptor, content, wait_for)
     os.fsync(descriptor)
 
 
-def _write_all(descriptor: int, part: memoryview) -> None:
-    while part:
-        part = part[os.write(descriptor, part) :]
+def _write_all(descriptor: int, content: memoryview, wait_for: Callable[[int], None]) -> None:
+    """What of it is not in the file yet."""
+    done = os.lseek(descriptor, 0, os.SEEK_CUR)
+    while done < len(content):
+        end = min(done + _PIECE_BYTES, len(content))
+        wait_for(end)
+        done += os.write(descriptor, content[done:end])

@@ -1,9 +1,10 @@
 """Saving and restoring a training on all ranks of a run.
 
-A thread of each rank copies its share in memory, for which the next update waits, and writes it then. Each rank writes
-a part of what is equal on all, if it is: the thread also takes the guard's checksums of all parameters. No checkpoint
-becomes visible where they differ, and ahead of the next update the ranks compare them, and name what differs. The ranks
-find each other's shares on the disk, so no message of a thread can get between those of the training.
+A thread of each rank copies its share in memory, for which the next update waits, and another writes what is copied.
+Each rank writes a part of what is equal on all, if it is: the first thread also takes the guard's checksums of all
+parameters. No checkpoint becomes visible where they differ, and ahead of the next update the ranks compare them, and
+name what differs. The ranks find each other's shares on the disk, so no message of a thread can get between those of
+the training.
 """
 
 from __future__ import annotations
@@ -238,16 +239,28 @@ class Checkpoints:
         fresh = self._fresh(save)
 
         def copy() -> Checksums:
-            self._share.take(part)
+            self._share.fill(part)
             # It may be a copy itself.
             part.clear()
             return save.guard.checksums()
 
-        def write() -> tuple[float, Manifest | None]:
-            proof = xxhash.xxh3_128_hexdigest(save.copied.result().data)
-            return self._write(fresh, save.progress, rank, scores, abandoned, proof)
+        def proof() -> str:
+            return xxhash.xxh3_128_hexdigest(save.copied.result().data)
 
-        _fulfil(save.copied, copy)
+        def write() -> tuple[float, Manifest | None]:
+            try:
+                return self._write(fresh, save.progress, rank, scores, abandoned, proof)
+            finally:
+                # Nobody copies any more when this is said to be over.
+                save.copied.exception()
+
+        try:
+            self._share.prepare(part)
+        except Exception as error:
+            save.copied.set_exception(error)
+            save.written.set_exception(error)
+            return
+        threading.Thread(target=_fulfil, args=(save.copied, copy), name="checkpoint copy", daemon=True).start()
         _fulfil(save.written, write)
 
     def _write(
@@ -257,7 +270,7 @@ class Checkpoints:
         rank: int,
         scores: Mapping[int, float],
         abandoned: threading.Event,
-        proof: str,
+        proof: Callable[[], str],
     ) -> tuple[float, Manifest | None]:
         """This rank's share; on rank 0 also the rest, when all have come."""
         write_share(fresh, self._share, rank, progress.ranks, proof=proof)

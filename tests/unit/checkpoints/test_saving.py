@@ -28,7 +28,8 @@ from hpctrain.train.state import LazyState, State
 
 def share_of(value: float) -> Share:
     share = Share()
-    share.take({"model.a": np.full(3, value, np.float32)})
+    share.prepare({"model.a": np.full(3, value, np.float32)})
+    share.fill({"model.a": np.full(3, value, np.float32)})
     return share
 
 
