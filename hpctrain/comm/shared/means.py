@@ -1,7 +1,7 @@
 """The two ways to a mean over all ranks, prepared once for each buffer and then called each step.
 
-Either tells whether all of the mean is finite. Who looks for that later reads everything once more; here it is in a
-core's cache.
+That of large buffers tells whether all of the mean is finite: who looks for that later reads everything once more,
+and here it is in a core's cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hpctrain.comm.shared.kernels import Array, Crew, add_up, all_finite, blocks
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
 
-Mean = Callable[[Pause], bool]
+# Tells whether all of it is finite; None where nobody looked.
+Mean = Callable[[Pause], bool | None]
 Step = Callable[[Pause], None]
 
 
@@ -72,20 +73,18 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
     name, meet = buffer.name, slots.meet
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
 
-    def mean(pause: Pause) -> bool:
+    def mean(pause: Pause) -> None:
         slot, terms = turns[slots.meetings & 1]
         slot[:] = source
         meet(name, pause)
         add_up(own, terms, factor)
-        return bool(np.isfinite(own).all())
 
-    def mean_of_two(pause: Pause) -> bool:
+    def mean_of_two(pause: Pause) -> None:
         # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
         slot, first, second = halves[slots.meetings & 1]
         np.multiply(own, factor, slot)
         meet(name, pause)
         np.add(first, second, own)
-        return bool(np.isfinite(own).all())
 
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean
 

@@ -210,7 +210,7 @@ class Task:
         small: it is run when it is submitted, if nothing waits its turn.
         done: it is not queued.
         error: what went wrong in it.
-        finite: whether the last mean was, in all its elements.
+        finite: whether the last mean was, in all its elements; None if nobody looked.
         run: reduces the buffer; gets what to do between two looks.
     """
 
@@ -233,9 +233,9 @@ class Task:
         self.small = nbytes <= _AT_ONCE_BYTES
         self.done = True
         self.error: BaseException | None = None
-        self.finite = True
+        self.finite: bool | None = None
 
-    def _prepare(self, pause: Pause) -> bool:
+    def _prepare(self, pause: Pause) -> bool | None:
         # Not before its turn: this too is collective.
         self.run = self._reducer.prepare(self._buffer)
         return self.run(pause)

@@ -72,7 +72,7 @@ def check_mean(comm: MpiCommunicator, numel: int, dtype: torch.dtype, wire: torc
         before = comm._reducer.sent_bytes
         work = engine.allreduce(buffer, f"{numel} of {dtype}", wire)
         work.wait()
-        assert work.finite
+        assert work.finite in (True, None)
         wanted = expected(numel, comm.size, step)
         if comm.size == 4:
             np.testing.assert_array_equal(buffer.double().numpy(), wanted)
@@ -108,7 +108,10 @@ def check_same_bits_every_time(comm: MpiCommunicator, dtype: torch.dtype, wire: 
 
 
 def check_finite(comm: MpiCommunicator, dtype: torch.dtype, wire: torch.dtype | None) -> None:
-    """One odd number of one rank is found on all ranks, in that step and no other; large ones are none."""
+    """One odd number of one rank is found on all ranks, in that step and no other; large ones are none.
+
+    Small buffers of one node are left to whoever wants to know.
+    """
     engine = comm.torch()
     random = np.random.default_rng(7)
     odd = (None, np.nan, None, np.inf, -np.inf, float(torch.finfo(wire or dtype).max))
@@ -122,7 +125,10 @@ def check_finite(comm: MpiCommunicator, dtype: torch.dtype, wire: torch.dtype | 
             time.sleep(0.001 * ((comm.rank + turn) % 3))
             work = engine.allreduce(buffer, f"odd {numel}", wire)
             work.wait()
-            assert work.finite == (value is None or np.isfinite(value)), f"{value} at {place} of {numel}: {buffer}"
+            wanted = value is None or np.isfinite(value)
+            assert bool(buffer.isfinite().all()) == wanted
+            small = numel == 17 and comm._reducer.node.count == 1
+            assert work.finite == (None if small else wanted), f"{value} at {place} of {numel}: {buffer}"
 
 
 def check_layouts() -> None:
