@@ -25,9 +25,12 @@ class RankError(BaseModel):
 
 
 class RankRecord(BaseModel):
-    """``ranks/rank-N.json``. ``listens``: the rank ends in good order when it is asked to stop.
+    """``ranks/rank-N.json``.
 
-    ``lost`` is what the others write of a rank that died when they go on without it.
+    Attributes:
+        status: ``lost`` is what the others write of a rank that died when they go on without it.
+        listens: the rank ends in good order when it is asked to stop.
+        log_begin: where in its log this attempt begins, in bytes: there is one log for all.
     """
 
     rank: int
@@ -36,6 +39,7 @@ class RankRecord(BaseModel):
     started: float
     status: Literal["running", "done", "failed", "resumable", "lost"]
     listens: bool = False
+    log_begin: int = 0
     ended: float = 0.0
     exit_code: int = 0
     error: RankError | None = None

@@ -209,7 +209,7 @@ def _killed_failure(
 
 def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exit_code: int) -> Failure:
     log = directory.log(record.rank)
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = log.read_bytes()[record.log_begin :].decode(errors="replace").splitlines() if log.exists() else []
     return Failure(
         message=f"rank {record.rank} on {record.host} {what}",
         rank=record.rank,

@@ -60,7 +60,7 @@ def run_rank(path: Path) -> int:
     rank = launcher.rank if launcher else 0
     directory = RunDirectory(path)
     stopping.watch(directory.stop.absolute())
-    terminal = _redirect_output(directory.log(rank))
+    terminal, log_begin = _redirect_output(directory.log(rank))
     faulthandler.enable()
     record = RankRecord(
         rank=rank,
@@ -69,6 +69,7 @@ def run_rank(path: Path) -> int:
         started=psutil.Process().create_time(),
         status="running",
         listens=stopping.listens(),
+        log_begin=log_begin,
     )
     write_record(directory, record)
     stopping.announce(lambda: write_record(directory, record.model_copy(update={"listens": True})))
@@ -88,8 +89,12 @@ def run_rank(path: Path) -> int:
     return ending.exit_code
 
 
-def _redirect_output(log: Path) -> int:
-    """Send both streams to ``log``, C++ libraries' output included; returns a copy of the old stderr."""
+def _redirect_output(log: Path) -> tuple[int, int]:
+    """Send both streams to ``log``, C++ libraries' output too.
+
+    Returns:
+        A copy of the old stderr, and how long the log was.
+    """
     terminal = os.dup(2)
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -97,8 +102,9 @@ def _redirect_output(log: Path) -> int:
         raise disk_error(error, log) from error
     os.dup2(file, 1)
     os.dup2(file, 2)
+    length = os.fstat(file).st_size
     os.close(file)
-    return terminal
+    return terminal, length
 
 
 def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:

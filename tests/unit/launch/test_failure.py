@@ -116,6 +116,14 @@ def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> No
     )
 
 
+def test_a_log_is_quoted_from_where_the_attempt_began(directory: RunDirectory) -> None:
+    before = "Traceback of the attempt before\n"
+    directory.log(0).write_text(f"{before}only this\n")
+    record(directory, 0, "failed", "ValueError", log_begin=len(before))
+    failure = find_failure(directory, 1, output="", exit_status=1)
+    assert failure and failure.lines == ("only this",)
+
+
 def test_a_start_of_open_mpi_that_failed_by_chance_is_told_apart(directory: RunDirectory) -> None:
     output = "----\nThe PMIx server's listener thread failed to start. We cannot\ncontinue.\n----\n"
     failure = find_failure(directory, 2, output=output, exit_status=213)
