@@ -24,7 +24,7 @@ test: horovod .mpich/installed.stamp
 	$(BIN)/python -m pytest $(ALONE)
 	$(BIN)/python -m pytest --ignore tests/slurm --ignore tests/unit
 
-# More than 200 runs that are hurt on purpose, an hour and a half on two cores; `make test` has a short campaign.
+# 241 runs that are hurt on purpose, two hours on two cores; `make test` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/faults/campaign.py --seed 0
 
