@@ -69,10 +69,12 @@ def test_stopped_and_resumed_to_the_same_bits(hpctrain: Launch, tmp_path: Path, 
         if framework == "torch":
             os.kill(launcher, signal.SIGUSR2)
         else:
+            # As ``hpctrain cancel`` or another host asks for it.
             (tmp_path / "run" / "stop").write_text("the time is over\n")
 
     status, output = interrupted(tmp_path, 2, arguments, interrupt)
     assert status == 4, output
+    assert ("SIGUSR2" if framework == "torch" else "the time is over") in output
     last = hpctrain("run", "--resume", "--run-dir", "run")
     assert last.returncode == 0, last.stdout
     assert_same_bits(tmp_path / "run", tmp_path / "whole")

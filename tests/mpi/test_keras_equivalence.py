@@ -48,7 +48,7 @@ TYPES = ("float32", "embedding", "overflow", "overflow_graph", "bfloat16", "wire
     [
         (1, {"mpi": ("momentum", "adam", "accumulated_2")}),
         (2, {"mpi": CORE}),
-        (3, {"mpi": (), "horovod": ("momentum", "adam", "adamw", "accumulated_2", *TYPES)}),
+        (3, {"mpi": (), "horovod": ("momentum", "accumulated_2", *TYPES)}),
         (4, {"mpi": ("momentum", "adam", "accumulated_2")}),
     ],
 )

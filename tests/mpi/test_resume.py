@@ -22,7 +22,6 @@ from hpctrain.rundir import RunDirectory
 
 # Some seconds of steps for the interruptions to fall into: rank 0 looks for the stop once a second.
 TORCH = ["--set", "epochs=24"]
-KERAS = ["--set", "epochs=10"]
 
 
 @pytest.mark.slow
@@ -99,24 +98,6 @@ def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
     assert "interrupted by SIGINT; every process was ended" in output
     assert time.monotonic() - begin < 60, "which is what the ranks would have had"
     assert [record.process() for record in read_records(run).values()] == [None, None]
-
-
-@pytest.mark.slow
-def test_keras_stopped_by_the_file(hpctrain: Launch, tmp_path: Path) -> None:
-    """As ``hpctrain cancel`` or another host asks for it."""
-    pytest.importorskip("keras")
-    arguments = ["digits", "-np", "2", "--framework", "keras", *KERAS]
-    whole = hpctrain("run", *arguments, "--run-dir", "whole")
-    assert whole.returncode == 0, whole.stdout
-    run = tmp_path / "run"
-    status, output = interrupted(
-        tmp_path, 5, arguments, lambda pid: (run / "stop").write_text("the time is over\n") and None
-    )
-    assert status == 4, output
-    assert "the time is over" in output
-    last = hpctrain("run", "--resume", "--run-dir", "run")
-    assert last.returncode == 0, last.stdout
-    assert_same_bits(run, tmp_path / "whole")
 
 
 SCRIPT = """
