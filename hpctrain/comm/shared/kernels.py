@@ -87,7 +87,7 @@ class Crew:
         self._pool = ThreadPoolExecutor(threads - 1, "hpctrain-sum") if threads > 1 else None
 
     def each(self, work: Callable[[list[Array]], None], items: Sequence[list[Array]]) -> None:
-        """Do ``work`` on each item, in any order, without NumPy's warnings of what is not finite."""
+        """Do ``work`` on each item, in any order."""
         if self._pool is None or len(items) < self._LEAST_BLOCKS:
             _each(work, items)
             return
@@ -103,7 +103,5 @@ class Crew:
 
 
 def _each(work: Callable[[list[Array]], None], items: Iterable[list[Array]]) -> None:
-    # For each item it would take as long as some of the work.
-    with np.errstate(over="ignore", invalid="ignore"):
-        for item in items:
-            work(item)
+    for item in items:
+        work(item)

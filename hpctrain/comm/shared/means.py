@@ -1,7 +1,7 @@
 """The two ways to a mean over all ranks, prepared once for each buffer and then called each step.
 
 That of large buffers tells whether all of the mean is finite: who looks for that later reads everything once more,
-and here it is in a core's cache.
+and here it is in a core's cache. Of small ones the look would be much of the time, and reading them again is little.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Array, Crew, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
+
+_LOOK_BYTES = 1_000_000
 
 # Tells whether all of it is finite; None where nobody looked.
 Mean = Callable[[Pause], bool | None]
@@ -113,10 +115,11 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    verdict = _Verdict(buffer.segment)
+    verdict = _Verdict(buffer.segment) if buffer.nbytes > _LOOK_BYTES else None
 
     def spread(block: list[Array]) -> None:
-        verdict.look(block[0])
+        if verdict:
+            verdict.look(block[0])
         for other in block[1:]:
             np.copyto(other, block[0])
 
@@ -126,14 +129,14 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
 
     meet = functools.partial(buffer.segment.meet, buffer.name)
     if node.count == 1:
-        return verdict.behind(_on_one_node(meet, lambda: crew.each(add_and_spread, shares)))
+        step = _on_one_node(meet, lambda: crew.each(add_and_spread, shares))
+        return verdict.behind(step) if verdict else step
     transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
     lanes_shared = node.lanes < node.comm.size
-    return verdict.behind(
-        _on_nodes(
-            meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
-        )
+    step = _on_nodes(
+        meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
     )
+    return verdict.behind(step) if verdict else step
 
 
 class _Verdict:
