@@ -207,6 +207,12 @@ class Communicator(ABC):
                 leave()
         self._leaving.clear()
 
+    def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
+        """From now on let reductions tell whether their means are finite, where an engine can do that as it makes them.
+
+        On all ranks, before the first reduction.
+        """
+
     # Ranks that die.
 
     @property

@@ -64,6 +64,7 @@ class TorchTrainer:
         self.faulty = False
         self.own_finite = True
         optimizer = make_optimizer(recipe.optimizer, model)
+        comm.watch_numbers()
         # Before those of distribute, of which one may find that a rank died, after the update.
         optimizer.register_step_post_hook(self._count)
         self.model, self._optimizer = distribute(

@@ -120,8 +120,8 @@ class GradientReducer:
     def finite(self) -> bool:
         """Whether the gradients of the last backward pass are, the same on every rank.
 
-        Where the engine did not look at their means (that of the backend mpi does, where they are many), they are read
-        for it.
+        Where the engine did not look at their means (see :meth:`hpctrain.comm.base.Communicator.watch_numbers`), they
+        are read for it.
         """
         unknown = (slot.parameter for bucket in self._buckets if bucket.finite is None for slot in bucket.slots)
         sparse = (parameter for _, parameter in self._sparse)

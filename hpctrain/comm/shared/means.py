@@ -1,6 +1,6 @@
 """The two ways to a mean over all ranks, prepared once for each buffer and then called each step.
 
-That of large buffers tells whether all of the mean is finite: who looks for that later reads everything once more,
+That of large buffers can tell whether all of the mean is finite: who looks for that later reads everything once more,
 and here it is in a core's cache. Of small ones the look would be much of the time, and reading them again is little.
 """
 
@@ -95,7 +95,9 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
     return memoryview(array.data)
 
 
-def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: Crew, ranks: int) -> Mean:
+def mean_by_slices(
+    buffer: Buffer, node: Node, exchange: Exchange | None, crew: Crew, ranks: int, *, look: bool
+) -> Mean:
     """Each rank adds up its slice of all local ranks' buffers, in the first of them, and copies it to the others.
 
     Args:
@@ -104,6 +106,7 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
         exchange: adds up slices of several nodes; None where this rank has no part in it.
         crew: shares the blocks of a slice.
         ranks: on all nodes.
+        look: whether the mean is finite, if it is large.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
     everyone = buffer.everyone()
@@ -115,7 +118,7 @@ def mean_by_slices(buffer: Buffer, node: Node, exchange: Exchange | None, crew: 
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    verdict = _Verdict(buffer.segment) if buffer.nbytes > _LOOK_BYTES else None
+    verdict = _Verdict(buffer.segment) if look and buffer.nbytes > _LOOK_BYTES else None
 
     def spread(block: list[Array]) -> None:
         if verdict:

@@ -43,6 +43,7 @@ class Reducer:
 
     Attributes:
         worker: runs the reductions.
+        looks: large means are looked at while they are made, whether they are finite.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Reducer:
         self._number = world.rank
         self._crew = Crew(threads)
         self.worker = Worker(beside=_threads_may_call_mpi())
+        self.looks = False
         self._closed = False
         self._tables: list[dict[Any, Any]] = []
         self._connect(world)
@@ -137,7 +139,7 @@ class Reducer:
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
             return mean_at_once(buffer, self._slots, self._world.size)
-        return mean_by_slices(buffer, self.node, self._exchange, self._crew, self._world.size)
+        return mean_by_slices(buffer, self.node, self._exchange, self._crew, self._world.size, look=self.looks)
 
     def _agree(self, description: str) -> None:
         if description in self._agreed:

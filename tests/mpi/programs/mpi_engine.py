@@ -136,6 +136,7 @@ def check_layouts() -> None:
         if WORLD.rank < ranks:
             os.environ["OMP_NUM_THREADS"] = "3" if name == "two nodes" else "1"
             comm = MpiCommunicator(world, name, node_of)
+            comm.watch_numbers()
             for dtype, wire in TYPES:
                 for numel in SIZES:
                     check_mean(comm, numel, dtype, wire, shared=numel != 4097)
