@@ -30,6 +30,14 @@ def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
     return Guard(comm or SingleCommunicator("test"), ["a"], lambda: held, lambda _: held, every=100)
 
 
+def filled(tensors: Mapping[str, np.ndarray]) -> Share:
+    """A share that holds these."""
+    share = Share()
+    share.prepare(tensors)
+    share.fill(tensors)
+    return share
+
+
 def write_checkpoint(
     folder: Path, progress: Progress, *shares: Mapping[str, np.ndarray], plan: Mapping[str, Any] | None = None
 ) -> Path:
@@ -39,10 +47,7 @@ def write_checkpoint(
     each: Sequence[Mapping[str, np.ndarray]] = shares or ({},) * progress.ranks
     assert len(each) == progress.ranks
     for rank, tensors in enumerate(each):
-        share = Share()
-        share.prepare(tensors)
-        share.fill(tensors)
-        write_share(fresh, share, rank, progress.ranks)
+        write_share(fresh, filled(tensors), rank, progress.ranks)
     publish(fresh, progress, dict(plan or {}), threading.Event(), seconds=10)
     return path
 

@@ -38,7 +38,7 @@ class Guard:
         every: steps between two checks.
 
     Attributes:
-        checksums: as given, for :meth:`compare`.
+        checksums: as given, for :meth:`compare`; of one rank they are of nothing.
         steps: finished ones that were counted; whoever restores a training sets it.
     """
 

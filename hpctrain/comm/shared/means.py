@@ -133,12 +133,12 @@ def mean_by_slices(
     meet = functools.partial(buffer.segment.meet, buffer.name)
     if node.count == 1:
         step = _on_one_node(meet, lambda: crew.each(add_and_spread, shares))
-        return verdict.behind(step) if verdict else step
-    transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
-    lanes_shared = node.lanes < node.comm.size
-    step = _on_nodes(
-        meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
-    )
+    else:
+        transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
+        lanes_shared = node.lanes < node.comm.size
+        step = _on_nodes(
+            meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
+        )
     return verdict.behind(step) if verdict else step
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_checkpoints import guard_over, progress_of, write_checkpoint
+from written_checkpoints import filled, guard_over, progress_of, write_checkpoint
 
 from hpctrain.checkpoints import publish as publishing
 from hpctrain.checkpoints.find import Newest, newest_whole, verify
@@ -27,10 +27,7 @@ from hpctrain.train.state import LazyState, State
 
 
 def share_of(value: float) -> Share:
-    share = Share()
-    share.prepare({"model.a": np.full(3, value, np.float32)})
-    share.fill({"model.a": np.full(3, value, np.float32)})
-    return share
+    return filled({"model.a": np.full(3, value, np.float32)})
 
 
 def test_ranks_whose_shares_never_come_are_named(tmp_path: Path) -> None:

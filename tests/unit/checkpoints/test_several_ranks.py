@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_checkpoints import guard_over, progress_of, tensors_of, write_checkpoint
+from written_checkpoints import filled, guard_over, progress_of, tensors_of, write_checkpoint
 
 from hpctrain.adapters.guard import Guard
 from hpctrain.checkpoints.find import Newest, newest_whole
@@ -336,10 +336,7 @@ def refuse(descriptor: int) -> None:
 
 
 def share() -> saving.Share:
-    found = saving.Share()
-    found.prepare({"model.a": np.zeros(3)})
-    found.fill({"model.a": np.zeros(3)})
-    return found
+    return filled({"model.a": np.zeros(3)})
 
 
 def until(done: Callable[[], bool]) -> None:
