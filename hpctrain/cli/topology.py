@@ -26,12 +26,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-FabricFile = Annotated[
-    Path, typer.Argument(metavar="FABRIC", help="What ibnetdiscover, iblinkinfo or Slurm print of the fabric: a file.")
+FabricFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FABRIC...",
+        help="What ibnetdiscover, iblinkinfo or Slurm print of it: a file, or one a subnet.",
+    ),
 ]
-FabricOption = Annotated[Path, typer.Option("--fabric", metavar="FABRIC", help="The same as `topology show` reads.")]
+FabricOption = Annotated[
+    list[Path],
+    typer.Option("--fabric", metavar="FABRIC", help="The same as `topology show` reads; repeatable, one a subnet."),
+]
 Routes = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
+]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave forwarding tables out that are damaged, with a warning.")
 ]
 LeaveOut = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
@@ -48,8 +58,9 @@ ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "
 
 @app.command()
 def show(
-    fabric_file: FabricFile,
+    fabric_files: FabricFiles,
     routes: Routes = None,
+    skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
     as_json: AsJson = False,
     svg: Svg = None,
@@ -57,25 +68,26 @@ def show(
 ) -> None:
     """A fabric as table and tree, and what is odd in it. The picture shows the ring over all hosts by name."""
     from hpctrain.topology.build import read_fabric
-    from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription
+    from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
     require_places(filter(None, (svg, png)))
-    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
     if svg or png:
         rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
         save(_drawings(fabric, rings, svg, png))
     if as_json:
-        shape = {**counts(fabric), "oversubscription": leaf_oversubscription(fabric)}
+        shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
         typer.echo(json.dumps({**shape, "warnings": fabric.warnings}, indent=2))
     else:
-        _print_fabric(fabric, str(fabric_file))
+        _print_fabric(fabric, ", ".join(map(str, fabric_files)))
 
 
 @app.command()
 def place(
-    fabric_file: FabricOption,
+    fabric_files: FabricOption,
     hosts: Annotated[str, typer.Option(metavar="LIST", help="The job's hosts, in order: gpu[001-032],gpu040.")],
     routes: Routes = None,
+    skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
     ranks_per_host: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="For the files that are written.")] = 1,
     node: NodeFile = None,
@@ -96,18 +108,19 @@ def place(
 
     files = [parse_write(each) for each in write or []]
     require_places([*(file for _, file in files), *filter(None, (svg, png))])
-    fabric = read_fabric(fabric_file, routes, leave_out=leave_out or [])
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
+    _warn(fabric.warnings)
     found = report(fabric, host_numbers(fabric, expand_hosts(hosts, "--hosts")))
     order = [fabric.hosts[host] for host in found.placed.order]
     node_map = node_map_of(node) if node else None
-    for warning in node_map.warnings if node_map else ():
-        typer.echo(f"hpctrain: warning: {warning}", err=True)
+    _warn(node_map.warnings if node_map else ())
     if found.short:
-        typer.echo(
-            f"hpctrain: warning: {', '.join(found.short)}: fewer adapters than the other hosts; only the {found.rails} "
-            "rails that all have take part",
-            err=True,
-        )
+        rest = "rail that all have takes" if found.rails == 1 else f"{found.rails} rails that all have take"
+        _warn([f"{', '.join(found.short)}: fewer adapters than the other hosts; only the {rest} part"])
+    if found.placed.unknown:
+        flows = f"{found.placed.unknown} of {len(order) * found.rails} flows of the placed ring"
+        missing = "have a switch without a forwarding table on their way: loads and bandwidth are those of the others"
+        _warn([f"{flows} {missing}"])
     rails = on_rails(fabric, found.placed.order)
     contents = {
         file: placement_file(kind, order, ranks_per_host, node_map, rails=rails).encode() for kind, file in files
@@ -117,7 +130,7 @@ def place(
         contents |= _drawings(fabric, rings, svg, png)
     save(contents)
     if as_json:
-        rows = {name: _row(getattr(found, name), found.bound) for name in ORDERS}
+        rows = {name: _row(getattr(found, name), found) for name in ORDERS}
         typer.echo(json.dumps({"order": order, **rows, "already_optimal": found.already_optimal}, indent=2))
     else:
         _print_placement(found, order)
@@ -180,14 +193,16 @@ def verify(
 
 @app.command()
 def convert(
-    fabric_file: FabricFile,
+    fabric_files: FabricFiles,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="topology.conf, topology.yaml, block, block.yaml.")],
     routes: Routes = None,
+    skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="By default standard output.")] = None,
 ) -> None:
     """A fabric as Slurm's topology file."""
     from hpctrain.topology import convert as formats
+    from hpctrain.topology.blocks import uneven
     from hpctrain.topology.build import read_fabric
 
     writers: dict[str, Callable[[Fabric], str]] = {
@@ -198,12 +213,21 @@ def convert(
     }
     if to not in writers:
         raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
-    text = writers[to](read_fabric(fabric_file, routes, leave_out=leave_out or []))
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
+    _warn(fabric.warnings)
+    if to.startswith("block"):
+        _warn(uneven(fabric))
+    text = writers[to](fabric)
     if out:
         require_places([out])
         save({out: text.encode()})
     else:
         typer.echo(text, nl=False)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"hpctrain: warning: {warning}", err=True)
 
 
 def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
@@ -231,7 +255,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     from rich.text import Text
     from rich.tree import Tree
 
-    from hpctrain.topology.summary import branches, counts, leaf_oversubscription
+    from hpctrain.topology.summary import branches, counts, leaf_oversubscription, subnets
 
     numbers = counts(fabric)
     table = Table(*numbers, title=Text(title))
@@ -240,6 +264,9 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     if not console.is_terminal:
         console.width = _WIDE
     console.print(table)
+    parts = subnets(fabric)
+    for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
+        console.print(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
     tree = Tree("fabric")
     ratios = leaf_oversubscription(fabric)
     for branch in branches(fabric):
@@ -252,11 +279,13 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
 def _grow(tree: Tree, branch: Branch, ratios: Mapping[str, float | None]) -> None:
     from rich.text import Text
 
-    cables = f"{branch.down} down, {branch.up} up" if branch.up else f"{branch.down} down"
-    if known := [ratio for name in branch.switches if (ratio := ratios.get(name))]:
+    counts = {"down": branch.down, "up": branch.up, "across": branch.across}
+    cables = ", ".join(f"{count} {where}" for where, count in counts.items() if count)
+    if known := [ratio for name in branch.switches if branch.down and (ratio := ratios.get(name))]:
         low, high = min(known), max(known)
         cables += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
-    grown = tree.add(Text(f"{_span(branch.switches, 'switch', 'switches')}; {cables}"))
+    switches = _span(branch.switches, "switch", "switches") if branch.switches else "no switch"
+    grown = tree.add(Text(f"{switches}; {cables}"))
     if branch.hosts:
         grown.add(Text(_span(branch.hosts, "host", "hosts")))
     for each in branch.branches:
@@ -269,12 +298,15 @@ def _span(names: Sequence[str], one: str, many: str) -> str:
     return f"{len(names)} {many}: {', '.join(names) if len(names) <= _NAMED else f'{names[0]} … {names[-1]}'}"
 
 
-def _row(order: Placement, bound: int) -> dict[str, Any]:
+def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
     return {
         "crossings": order.crossings,
-        "bound": bound,
+        "bound": found.bound,
+        "crossings_by_level": order.crossings_by_level,
+        "bound_by_level": found.bound_by_level,
         "worst_load": order.worst_load,
         "bandwidth_bytes_per_s": order.bandwidth_bytes_per_s,
+        "unknown_routes": order.unknown,
     }
 
 
@@ -284,13 +316,14 @@ def _print_placement(found: PlacementReport, order: Sequence[str]) -> None:
 
     each = "1 adapter" if found.rails == 1 else f"{found.rails} adapters"
     title = f"{len(order)} hosts with {each} each; no order has fewer than {found.bound} crossings"
-    table = Table("order", "crossings", "worst link load", "all-reduce bandwidth", title=title)
+    higher = ["higher up"] if found.bound_by_level[1:] else []
+    table = Table("order", "crossings", *higher, "worst link load", "all-reduce bandwidth", title=title)
     for name, words in ORDERS.items():
         row: Placement = getattr(found, name)
         speed = row.bandwidth_bytes_per_s
-        table.add_row(
-            words, str(row.crossings), f"{row.worst_load:g}", f"{speed / 1e9:.1f} GB/s" if speed else "speeds unknown"
-        )
+        crossings = [str(row.crossings), ", ".join(map(str, row.crossings_by_level[1:]))][: 1 + len(higher)]
+        bandwidth = f"{speed / 1e9:.1f} GB/s" if speed else "speeds unknown"
+        table.add_row(words, *crossings, f"{row.worst_load:g}", bandwidth)
     Console().print(table)
     if found.already_optimal:
         typer.echo("the given order is already optimal")

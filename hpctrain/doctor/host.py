@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,9 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
         *(check(host) for check in CHECKS),
         storage.space(disk),
         storage.write(disk),
-        *software.horovod(horovod.report(), len(host.node_map.gpus)),
+        *software.horovod(
+            horovod.report(), len(host.node_map.gpus), asked=os.environ.get("HPCTRAIN_BACKEND") == "horovod"
+        ),
     ]
 
 

@@ -64,8 +64,7 @@ def arrange(
         node_map=node_map,
         interface=options.interface,
     )
-    if not given:
-        warnings += fabric.warnings
+    warnings += fabric.warnings
     warnings += node_map.warnings if node_map else ()
     if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)

@@ -92,6 +92,7 @@ def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
             target=ends[flow["target"]],
             bandwidth=flow["bandwidth"],
             latency=flow["latency"],
+            spread=flow["spread"],
         )
         for flow in measured["flows"]
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,9 +13,10 @@ import numpy as np
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cabling import Found, cable_ends, counted, some, sort_records
+from hpctrain.topology.components import components
 from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.forwarding_tables import with_tables
-from hpctrain.topology.levels import degraded_links, levels, subnets
+from hpctrain.topology.levels import degraded_links, levels
 from hpctrain.topology.link_speed import bandwidth
 from hpctrain.topology.names import (
     UNNAMED_HOSTS,
@@ -65,23 +68,51 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     # Following tables is the business of routes, which stand on the fabric that is built here.
     from hpctrain.topology.routes import Routes
 
-    faults = list(islice(Routes(fabric).faults(), _FAULTS + 1))
-    more = ("further routes of the forwarding tables do not arrive either",) if len(faults) > _FAULTS else ()
-    return replace(fabric, warnings=(*fabric.warnings, *faults[:_FAULTS], *more))
+    routes = Routes(fabric)
+    faults = list(islice(routes.faults(), _FAULTS + 1))
+    if len(faults) > _FAULTS:
+        faults[_FAULTS:] = ["further routes of the forwarding tables do not arrive either"]
+    if unknown := routes.unknown_pairs():
+        faults.append(
+            f"{unknown:,} pairs of adapters have a switch without a table on their way: left out of all loads"
+        )
+    return replace(fabric, warnings=(*fabric.warnings, *faults))
 
 
-def read_fabric(path: Path, routes: Path | None = None, *, leave_out: Sequence[str] = ()) -> Fabric:
-    """The fabric of a file, in whichever format it is.
+def read_fabric(
+    files: Path | Sequence[Path],
+    routes: Path | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    skip_damaged: bool = False,
+) -> Fabric:
+    """The fabric of a file, in whichever format it is, or of one file a subnet.
 
     Args:
-        path: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's.
+        files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's. Of
+            several, hosts of one name are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
         leave_out: as of ``build_fabric``.
+        skip_damaged: forwarding tables that are damaged are left out with a warning, instead of refused.
 
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
     """
-    return build_fabric(read_records(path, routes), leave_out=leave_out)
+    with _without_gc():
+        records = read_records([files] if isinstance(files, Path) else files, routes, skip_damaged=skip_damaged)
+        return build_fabric(records, leave_out=leave_out)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Spare the search for cycles, which would look through all records time and again and find none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +154,13 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
         [node.guid for node in switches] + [adapter.guid for adapter in adapters],
         warnings,
     )
+    if idle := [name for name, height in zip(names[: len(switches)], level.tolist(), strict=False) if height < 0]:
+        warnings.append(counted("switches without hosts that no shortest way between two leaves takes, left out", idle))
     warnings += _slow_links(names, level, source, target, rate)
     fabric = Fabric(
         names=names,
         level=level,
-        subnet=subnets(len(places), source, target),
+        subnet=components(len(places), source, target),
         lid=np.array([*(node.lid or 0 for node in switches), *(adapter.lid for adapter in adapters)], np.int32),
         host=host,
         hosts=tuple(hosts),
@@ -193,8 +226,9 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
     if engines:
         warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
     warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
+    hosts = {host: natural(host) for host in {adapter.host for adapter in adapters}}
     return sorted(
-        adapters, key=lambda adapter: (natural(adapter.host), natural(adapter.name), adapter.guid, adapter.port)
+        adapters, key=lambda adapter: (hosts[adapter.host], natural(adapter.name), adapter.guid, adapter.port)
     )
 
 
@@ -214,19 +248,18 @@ def _links(
     ends: Sequence[Link], places: dict[tuple[str, int | None], int], warnings: list[str]
 ) -> tuple[Ints, Ints, Ints, Floats]:
     """Source, target, port and bandwidth of each directed link."""
-
-    def place(guid: str, port: int | None) -> int:
-        at = places.get((guid, None))
-        return places[guid, port] if at is None else at
-
-    rates = {key: bandwidth(*key) for key in {(end.width, end.speed) for end in ends}}
-    rate = np.array([rates[end.width, end.speed] for end in ends], np.float64)
+    switches = {guid: at for (guid, port), at in places.items() if port is None}
+    lanes = [(end.width, end.speed) for end in ends]
+    rates = {key: bandwidth(*key) for key in set(lanes)}
+    rate = np.array([rates[key] for key in lanes], np.float64)
     if (unknown := np.isnan(rate)).any():
         warnings.append(f"{unknown.sum() // 2} links of unknown speed, taken to be as fast as the median of the others")
         rate[unknown] = 1.0 if unknown.all() else np.median(rate[~unknown])
     return (
-        np.array([place(end.guid, end.port) for end in ends], np.int32),
-        np.array([place(end.peer or "", end.peer_port) for end in ends], np.int32),
+        np.array([switches[e.guid] if e.guid in switches else places[e.guid, e.port] for e in ends], np.int32),
+        np.array(
+            [switches[e.peer] if e.peer in switches else places[e.peer or "", e.peer_port] for e in ends], np.int32
+        ),
         np.array([end.port for end in ends], np.int32),
         rate,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hpctrain.topology.records import Forward, Group, Link, Node, Record, Remark
 
@@ -73,12 +73,14 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     one_sided: list[str] = []
     contradicted: list[str] = []
     unknown: list[str] = []
+    uneven: list[str] = []
+    nodes = found.nodes
     for key, end in found.ends.items():
         if end.peer is None or end.peer_port is None:
             silent.append(_port(found, end))
         elif end.peer == end.guid:
             own.append(_port(found, end))
-        elif end.peer not in found.nodes or end.guid not in found.nodes:
+        elif end.peer not in nodes or end.guid not in nodes:
             unknown.append(_port(found, end))
         else:
             back = found.ends.get((end.peer, end.peer_port))
@@ -86,20 +88,29 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
                 one_sided.append(_port(found, end))
                 ends += [
                     end,
-                    replace(end, guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None),
+                    end._replace(guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None),
                 ]
             elif (back.peer, back.peer_port) != key:
                 contradicted.append(_port(found, end))
             else:
                 ends.append(end)
+                if key < (end.peer, end.peer_port) and _tell_different_speeds(end, back):
+                    uneven.append(_port(found, end))
     faults = {
         "switch ports cabled to their own switch, left out": own,
         "ports at whose other end nothing answers (no cable, or a dead one)": silent,
         "cables that only one of their ends tells of": one_sided,
         "ports whose other end tells of another cable, left out": contradicted,
         "cables to nodes that are not in the file, left out": unknown,
+        "cables whose ends tell different speeds, each taken for its own direction": uneven,
     }
     return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
+
+
+def _tell_different_speeds(one: Link, other: Link) -> bool:
+    if (one.width, one.speed) == (other.width, other.speed):
+        return False
+    return None not in (one.width, one.speed, other.width, other.speed)
 
 
 def _port(found: Found, end: Link) -> str:

@@ -1,23 +1,26 @@
 """A fabric to Slurm's topology files.
 
-Slurm wants a tree, and a fat tree has many spines: what is above the leaves is folded. Hosts with the same set of
-leaves become one leaf switch, and all switches up to a level that hang together become one switch of that level. The
-tree that comes out is the fabric's: two hosts that share a switch at a level there share one here.
+Slurm wants a tree, and a fat tree has many spines: it is folded (:mod:`hpctrain.topology.subtrees`), and each subtree
+becomes one switch. Hosts are on leaves alone there, so that those of an upper switch get a leaf of their own; where
+cables join equals, one more switch stands for them, since Slurm gives no job hosts that no switch joins.
+
+Source: https://slurm.schedmd.com/topology.conf.html
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import networkx as nx
-import numpy as np
 
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.blocks import block_sizes, blocks
 from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.subtrees import Subtree, subtrees
+
+# Of the name of a switch that stands for cables, or for hosts on an upper switch.
+_JOINS, _HOSTS = "joins-{}", "hosts-on-{}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +61,8 @@ def block(fabric: Fabric) -> str:
     Raises:
         HpctrainError: as of :func:`topology_conf`.
     """
-    leaves = _leaves(fabric)
-    lines = [f"BlockName={leaf.name} Nodes={leaf.below}\n" for leaf in leaves]
-    return "".join([*lines, f"BlockSizes={_block_size(leaves)}\n"])
+    lines = [f"BlockName={leaf.name} Nodes={leaf.below}\n" for leaf in _blocks(fabric)]
+    return "".join([*lines, f"BlockSizes={','.join(map(str, block_sizes(fabric)))}\n"])
 
 
 def topology_yaml(fabric: Fabric) -> str:
@@ -82,73 +84,43 @@ def block_yaml(fabric: Fabric) -> str:
     Raises:
         HpctrainError: as of :func:`topology_conf`.
     """
-    leaves = _leaves(fabric)
-    lines = ["- topology: fabric", "  cluster_default: true", "  block:"]
-    lines += ["    block_sizes:", f"      - {_block_size(leaves)}", "    blocks:"]
-    for leaf in leaves:
+    lines = ["- topology: fabric", "  cluster_default: true", "  block:", "    block_sizes:"]
+    lines += [f"      - {size}" for size in block_sizes(fabric)] + ["    blocks:"]
+    for leaf in _blocks(fabric):
         lines += [f'      - block: "{leaf.name}"', f'        nodes: "{leaf.below}"']
     return "\n".join(lines) + "\n"
 
 
-def _leaves(fabric: Fabric) -> list[Switch]:
-    return [switch for switch in _tree(fabric) if switch.hosts]
-
-
-def _block_size(blocks: Sequence[Switch]) -> int:
-    """Slurm plans by blocks of this many hosts, and no block may have fewer."""
-    return min(len(block.hosts) for block in blocks)
+def _blocks(fabric: Fabric) -> list[Switch]:
+    _require_names(fabric)
+    names = _Names()
+    return [_switch(fabric, tree, names) for tree in blocks(fabric)]
 
 
 def _tree(fabric: Fabric) -> list[Switch]:
     """The switches depth-first: each above those below it, neighbours side by side."""
+    _require_names(fabric)
+    names = _Names()
+    tops = [_switch(fabric, tree, names) for tree in subtrees(fabric)]
+    return [switch for top in tops for switch in top.depth_first()]
+
+
+def _require_names(fabric: Fabric) -> None:
     for host in fabric.hosts:
         if not re.fullmatch(r"[\w.-]+", host, re.ASCII):
             raise HpctrainError(f"{host!r} is no name of a host in Slurm", "rename it, or leave it out of the fabric")
-    names = _Names()
-    tops: dict[int, Switch] = {}
-    graph = nx.Graph()
-    for leaves, hosts in _hosts_by_leaves(fabric).items():
-        # A vertex of its own, beyond the fabric's: one leaf may belong to several sets.
-        vertex = len(fabric.names) + len(tops)
-        graph.add_edges_from((vertex, leaf) for leaf in leaves)
-        name = names.unique(fabric.names[leaves[0]])
-        tops[vertex] = Switch(name=name, hosts=tuple(fabric.hosts[host] for host in hosts))
-    lower = np.minimum(fabric.level[fabric.source], fabric.level[fabric.target])
-    upper = np.maximum(fabric.level[fabric.source], fabric.level[fabric.target])
-    for level in range(2, int(fabric.level.max()) + 1):
-        joins = (lower >= 1) & (upper <= level)
-        graph.add_edges_from(zip(fabric.source[joins].tolist(), fabric.target[joins].tolist(), strict=True))
-        tops = _join(fabric, graph, level, tops, names)
-    return [switch for top in tops.values() for switch in top.depth_first()]
 
 
-def _join(
-    fabric: Fabric, graph: nx.Graph[int], level: int, tops: dict[int, Switch], names: _Names
-) -> dict[int, Switch]:
-    """The tops of the tree with one level more: those that hang together become one."""
-    joined: dict[int, Switch] = {}
-    for component in nx.connected_components(graph):
-        below = sorted(component & tops.keys())
-        switches = [fabric.names[node] for node in component - tops.keys() if _level(fabric, node) == level]
-        if below and switches:
-            joined[below[0]] = Switch(name=names.unique(min(switches)), switches=tuple(tops[top] for top in below))
-        else:
-            joined.update((top, tops[top]) for top in below)
-    return dict(sorted(joined.items()))
-
-
-def _level(fabric: Fabric, vertex: int) -> int:
-    """The level of a switch; 0 of a vertex that stands for hosts."""
-    return int(fabric.level[vertex]) if vertex < len(fabric.names) else 0
-
-
-def _hosts_by_leaves(fabric: Fabric) -> dict[tuple[int, ...], list[int]]:
-    """The hosts of each set of leaves."""
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for host, leaves in enumerate(fabric.leaves):
-        if leaves:
-            groups[tuple(sorted(leaves))].append(host)
-    return groups
+def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:
+    below = tuple(_switch(fabric, each, names) for each in tree.below)
+    hosts = tuple(fabric.hosts[host] for host in tree.hosts)
+    if tree.switches:
+        name = min(fabric.names[switch] for switch in tree.switches) if below else fabric.names[tree.switches[0]]
+        if hosts and tree.level > 1:
+            name = _HOSTS.format(name)
+    else:
+        name = _JOINS.format(below[0].name if below else hosts[0])
+    return Switch(name=names.unique(name), hosts=hosts, switches=below)
 
 
 class _Names:

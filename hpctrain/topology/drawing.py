@@ -23,7 +23,9 @@ from matplotlib.ticker import MaxNLocator
 
 from hpctrain.topology.fabric import Fabric, Floats
 from hpctrain.topology.folding import Box, Bundle, Folded, fold
+from hpctrain.topology.rails import rail_adapters
 from hpctrain.topology.routes import Routes
+from hpctrain.topology.subtrees import hanging
 from hpctrain.topology.traffic import rail_rings
 
 _STYLE: dict[Any, Any] = {
@@ -75,9 +77,7 @@ def ring_load(fabric: Fabric, hosts: Sequence[int]) -> Floats:
     Raises:
         HpctrainError: two hosts have no route.
     """
-    owned = [fabric.adapters(host) for host in hosts]
-    rails = min(map(len, owned))
-    adapters = np.array([each[:rails] for each in owned], np.int32)
+    adapters = rail_adapters(fabric, hosts)
     routes = Routes(fabric)
     flows = sum((routes.loads(step.source, step.target) for step in rail_rings(adapters)), np.zeros(len(fabric.source)))
     fastest = fabric.bandwidth[np.isin(fabric.source, adapters)].max()
@@ -93,7 +93,7 @@ def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
     its busiest.
     """
     hosts = list(dict.fromkeys(host for ring in reversed(rings) for host in ring.hosts))
-    folded = fold(fabric, hosts)
+    folded = fold(fabric, hosts, through=_on_the_way(fabric, rings))
     sketch = _Sketch(folded)
     loads = [float(ring.load.max(initial=0.0)) for ring in rings if ring.load is not None]
     scale = Normalize(1, max(_SCALE_END, *loads), clip=True) if loads else None
@@ -101,9 +101,24 @@ def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
         figure = Figure(figsize=(sketch.width, (sketch.height + 0.4) * len(rings) + 0.7), layout="constrained")
         panels = figure.subplots(len(rings), squeeze=False)[:, 0]
         for axes, ring in zip(panels, rings, strict=True):
-            _panel(axes, sketch, ring, fabric.leaves, scale)
+            _panel(axes, sketch, ring, _leaves(fabric, ring.hosts), scale)
         _legend(figure, list(panels), scale)
     return figure
+
+
+def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
+    """The nodes that the rings' flows pass: between leaves without a spine also leaves of other hosts."""
+    busy = np.zeros(len(fabric.source), np.bool_)
+    for ring in rings:
+        busy |= ring.load > 0 if ring.load is not None else False
+    nodes: list[int] = np.unique(fabric.source[busy]).tolist()
+    return nodes
+
+
+def _leaves(fabric: Fabric, hosts: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Of each host: what it hangs on, on each rail that the ring takes."""
+    on = next(hanging(fabric, rail_adapters(fabric, hosts)))
+    return dict(zip(hosts, map(tuple, on.tolist()), strict=True))
 
 
 def to_svg(figure: Figure) -> str:
@@ -133,6 +148,8 @@ class _Sketch:
         self.size: dict[int, tuple[float, float]] = {}
         self.text: dict[int, str] = {}
         self.turned: set[int] = set()
+        # Of each row: its lower and upper edge, and the width of a place.
+        self.rows: list[tuple[float, float, float]] = []
         y = 0.0
         for row in rows:
             names = _short_names([name for number in row for name in folded.boxes[number].names])
@@ -148,6 +165,7 @@ class _Sketch:
                 self.size[number] = (min(short if turned else max(long, 0.6), 0.86 * place), height)
             self.text |= texts
             self.turned |= set(row) if turned else set()
+            self.rows.append((y, y + height, place))
             y += height + _ROW_GAP
         # Cables between switches of the top row go over their heads.
         beside = any(
@@ -160,6 +178,16 @@ class _Sketch:
         """The middle of a box's upper (1) or lower (-1) edge."""
         x, y = self.centre[number]
         return x, y + side * self.size[number][1] / 2
+
+    def between(self, start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+        """Where a cable passes the rows between its ends: in the gap between two boxes that is next to its way."""
+        points = []
+        for low, high, place in self.rows:
+            if start[1] < low and high < end[1]:
+                share = (low - start[1]) / (end[1] - start[1])
+                gap = round((start[0] + share * (end[0] - start[0])) / place) * place
+                points += [(gap, low), (gap, high)]
+        return points
 
 
 def _label(box: Box, names: Mapping[str, str], *, lines: bool) -> str:
@@ -183,7 +211,9 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _panel(axes: Axes, sketch: _Sketch, ring: Ring, leaves: Sequence[frozenset[int]], scale: Normalize | None) -> None:
+def _panel(
+    axes: Axes, sketch: _Sketch, ring: Ring, leaves: Mapping[int, tuple[int, ...]], scale: Normalize | None
+) -> None:
     axes.set_xlim(0, sketch.width)
     axes.set_ylim(-_ARC_HEIGHT - 0.1, sketch.top + 0.05)
     axes.set_axis_off()
@@ -227,12 +257,11 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
     colour = _IDLE if share is None else _LOAD(share)
     width = 0.7 + 0.5 * np.log2(max(bundle.cables, 1))
     start, end = sketch.edge(bundle.lower, 1), sketch.edge(bundle.upper, -1)
-    middle = [(start[0] + end[0]) / 2, (start[1] + end[1]) / 2]
+    path = Path([start, *sketch.between(start, end), end])
     if sketch.centre[bundle.lower][1] == sketch.centre[bundle.upper][1]:
-        # Two switches of one level: over their heads.
-        end = sketch.edge(bundle.upper, 1)
-        middle = [middle[0], start[1] + 2 * _OVERHEAD]
-    path = Path([start, (middle[0], middle[1]), end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        # Two boxes of one level: over their heads.
+        middle = (start[0] + end[0]) / 2, start[1] + 2 * _OVERHEAD
+        path = Path([start, middle, sketch.edge(bundle.upper, 1)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
     # The busiest last, or the idle ones would cover them.
     axes.add_patch(
         PathPatch(
@@ -241,7 +270,7 @@ def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, sc
     )
 
 
-def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Sequence[frozenset[int]]) -> None:
+def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Mapping[int, tuple[int, ...]]) -> None:
     """An arc for each two neighbours of the ring that are not in one box, thicker where there are several."""
     box_of = sketch.folded.box_of_host
     arcs: Counter[tuple[int, int, bool]] = Counter()

@@ -22,7 +22,8 @@ class Fabric:
     Attributes:
         names: of each node (a switch's description, an adapter's own name), unique.
         level: of each node: 0 an adapter, 1 a leaf switch (it has adapters of hosts), 2 and up the switches above it,
-            by distance to the nearest leaf; -1 for nodes that take no part (SHARP aggregation nodes, management).
+            each one more than the highest below it; -1 for nodes that take no part (SHARP aggregation nodes, switches
+            that join no hosts).
         subnet: of each node: its connected component.
         lid: of each node (an adapter's port), 0 where unknown.
         host: of each node: the number of its host, -1 for switches and nodes that take no part.
@@ -33,6 +34,8 @@ class Fabric:
         tables: forwarding tables, (switches of ``table_switches``, largest LID + 1): the port towards each LID,
             ``NO_PORT`` where there is none; None where no tables were read.
         table_switches: the node of each row of ``tables``.
+        block_sizes: the hosts of a block and of each larger block, where a file of Slurm's blocks states them; the
+            leaves are then in the order of the blocks.
         warnings: what is odd in it, in sentences.
     """
 
@@ -48,6 +51,7 @@ class Fabric:
     bandwidth: Floats
     tables: NDArray[np.int16] | None = None
     table_switches: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    block_sizes: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -61,9 +65,12 @@ class Fabric:
 
     @cached_property
     def leaves(self) -> tuple[frozenset[int], ...]:
-        """Of each host the leaf switches that it hangs on; several where its rails go to different ones."""
+        """Of each host the switches that it hangs on, leaves as a rule; several where its rails go to different ones.
+
+        None where hosts are cabled to each other without a switch.
+        """
         leaves: list[set[int]] = [set() for _ in self.hosts]
-        cables = (self.host[self.source] >= 0) & (self.level[self.target] == 1)
+        cables = (self.host[self.source] >= 0) & (self.level[self.target] >= 1)
         for host, leaf in zip(self.host[self.source[cables]].tolist(), self.target[cables].tolist(), strict=True):
             leaves[host].add(leaf)
         return tuple(map(frozenset, leaves))

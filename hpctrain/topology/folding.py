@@ -68,15 +68,16 @@ class Folded:
         return [(b.upper, b) for b in self.bundles if b.lower == number and self.boxes[b.upper].level > level]
 
 
-def fold(fabric: Fabric, hosts: Sequence[int], *, most: int = MOST_IN_A_ROW) -> Folded:
-    """Hosts and every switch above them, each a box of its own where a level has at most ``most`` of them.
+def fold(fabric: Fabric, hosts: Sequence[int], *, through: Iterable[int] = (), most: int = MOST_IN_A_ROW) -> Folded:
+    """Hosts and every switch above them or among ``through``.
 
+    Each is a box of its own where a level has at most ``most`` of them.
     Larger levels are folded: hosts by the set of their leaves, leaves by their hosts or else by the switches above
     them, higher switches by those below them. A level of a fabric without such likeness stays wide.
 
     Hosts keep the order given as far as cables are not crossed for it.
     """
-    part = _ancestry(fabric, hosts)
+    part = _ancestry(fabric, hosts) | {node for node in through if fabric.level[node] >= 1}
     rows = _rows(fabric, part, hosts, most)
     neighbours = _box_links(fabric, rows, part)
     order = _untangled(rows, neighbours, {host: place for place, host in enumerate(hosts)})
@@ -189,7 +190,8 @@ def _untangled(
         rows[level].sort(key=key)
         _settle(rows[level], place)
 
-    for _ in range(_SWEEPS):
+    # Hosts that are cabled to each other have no row above them.
+    for _ in range(_SWEEPS if 1 in rows else 0):
         sort(1, 0)
         sort(0, 1)
     for lower, upper in itertools.pairwise(levels[1:-1]):

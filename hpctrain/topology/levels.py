@@ -9,32 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.topology.fabric import Fabric, Floats, Ints
+from hpctrain.topology.heights import ranks
 
 Mask = NDArray[np.bool_]
 
 
 def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, target: Ints) -> Ints:
-    """The level of each node: 0 an adapter, 1 a leaf, above that one more than the nearest leaf's distance.
+    """The level of each node: 0 an adapter, 1 a leaf, above that as the switches stand above each other
+    (:func:`hpctrain.topology.heights.ranks`).
 
     A leaf has adapters. Those of service hosts (management, storage) do not make a leaf of a switch that is cabled to
-    a leaf of other hosts: that is a spine on which somebody found a free port. Switches from which no leaf can be
-    reached, and nodes that are neither switch nor adapter here, are at -1.
+    a leaf of other hosts: that is a spine on which somebody found a free port. Switches without hosts that no shortest
+    way between two leaves takes, and nodes that are neither switch nor adapter here, are at -1.
 
     Args:
         is_switch, is_adapter, is_service: of each node; adapters that take no part are False in all.
         source, target: of each directed link.
     """
-    level = np.where(is_adapter, 0, -1).astype(np.int32)
+    occupied = is_switch & _beside(is_adapter, source, target)
     if (is_adapter & ~is_service).any():
         leaf = is_switch & _beside(is_adapter & ~is_service, source, target)
-        leaf |= is_switch & _beside(is_adapter, source, target) & ~_beside(leaf, source, target)
+        leaf |= occupied & ~_beside(leaf, source, target)
     else:
-        leaf = is_switch & _beside(is_adapter, source, target)
-    height = 1
-    while leaf.any():
-        level[leaf] = height
-        leaf = is_switch & (level < 0) & _beside(leaf, source, target)
-        height += 1
+        leaf = occupied
+    switches = np.flatnonzero(is_switch)
+    number = np.cumsum(is_switch) - 1
+    between = is_switch[source] & is_switch[target]
+    rank = ranks(leaf[switches], number[source[between]], number[target[between]])
+    level = np.where(is_adapter, 0, -1).astype(np.int32)
+    level[switches] = np.where(rank > 0, rank, np.where(occupied[switches], 2, -1))
     return level
 
 
@@ -43,19 +46,6 @@ def _beside(nodes: Mask, source: Ints, target: Ints) -> Mask:
     beside = np.zeros_like(nodes)
     beside[target[nodes[source]]] = True
     return beside
-
-
-def subnets(nodes: int, source: Ints, target: Ints) -> Ints:
-    """The connected component of each node, numbered from 0."""
-    label = np.arange(nodes)
-    while True:
-        smaller = label.copy()
-        np.minimum.at(smaller, target, label[source])
-        # A node takes over what its label's node has found, which halves long chains.
-        smaller = smaller[smaller]
-        if np.array_equal(smaller, label):
-            return np.unique(label, return_inverse=True)[1].astype(np.int32)
-        label = smaller
 
 
 def oversubscription(fabric: Fabric) -> dict[int, float]:

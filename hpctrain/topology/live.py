@@ -105,7 +105,15 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
             continue
         layer, active = _ports(entry)
         yield (
-            Adapter(name=entry.name, bus_id=device.name, numa=_numa(device), link_layer=layer, active=active),
+            Adapter(
+                name=entry.name,
+                bus_id=device.name,
+                numa=_numa(device),
+                link_layer=layer,
+                active=active,
+                # In a virtual machine the whole function is the host's, and there is no such link.
+                virtual=(device / "physfn").exists(),
+            ),
             _bridges(device),
         )
 

@@ -69,6 +69,8 @@ class LeftOut:
 
     def matches(self, host: str) -> bool:
         """Whether some pattern matches the host."""
+        if not self._matched:
+            return False
         matching = [pattern for pattern in self._matched if fnmatchcase(host, pattern)]
         self._matched.update(dict.fromkeys(matching, True))
         return bool(matching)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.cabling import counted
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
@@ -53,6 +54,8 @@ class Adapter:
         numa: its NUMA node, None where unknown.
         link_layer: None where the format does not tell.
         active: whether a port of it is up, None where the format does not tell.
+        virtual: a virtual function of an adapter that this host has whole. A virtual machine that is given nothing but
+            virtual functions has none of these.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Adapter:
     numa: int | None
     link_layer: Literal["InfiniBand", "Ethernet"] | None = None
     active: bool | None = None
+    virtual: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +115,25 @@ class NodeMap:
 
     @property
     def fabric_adapters(self) -> tuple[Adapter, ...]:
-        """The adapters for training traffic: neither Ethernet nor down, as far as is known."""
-        return tuple(a for a in self.adapters if a.link_layer != "Ethernet" and a.active is not False)
+        """The adapters for training traffic: neither Ethernet, down, nor virtual functions, as far as is known.
+
+        Hosts that train over Ethernet bond the ports of each adapter (``mlx5_bond_1``). Bonds take part where no
+        adapter is known to be InfiniBand and most GPUs have a bond nearer to them than what else there is.
+        """
+        usable = [adapter for adapter in self.adapters if adapter.active is not False and not adapter.virtual]
+        bonds = [adapter for adapter in usable if is_bond(adapter.name)]
+        others = [adapter for adapter in usable if adapter.link_layer != "Ethernet" and adapter not in bonds]
+        return tuple(bonds if self._trains_over(bonds, others) else others)
+
+    def _trains_over(self, bonds: Sequence[Adapter], others: Sequence[Adapter]) -> bool:
+        if not bonds or any(adapter.link_layer == "InfiniBand" for adapter in others):
+            return False
+        nearer = sum(self._nearest(gpu, bonds) < self._nearest(gpu, others) for gpu in self.gpus)
+        return not others or 2 * nearer > len(self.gpus)
+
+    def _nearest(self, gpu: Gpu, adapters: Sequence[Adapter]) -> int:
+        classes = (PCI_CLASSES.index(self.distance(gpu, adapter)) for adapter in adapters)
+        return min(classes, default=len(PCI_CLASSES))
 
     def distance(self, gpu: Gpu, other: Gpu | Adapter) -> str:
         """The distance class of a GPU and another device; "X" for itself."""
@@ -153,7 +174,8 @@ def _homes(nodes: Sequence[NumaNode], wanted: Sequence[int | None]) -> list[int 
     if len(wanted) > sum(room.values()):
         raise HpctrainError(
             f"{len(wanted)} ranks for {sum(room.values())} cores: every rank needs a core of its own",
-            f"start at most {sum(room.values())} ranks here",
+            f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has that job's "
+            "cores alone: write it outside, or with lstopo --disallowed --of xml",
         )
     used: Counter[int] = Counter()
     homes: list[int | None] = []
@@ -214,9 +236,14 @@ def link_layer_of_name(name: str) -> Literal["InfiniBand", "Ethernet"] | None:
     Only Ethernet ports are bonded (``mlx5_bond_0``), and rdma-core names devices by their layer: ``ibp…``, ``rocep…``.
     Source: rdma-core, ``kernel-boot/rdma_rename.c``.
     """
-    if "bond" in name or name.startswith(("roce", "iw", "eth", "en")):
+    if is_bond(name) or name.startswith(("roce", "iw", "eth", "en")):
         return "Ethernet"
     return "InfiniBand" if name.startswith("ib") else None
+
+
+def is_bond(name: str) -> bool:
+    """Whether a device is a bond of ports: ``mlx5_bond_0``."""
+    return "bond" in name
 
 
 def checked(node_map: NodeMap, where: str) -> NodeMap:
@@ -242,12 +269,24 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
 
 
 def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
+    taken = node_map.fabric_adapters
+    virtual, farther = [], []
     for adapter in node_map.adapters:
-        if adapter.link_layer == "Ethernet":
-            yield f"{where}: {adapter.name} is Ethernet: left out"
+        if adapter in taken:
+            continue
+        if adapter.virtual:
+            virtual.append(adapter.name)
         elif adapter.active is False:
             yield f"{where}: {adapter.name} is down: left out"
+        elif adapter.link_layer == "Ethernet":
+            yield f"{where}: {adapter.name} is Ethernet: left out"
+        else:
+            farther.append(adapter.name)
+    if virtual:
+        yield f"{where}: {counted('virtual functions, left out', virtual)}"
+    if farther:
+        yield f"{where}: {counted('adapters farther from the GPUs than its bonds, left out', farther)}"
     if not node_map.gpus:
         yield f"{where}: no GPU"
-    if not node_map.fabric_adapters:
+    if not taken:
         yield f"{where}: no InfiniBand adapter that is up"

@@ -1,8 +1,10 @@
-"""The order of hosts in a ring: fewest crossings between leaves, then the least load on any link.
+"""The order of hosts in a ring: the least load on any link, then the fewest crossings between leaves, and of these
+between ever larger subtrees.
 
-A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do,
-and with one adapter a host no link then carries more than one flow. Only where several adapters of a host share a leaf,
-where real tables send flows over the same cable, or where links are slow, is there anything left for a search to gain.
+A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do at
+every level, and with one adapter a host no link then carries more than one flow. Only where several adapters of a host
+share a leaf, where real tables send flows over the same cable, or where links are slow, is there anything left for a
+search to gain.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.names import natural
 from hpctrain.topology.rails import rail_adapters
 from hpctrain.topology.routes import Routes
+from hpctrain.topology.subtrees import hanging
 from hpctrain.topology.traffic import predict_allreduce, rail_rings
 
 # Tried changes of the order: enough to settle small fabrics, and under a second on 2,048 hosts.
 TRIES = 1000
+
+# Loads are sums of fractions: closer than this they are equal.
+_ALIKE = 1e-9
 
 # Positions in the list of hosts given, or a property of each.
 Order = NDArray[np.intp]
@@ -35,17 +41,27 @@ class Placement:
 
     Attributes:
         order: host numbers.
-        crossings: neighbours whose sets of leaves differ.
+        crossings_by_level: from the leaves up, the neighbours that some rail of the job joins only above the subtrees
+            of that level: by other switches than a leaf, and last by the top of the tree. Levels above the leaves that
+            part the hosts no further, or not at all, are left out.
         worst_load: flows that share the most loaded link, in shares of an adapter's bandwidth: one flow on a link of
             half that bandwidth is 2.
         bandwidth_bytes_per_s: bytes of a large buffer that an all-reduce finishes a second; None where the fabric has
             no speeds, or for one host.
+        unknown: flows that come to a switch without a forwarding table, so that nobody knows their links: load and
+            bandwidth are those of the others.
     """
 
     order: tuple[int, ...]
-    crossings: int
+    crossings_by_level: tuple[int, ...]
     worst_load: float
     bandwidth_bytes_per_s: float | None
+    unknown: int
+
+    @property
+    def crossings(self) -> int:
+        """Neighbours that hang on different leaves."""
+        return self.crossings_by_level[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +69,8 @@ class PlacementReport:
     """The order given, by name, depth-first over the switch tree, and placed.
 
     Attributes:
-        bound: crossings that no order can be under: the number of groups of hosts with equal leaves, if several.
+        bound_by_level: crossings that no order can be under: the number of groups of hosts on the same subtrees, if
+            several. A depth-first order over the tree reaches all of them.
         rails: adapters of each host that take part: one on each rail that all hosts have.
         short: names of hosts with fewer adapters than others here have, in the order given.
         already_optimal: the given order is not worse than the placed one in anything.
@@ -63,10 +80,15 @@ class PlacementReport:
     name: Placement
     tree: Placement
     placed: Placement
-    bound: int
+    bound_by_level: tuple[int, ...]
     rails: int
     short: tuple[str, ...]
     already_optimal: bool
+
+    @property
+    def bound(self) -> int:
+        """The least crossings of leaves."""
+        return self.bound_by_level[0]
 
 
 def place(fabric: Fabric, hosts: Sequence[int], *, seed: int = 0) -> Placement:
@@ -92,16 +114,45 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     as_given = np.arange(len(given))
     by_name = np.array(sorted(range(len(given)), key=lambda host: natural(fabric.hosts[given[host]])))
     tree = np.lexsort((np.argsort(by_name), *rings.groups))
-    found = min([search(rings, tree, seed=seed), tree, as_given, by_name], key=rings.cost)
+    # The first of equals: what cannot be bettered stays as the user has it.
+    found = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
     orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": found}
     measured = {name: rings.measure(order) for name, order in orders.items()}
     return PlacementReport(
         **measured,
-        bound=rings.bound,
+        bound_by_level=rings.bounds,
         rails=rings.adapters.shape[1],
         short=rings.short,
         already_optimal=rings.cost(as_given) <= rings.cost(found),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What a host takes to the next one: links in the numbers of ``Rings``, and how many of its flows are unknown."""
+
+    known: Ints
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an order puts on the links, in shares of an adapter's bandwidth, and how many of its flows are unknown."""
+
+    by_link: Floats
+    unknown: int
+
+    @property
+    def worst(self) -> tuple[int, float, int]:
+        """What is to be small, the most important first: unknown flows, the worst load, the links that bear it."""
+        worst = self.by_link.max(initial=0.0)
+        return self.unknown, round(float(worst), 9), int((self.by_link > worst - _ALIKE).sum())
+
+    def changed(self, less: Load, more: Load) -> Load:
+        """The load after a change. Links that no path took before are at the end."""
+        by_link = more.by_link - less.by_link
+        by_link[: len(self.by_link)] += self.by_link
+        return Load(by_link=by_link, unknown=self.unknown - less.unknown + more.unknown)
 
 
 class Rings:
@@ -111,8 +162,8 @@ class Rings:
         adapters: (hosts, rails): of each host the adapter on each rail that all hosts have.
         short: names of the hosts that have fewer adapters than others.
         groups: from the leaves up, the group of each host: equal numbers where the hosts hang on the same subtrees of
-            that level. The last is one group of all.
-        bound: the least crossings of any order.
+            that level on every rail. The last is one group of all.
+        bounds: of each of the groups but the last, the least crossings of any order.
     """
 
     def __init__(self, fabric: Fabric, hosts: Sequence[int]) -> None:
@@ -125,45 +176,67 @@ class Rings:
         self.short = tuple(
             fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if len(adapters) < most
         )
-        self.groups = _groups(fabric, hosts)
-        leaf_groups = len(np.unique(self.groups[0]))
-        self.bound = leaf_groups if leaf_groups > 1 else 0
+        self.groups = _groups(fabric, self.adapters)
+        counts = [int(group.max()) + 1 for group in self.groups[:-1]]
+        self.bounds = tuple(count if count > 1 else 0 for count in counts)
         cables = np.isin(fabric.source, self.adapters)
-        # A link's share of one flow, with an adapter's bandwidth as the unit.
-        self.share: Floats = fabric.bandwidth[cables].max(initial=0.0) / fabric.bandwidth
+        self._unit = fabric.bandwidth[cables].max(initial=0.0)
+        # Links are numbered as paths come to take them: a job takes few of a fabric's.
+        self._number = np.full(len(fabric.source), -1, np.int32)
+        self._taken = np.empty(0, np.int32)
 
-    def links(self, hosts: Order, following: Order) -> list[Ints]:
+    def links(self, hosts: Order, following: Order) -> list[Links]:
         """The links that each host takes to the one that follows it, over all rails."""
+        rails = self.adapters.shape[1]
         paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
-        return [paths.link[begin:end] for begin, end in pairwise(paths.start[:: self.adapters.shape[1]])]
+        new = np.unique(paths.link[self._number[paths.link] < 0])
+        self._number[new] = np.arange(len(self._taken), len(self._taken) + len(new))
+        self._taken = np.concatenate([self._taken, new])
+        number = self._number[paths.link]
+        unknown = np.bincount(paths.unknown // rails, minlength=len(hosts)).tolist()
+        return [
+            Links(known=number[begin:end], unknown=lost)
+            for (begin, end), lost in zip(pairwise(paths.start[::rails]), unknown, strict=True)
+        ]
 
-    def loads(self, links: Sequence[Ints]) -> Floats:
-        """Of each link of the fabric, in shares of an adapter's bandwidth."""
-        taken = np.concatenate([np.empty(0, np.int32), *links])
-        return self.share * np.bincount(taken, minlength=len(self.share)).astype(np.float64)
+    def load(self, links: Sequence[Links]) -> Load:
+        """What each link carries that any path took so far, in shares of an adapter's bandwidth."""
+        taken = np.concatenate([np.empty(0, np.int32), *(each.known for each in links)])
+        count = np.bincount(taken, minlength=len(self._taken))
+        return Load(
+            by_link=count * (self._unit / self.fabric.bandwidth[self._taken]),
+            unknown=sum(each.unknown for each in links),
+        )
 
-    def crossings(self, order: Order) -> int:
-        group = self.groups[0][order]
-        return int((group != np.roll(group, -1)).sum())
+    def own_cables(self) -> NDArray[np.bool_]:
+        """Which of the links are the hosts' own towards the fabric."""
+        return np.isin(self.fabric.source[self._taken], self.adapters)
 
-    def cost(self, order: Order) -> tuple[float, int]:
-        loads = self.loads(self.links(order, np.roll(order, -1)))
-        return round(float(loads.max(initial=0.0)), 9), self.crossings(order)
+    def crossings(self, order: Order) -> tuple[int, ...]:
+        """Of each of the groups but the last."""
+        return tuple(int((group[order] != np.roll(group[order], -1)).sum()) for group in self.groups[:-1])
+
+    def cost(self, order: Order) -> tuple[int, float, tuple[int, ...]]:
+        """Unknown flows first: what nobody knows the load of must not look like little load."""
+        load = self.load(self.links(order, np.roll(order, -1)))
+        return load.unknown, round(load.worst[1], 9), self.crossings(order)
 
     def measure(self, order: Order) -> Placement:
         seconds = predict_allreduce(self.routes, rail_rings(self.adapters[order]), 1.0)
         known = seconds > 0 and self.fabric.has_speeds
-        worst_load, crossings = self.cost(order)
+        unknown, worst_load, crossings = self.cost(order)
         return Placement(
             order=tuple(int(self.hosts[position]) for position in order),
-            crossings=crossings,
+            crossings_by_level=crossings,
             worst_load=worst_load,
             bandwidth_bytes_per_s=1 / seconds if known else None,
+            unknown=unknown,
         )
 
 
 def search(rings: Rings, order: Order, *, seed: int) -> Order:
-    """Local search for a smaller worst load, then for fewer links that bear it.
+    """Local search for fewer flows that nobody knows the links of, then for a smaller worst load, then for fewer links
+    that bear it.
 
     Swaps two subtrees, or two hosts, under the same switches, so that every subtree stays one run. One of the two sends
     or receives over a link with the worst load.
@@ -171,20 +244,19 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
     choose = np.random.default_rng(seed)
     following = _following(order)
     links = rings.links(np.arange(len(order)), following)
-    loads = rings.loads(links)
+    load = rings.load(links)
     # What the adapters' own cables carry is the same in every order.
-    least, _ = _worst(loads[np.isin(rings.fabric.source, rings.adapters)])
+    least = Load(by_link=load.by_link[rings.own_cables()], unknown=0).worst[1]
     for _ in range(TRIES):
-        worst = _worst(loads)
-        if worst[0] <= least:
+        if load.worst[:2] <= (0, least):
             break
-        changed = _swap(order, rings.groups, int(choose.choice(_bearers(links, loads))), choose)
+        changed = _swap(order, rings.groups, int(choose.choice(_bearers(links, load))), choose)
         then = _following(changed)
         moved = np.flatnonzero(then != following)
         replaced = rings.links(moved, then[moved])
-        new = loads + rings.loads(replaced) - rings.loads([links[host] for host in moved])
-        if _worst(new) <= worst:
-            order, following, loads = changed, then, new
+        new = load.changed(rings.load([links[host] for host in moved]), rings.load(replaced))
+        if new.worst <= load.worst:
+            order, following, load = changed, then, new
             for host, taken in zip(moved, replaced, strict=True):
                 links[host] = taken
     return order
@@ -197,15 +269,13 @@ def _following(order: Order) -> Order:
     return following
 
 
-def _worst(loads: Floats) -> tuple[float, int]:
-    worst = loads.max(initial=0.0)
-    return round(float(worst), 9), int((loads > worst - 1e-9).sum())
-
-
-def _bearers(links: list[Ints], loads: Floats) -> Order:
-    """The hosts that send over a link with the worst load."""
-    lengths = [len(taken) for taken in links]
-    hot = loads[np.concatenate(links)] > loads.max() - 1e-9
+def _bearers(links: list[Links], load: Load) -> Order:
+    """The hosts that send nobody knows how, else over a link with the worst load."""
+    lost = np.flatnonzero([each.unknown for each in links])
+    if lost.size:
+        return lost
+    lengths = [len(each.known) for each in links]
+    hot = load.by_link[np.concatenate([each.known for each in links])] > load.by_link.max() - _ALIKE
     return np.unique(np.repeat(np.arange(len(links)), lengths)[hot])
 
 
@@ -232,34 +302,18 @@ def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Genera
     return np.concatenate(parts)
 
 
-def _groups(fabric: Fabric, hosts: Sequence[int]) -> list[Order]:
-    """Of each level from the leaves up: the number of each host's group, ordered as the switches are.
+def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
+    """The group of each host, ordered as the switches are: of the leaves, then of each level that joins some of these.
 
-    A subtree of level ``h`` is what hangs together without the switches above ``h``, so that a missing cable does not
-    split it. A host belongs to the set of subtrees that its adapters hang on.
+    Args:
+        adapters: (hosts, rails). Other adapters of the hosts have no say.
     """
-    groups = []
-    subtree = np.arange(len(fabric.names))
-    for height in range(1, int(fabric.level.max()) + 1):
-        if height > 1:
-            subtree = _joined(fabric, height)
-        sets = [tuple(np.unique(subtree[list(fabric.leaves[host])]).tolist()) for host in hosts]
-        number = {subtrees: place for place, subtrees in enumerate(sorted(set(sets)))}
-        groups.append(np.array([number[subtrees] for subtrees in sets]))
-    return [*groups, np.zeros(len(hosts), np.intp)]
-
-
-def _joined(fabric: Fabric, height: int) -> Order:
-    """Of each switch: the lowest number of those that it hangs together with through levels up to ``height``."""
-    label = np.arange(len(fabric.names))
-    level = fabric.level
-    cables = (np.minimum(level[fabric.source], level[fabric.target]) > 0) & (
-        np.maximum(level[fabric.source], level[fabric.target]) <= height
-    )
-    source, target = fabric.source[cables], fabric.target[cables]
-    while (label[source] != label[target]).any():
-        np.minimum.at(label, target, label[source])
-    return label
+    groups: list[Order] = []
+    for subtree in hanging(fabric, adapters):
+        group = np.unique(subtree, axis=0, return_inverse=True)[1].reshape(-1)
+        if not groups or 0 < group.max() < groups[-1].max():
+            groups.append(group)
+    return [*groups, np.zeros(len(adapters), np.intp)]
 
 
 def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -20,33 +19,43 @@ def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
     """
     by_host = np.argsort(fabric.host, kind="stable")
     bounds = np.searchsorted(fabric.host[by_host], np.arange(len(fabric.hosts) + 1))
-    adapters = [by_host[begin:end].tolist() for begin, end in pairwise(bounds)]
     cables = fabric.level[fabric.source] == 0
-    switch = dict(zip(fabric.source[cables].tolist(), fabric.target[cables].tolist(), strict=True))
-    on = [[switch.get(adapter, -1) for adapter in of_host] for of_host in adapters]
+    switch = np.full(len(fabric.names), -1, np.int32)
+    switch[fabric.source[cables]] = fabric.target[cables]
+
+    def adapters(host: int) -> list[int]:
+        numbers: list[int] = by_host[bounds[host] : bounds[host + 1]].tolist()
+        return numbers
+
+    def on(host: int) -> tuple[int, ...]:
+        return tuple(switch[adapters(host)].tolist())
+
+    whole = fabric.subnet[adapters(int(np.diff(bounds).argmax()))].tolist()
+    first = {on(host)[0] for host in hosts}
+    beside = np.unique(fabric.host[(fabric.host >= 0) & np.isin(switch, list(first))]).tolist()
     # The fullest host first, so that a search for a pattern ends with it.
-    fullest = sorted(range(len(adapters)), key=lambda host: -len(adapters[host]))
-    patterns: dict[int, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
-    whole = fabric.subnet[adapters[fullest[0]]].tolist()
-    for host in fullest:
-        for each in set(on[host]):
-            patterns[each].setdefault(tuple(on[host]), _match(fabric.subnet[adapters[host]].tolist(), whole))
+    beside.sort(key=lambda host: int(bounds[host] - bounds[host + 1]))
+    patterns: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)
+    for host in beside:
+        pattern = on(host)
+        for each in first.intersection(pattern):
+            patterns[each].setdefault(pattern, host)
 
     def on_rails(host: int) -> dict[int, int]:
         """The adapter on each rail."""
-        pattern, rails = next(
-            (pattern, rails)
-            for pattern, rails in patterns[on[host][0]].items()
-            if Counter(on[host]) <= Counter(pattern)
+        own = on(host)
+        pattern, other = next(
+            (pattern, other) for pattern, other in patterns[own[0]].items() if Counter(own) <= Counter(pattern)
         )
-        return {rails[place]: adapter for place, adapter in zip(_match(on[host], pattern), adapters[host], strict=True)}
+        rails = _match(fabric.subnet[adapters(other)].tolist(), whole)
+        return {rails[place]: adapter for place, adapter in zip(_match(own, pattern), adapters(host), strict=True)}
 
     found = [on_rails(host) for host in hosts]
     common = sorted(set.intersection(*(set(rails) for rails in found)))
     if common:
         return np.array([[rails[rail] for rail in common] for rails in found], np.int32)
-    fewest = min(len(adapters[host]) for host in hosts)
-    return np.array([adapters[host][:fewest] for host in hosts], np.int32)
+    fewest = min(len(adapters(host)) for host in hosts)
+    return np.array([adapters(host)[:fewest] for host in hosts], np.int32)
 
 
 def _match(keys: Sequence[int], pattern: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from hpctrain.topology.readers import (
     slurm_address,
     slurm_yaml,
 )
-from hpctrain.topology.records import Record
+from hpctrain.topology.records import Forward, Record
 
 Reader = Callable[[str, str], Iterator[Record]]
 
 # What some line of each format begins with and no line of another.
 _FORMATS: dict[str, tuple[str, Reader]] = {
-    "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s+[0-9]+\s+"|# Topology file', ibnetdiscover.read),
+    "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s*[0-9]+\s*"|# Topology file', ibnetdiscover.read),
     "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
     "iblinkinfo": (r"(?:CA|Switch): |0x[0-9a-f]{16} \"", iblinkinfo.read),
     "topology.conf or scontrol show topology": (
@@ -37,24 +37,43 @@ _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
-def read_records(path: Path, routes: Path | None = None) -> Iterator[Record]:
-    """What a fabric's file says, and what its forwarding tables say.
+def read_records(paths: Sequence[Path], routes: Path | None = None, *, skip_damaged: bool = False) -> Iterator[Record]:
+    """What a fabric's files say, and what its forwarding tables say.
 
     Args:
-        path: a file in one of the formats above.
+        paths: a file in one of the formats above, or one a subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
+        skip_damaged: a forwarding table that is damaged becomes a remark.
 
     Raises:
         HpctrainError: a file cannot be read or is of no known format.
     """
-    text = _text(path)
-    yield from reader_of(text, str(path))(text, str(path))
+    for path in paths:
+        text = _text(path)
+        yield from reader_of(text, str(path))(text, str(path))
     if routes is None:
         return
     files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]
     if not files:
         raise HpctrainError(f"{routes}: an empty folder", "it should hold the output of ibroute of each switch")
-    yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
+    if skip_damaged:
+        yield from _whole_tables(files, routes)
+        return
+    try:
+        yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
+    except HpctrainError as error:
+        skip = "`hpctrain topology` can leave a damaged table out with --skip-damaged"
+        raise HpctrainError(error.message, f"{error.hint}; {skip}") from error
+
+
+def _whole_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
+    found = False
+    for file in files:
+        for record in forwarding.read_whole(_text(file), str(file)):
+            found = found or isinstance(record, Forward)
+            yield record
+    if not found:
+        raise HpctrainError(f"{routes}: every forwarding table is damaged", "see what is wrong without --skip-damaged")
 
 
 def reader_of(text: str, where: str) -> Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,10 @@ class Node:
     lid: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(NamedTuple):
     """One end of a cable, as one of its nodes sees it. A cable between two nodes that were both read comes twice.
+
+    A tuple, because a large fabric has hundreds of thousands, and nothing frozen is made faster.
 
     Attributes:
         guid, port: this end.
@@ -74,6 +75,8 @@ class Group:
         switches: the switches below it.
         hosts: the hosts on it.
         speed: the link speed that the file states, in Slurm's own unit; None where it states none.
+        block_sizes: of a block, the hosts of it and of each larger block, as far as the file states them; None for a
+            switch and for a block of blocks.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Group:
     switches: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     speed: int | None = None
+    block_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import NO_PORT, Fabric, Floats, Ints
-from hpctrain.topology.min_hop import min_hop_tables
+from hpctrain.topology.min_hop import MinHop, Ports
 
 # InfiniBand's own limit on the hops of a path: whoever takes more goes round in circles.
 MOST_HOPS = 64
@@ -24,10 +24,36 @@ class Paths:
     Attributes:
         start: (flows + 1,).
         link: numbers of the fabric's directed links.
+        unknown: the flows that come to a switch without a forwarding table. They have no links here: where they go on
+            from there, and whether they arrive, nobody can say.
     """
 
     start: Ints
     link: Ints
+    unknown: Ints
+
+
+class GivenTables:
+    """The forwarding tables that a fabric was read with.
+
+    Attributes:
+        switches: the nodes that have one.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        assert fabric.tables is not None
+        # A column more, so that a LID that no table knows has one as well.
+        self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
+        self.switches = fabric.table_switches
+        self._row = np.full(len(fabric.names), -1, np.int32)
+        self._row[self.switches] = np.arange(len(self.switches))
+        last = self._table.shape[1] - 1
+        self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
+
+    def ports(self, switch: Ints, target: Ints) -> Ports:
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` where there is none."""
+        ports: Ports = self._table[self._row[switch], self._column[target]]
+        return ports
 
 
 class Routes:
@@ -35,27 +61,21 @@ class Routes:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        if fabric.tables is None:
-            self._table, switches, self._column = min_hop_tables(fabric)
-        else:
-            # A column more, so that a LID that no table knows has one as well.
-            self._table, switches = (
-                np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT),
-                fabric.table_switches,
-            )
-            last = self._table.shape[1] - 1
-            self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
+        self._tables = MinHop(fabric) if fabric.tables is None else GivenTables(fabric)
+        switches = self._tables.switches
         self._row = np.full(len(fabric.names), -1, np.int32)
         self._row[switches] = np.arange(len(switches))
-        # The link behind each port of each switch; index NO_PORT is the last column, which stays without one.
-        ports = max(fabric.source_port.max(initial=0), self._table.max(initial=0)) + 2
-        self._behind = np.full((len(switches), ports), -1, np.int32)
+        # The link behind each port of each switch; the last column, which stays without one, is NO_PORT's.
+        self._behind = np.full((len(switches), fabric.source_port.max(initial=0) + 2), -1, np.int32)
         from_switch = self._row[fabric.source] >= 0
         self._behind[self._row[fabric.source[from_switch]], fabric.source_port[from_switch]] = np.flatnonzero(
             from_switch
         )
+        # An adapter sends by its cable; a switch without a table has no way on.
         self._cable = np.full(len(fabric.names), -1, np.int32)
-        self._cable[fabric.source[::-1]] = np.arange(len(fabric.source))[::-1]
+        own = np.flatnonzero(fabric.level[fabric.source] == 0)[::-1]
+        self._cable[fabric.source[own]] = own
+        self._without_table = (fabric.level > 0) & (self._row < 0)
 
     def paths(self, source: Ints, target: Ints) -> Paths:
         """The links from each source to the target at the same index, both adapters; none from an adapter to itself.
@@ -63,37 +83,71 @@ class Routes:
         Raises:
             HpctrainError: a flow comes to a switch whose table has no way on, or goes round in circles.
         """
-        flow, link = self._flow_links(source, target)
+        flow, link, unknown = self._flow_links(source, target)
         return Paths(
             start=np.concatenate([[0], np.cumsum(np.bincount(flow, minlength=len(source)))]).astype(np.int32),
             link=link[np.argsort(flow, kind="stable")].astype(np.int32),
+            unknown=unknown,
         )
+
+    def cable(self, adapter: Ints) -> Ints:
+        """The link by which each adapter sends."""
+        cables: Ints = self._cable[adapter]
+        return cables
 
     def loads(self, source: Ints, target: Ints, weight: float | Floats = 1.0) -> Floats:
         """What each directed link of the fabric carries: the sum of the weights of the flows that take it.
 
+        Flows whose path is unknown are left out.
+
         Raises:
             HpctrainError: as of ``paths``.
         """
-        flow, link = self._flow_links(source, target)
+        flow, link, _ = self._flow_links(source, target)
         weights = np.broadcast_to(np.float64(weight), len(source))[flow]
         return np.bincount(link, weights, minlength=len(self.fabric.source)).astype(np.float64)
 
     def faults(self) -> Iterator[str]:
-        """A sentence for each switch and adapter of one subnet where the tables do not lead from one to the other."""
+        """A sentence for each switch and adapter of one subnet where the tables do not lead from one to the other.
+
+        What comes to a switch without a table is no fault of the tables there are.
+        """
         fabric = self.fabric
         switches, adapters = np.flatnonzero(self._row >= 0), np.flatnonzero(fabric.level == 0)
         for switch in switches:
             target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]].astype(np.int32)
             _, _, lost, at = self._walk(np.full_like(target, switch), target)
             for flow, where in zip(lost, at, strict=True):
-                yield self._explain(int(switch), int(target[flow]), int(where))
+                if not self._without_table[where]:
+                    yield self._explain(int(switch), int(target[flow]), int(where))
 
-    def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    def unknown_pairs(self) -> int:
+        """How many pairs of sender and receiver, adapters of one subnet, have a switch without a table on their way."""
+        fabric = self.fabric
+        if not self._without_table.any():
+            return 0
+        adapters = np.flatnonzero(fabric.level == 0).astype(np.int32)
+        leaf = fabric.target[self._cable[adapters]]
+        pairs = 0
+        for switch in np.unique(leaf):
+            target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]]
+            _, _, lost, at = self._walk(np.full_like(target, switch), target)
+            behind = leaf[np.isin(adapters, target[lost[self._without_table[at]]])]
+            # Of the receivers on this very switch each is one of its senders, and no pair with itself.
+            pairs += len(behind) * int((leaf == switch).sum()) - int((behind == switch).sum())
+        return pairs
+
+    def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
+        """Flow and link of each hop, and the flows without hops, which come to a switch without a table."""
         flow, link, lost, at = self._walk(source, target)
+        astray = np.flatnonzero(~self._without_table[at])
+        if astray.size:
+            first = astray[0]
+            raise self._lost(int(source[lost[first]]), int(target[lost[first]]), int(at[first]))
         if lost.size:
-            raise self._lost(int(source[lost[0]]), int(target[lost[0]]), int(at[0]))
-        return flow, link
+            known = ~np.isin(flow, lost)
+            flow, link = flow[known], link[known]
+        return flow, link, np.sort(lost)
 
     def _walk(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """All flows advance by one link at a time.
@@ -119,9 +173,13 @@ class Routes:
 
     def _next(self, node: Ints, target: Ints) -> Ints:
         """The link by which each flow leaves ``node``, -1 where it cannot; a wrong adapter sends it back."""
-        row = self._row[node]
-        behind = self._behind[row, self._table[row, self._column[target]]]
-        return np.where(row >= 0, behind, self._cable[node])
+        link = self._cable[node]
+        switches = np.flatnonzero(self._row[node] >= 0)
+        port = self._tables.ports(node[switches], target[switches])
+        # A table may name a port that the switch does not have.
+        known = np.where(port < self._behind.shape[1], port, NO_PORT)
+        link[switches] = self._behind[self._row[node[switches]], known]
+        return link
 
     def _lost(self, source: int, target: int, at: int) -> HpctrainError:
         names, subnet = self.fabric.names, self.fabric.subnet
@@ -132,10 +190,7 @@ class Routes:
             )
         hint = "is a switch or a cable missing in the listing? discover the fabric again"
         if self.fabric.tables is not None:
-            hint = (
-                "tables and cables must be of one day, and every switch must have its table; "
-                "without tables (no --routes) hpctrain assumes shortest paths"
-            )
+            hint = "tables and cables must be of one day; without tables (no --routes) hpctrain assumes shortest paths"
         return HpctrainError(self._explain(source, target, at), hint)
 
     def _explain(self, source: int, target: int, at: int) -> str:

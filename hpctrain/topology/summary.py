@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,10 @@ from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.levels import oversubscription
 from hpctrain.topology.names import natural
+from hpctrain.topology.subtrees import Subtree, subtrees
 
 _SHOWN_UNKNOWN = 5
 _SHOWN_CHARACTERS = 500
-
-Switches = frozenset[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,16 @@ class Branch:
     """Switches that serve the same hosts, and what hangs on them.
 
     Attributes:
-        switches: their names, in natural order.
-        down, up: cables to what is below and above them.
+        switches: their names, in natural order; none for hosts that are cabled to each other.
+        down, up, across: cables to what is below and above them, and between themselves. Where cables between equals
+            alone join the branches, the switches are these equals, and all is across.
         hosts: that hang on exactly these switches; those of a branch below are not among them.
     """
 
     switches: tuple[str, ...]
     down: int
     up: int
+    across: int
     hosts: tuple[str, ...]
     branches: tuple[Branch, ...]
 
@@ -50,7 +51,19 @@ def counts(fabric: Fabric) -> dict[str, int]:
         "leaves": leaves,
         "spines": switches - leaves,
         "links": len(fabric.source) // 2,
+        "subnets": len(subnets(fabric)),
     }
+
+
+def subnets(fabric: Fabric) -> tuple[dict[str, int], ...]:
+    """Of each part that no cable joins with another: its hosts, adapters and switches; the largest first."""
+    parts = []
+    for subnet in np.unique(fabric.subnet[fabric.host >= 0]).tolist():
+        inside = fabric.subnet == subnet
+        hosts = len(np.unique(fabric.host[inside & (fabric.host >= 0)]))
+        adapters, switches = (int((inside & part).sum()) for part in (fabric.level == 0, fabric.level >= 1))
+        parts.append({"hosts": hosts, "adapters": adapters, "switches": switches})
+    return tuple(sorted(parts, key=lambda part: -part["adapters"]))
 
 
 def leaf_oversubscription(fabric: Fabric) -> dict[str, float | None]:
@@ -111,59 +124,65 @@ def _folded(hosts: Sequence[str]) -> str:
 
 def branches(fabric: Fabric) -> tuple[Branch, ...]:
     """The fabric as a tree, from the top: hosts by the set of their leaves, these sets by the switches above them."""
-    above = _above(fabric)
-    hosts: dict[Switches, list[int]] = defaultdict(list)
-    for host, leaves in enumerate(fabric.leaves):
-        hosts[leaves].append(host)
-    below: dict[Switches, dict[Switches, None]] = defaultdict(dict)
-    roots: dict[Switches, None] = {}
-    front = dict.fromkeys(hosts)
-    while front:
-        higher = {switches: frozenset[int]().union(*(above[switch] for switch in switches)) for switches in front}
-        roots |= {switches: None for switches, up in higher.items() if not up}
-        parents = _joined(up for up in higher.values() if up)
-        for switches, up in higher.items():
-            if up:
-                below[next(parent for parent in parents if up <= parent)][switches] = None
-        front = dict.fromkeys(parents)
+    return _sorted(each for tree in subtrees(fabric) for each in _branches(fabric, tree))
 
-    def branch(switches: Switches) -> Branch:
-        down, up = _cables(fabric, switches)
-        return Branch(
-            switches=tuple(sorted((fabric.names[switch] for switch in switches), key=natural)),
+
+def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
+    """The branch of a subtree; those below it where nothing joins them but leaves that their hosts share."""
+    below = [each for subtree in tree.below for each in _branches(fabric, subtree)]
+    hosts = _natural(fabric.hosts[host] for host in tree.hosts)
+    switches = list(tree.switches)
+    if tree.switches:
+        names = {fabric.names[switch] for switch in switches}
+        # Of hosts on these very switches, which have branches below them as well.
+        hosts += tuple(host for each in below if set(each.switches) == names for host in each.hosts)
+        below = [each for each in below if set(each.switches) != names]
+        down, up, across = _cables(fabric, switches)
+    elif tree.hosts:
+        down, up, across = 0, 0, _own_cables(fabric, tree.hosts)
+    else:
+        switches = _joined_equals(fabric, tree)
+        down, up, across = 0, 0, _cables(fabric, switches)[2]
+    if across or switches:
+        yield Branch(
+            switches=_natural(fabric.names[switch] for switch in switches),
             down=down,
             up=up,
-            hosts=tuple(sorted((fabric.hosts[host] for host in hosts.get(switches, ())), key=natural)),
-            branches=tuple(sorted(map(branch, below.get(switches, ())), key=_by_name)),
+            across=across,
+            hosts=hosts,
+            branches=_sorted(below),
         )
+    else:
+        yield from below
 
-    return tuple(sorted(map(branch, roots), key=_by_name))
+
+def _natural(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=natural))
 
 
-def _joined(sets: Iterable[Switches]) -> list[Switches]:
-    """Unions of the sets that overlap: a missing cable makes no other tree."""
-    joined: list[Switches] = []
-    for each in sets:
-        overlapping = [other for other in joined if other & each]
-        joined = [*(other for other in joined if not other & each), each.union(*overlapping)]
+def _sorted(unsorted: Iterable[Branch]) -> tuple[Branch, ...]:
+    return tuple(sorted(unsorted, key=lambda branch: [natural(name) for name in branch.switches or branch.hosts]))
+
+
+def _joined_equals(fabric: Fabric, tree: Subtree) -> list[int]:
+    """The switches of a subtree's level that have cables to each other."""
+    of_level = [switch for each in tree.walk() for switch in each.switches if fabric.level[switch] == tree.level]
+    among = np.isin(fabric.source, of_level) & np.isin(fabric.target, of_level)
+    joined: list[int] = np.unique(fabric.source[among]).tolist()
     return joined
 
 
-def _by_name(branch: Branch) -> list[list[str | int]]:
-    return [natural(name) for name in branch.switches]
+def _cables(fabric: Fabric, switches: Sequence[int]) -> tuple[int, int, int]:
+    """Cables of these switches down, up, and between themselves."""
+    from_here = np.isin(fabric.source, switches)
+    target = fabric.target[from_here]
+    rise = fabric.level[target] - fabric.level[fabric.source[from_here]]
+    part = fabric.level[target] >= 0
+    across = np.isin(target, switches) & (rise == 0)
+    return int((part & (rise < 0)).sum()), int((rise > 0).sum()), int(across.sum()) // 2
 
 
-def _above(fabric: Fabric) -> dict[int, set[int]]:
-    """Of each switch, those one level up or higher that it is cabled to."""
-    above: dict[int, set[int]] = defaultdict(set)
-    upwards = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > fabric.level[fabric.source])
-    for source, target in zip(fabric.source[upwards].tolist(), fabric.target[upwards].tolist(), strict=True):
-        above[source].add(target)
-    return above
-
-
-def _cables(fabric: Fabric, switches: Switches) -> tuple[int, int]:
-    from_here = np.isin(fabric.source, list(switches))
-    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
-    part = fabric.level[fabric.target[from_here]] >= 0
-    return int((part & (rise < 0)).sum()), int((rise > 0).sum())
+def _own_cables(fabric: Fabric, hosts: Sequence[int]) -> int:
+    """Cables between adapters of these hosts."""
+    between = np.isin(fabric.host[fabric.source], hosts) & np.isin(fabric.host[fabric.target], hosts)
+    return int(between.sum()) // 2

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import graphlib
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology.cabling import Found, counted, some
+from hpctrain.topology.components import components
 from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.levels import levels, subnets
 from hpctrain.topology.names import LeftOut, natural
 from hpctrain.topology.records import Group
 
@@ -42,15 +43,19 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     warnings = [*found.warnings, *left.unmatched()]
     if apart:
         warnings.append(counted("hosts that were to be left out", apart))
-    switches = sorted(groups, key=natural)
+    blocks = [group.name for group in groups.values() if group.block_sizes is not None]
+    # Larger blocks are of neighbours, so that the order of blocks counts.
+    switches = blocks + sorted(groups.keys() - set(blocks), key=natural)
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
         raise HpctrainError(f"{found.where}: switch {unknown[0]!r} is not defined", nearest(unknown[0], groups))
+    level = _levels(groups)
     tops = [name for name in switches if name not in below]
     cables = [(child, group.name) for group in groups.values() for child in group.switches]
     if len(tops) > 1:
         warnings.append(f"nothing joins {some(tops)} in {found.where}: taken to hang on one switch above them")
         switches.append(ABOVE_ALL)
+        level[ABOVE_ALL] = 1 + max(level[top] for top in tops)
         cables += [(top, ABOVE_ALL) for top in tops]
     place = {name: number for number, name in enumerate(switches)}
     host_place = {name: number for number, name in enumerate(hosts, start=len(switches))}
@@ -59,11 +64,10 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     low, high = np.array(sorted(set(ends)), np.int32).T
     source, target = np.concatenate([low, high]), np.concatenate([high, low])
     nodes = len(switches) + len(hosts)
-    is_switch = np.arange(nodes) < len(switches)
     return Fabric(
         names=tuple(name if name not in host_place else f"switch {name}" for name in switches) + tuple(hosts),
-        level=levels(is_switch, ~is_switch, np.zeros(nodes, bool), source, target),
-        subnet=subnets(nodes, source, target),
+        level=np.array([*(level[name] for name in switches), *(0 for _ in hosts)], np.int32),
+        subnet=components(nodes, source, target),
         lid=np.zeros(nodes, np.int32),
         host=np.concatenate([np.full(len(switches), -1), np.arange(len(hosts))]).astype(np.int32),
         hosts=tuple(hosts),
@@ -71,22 +75,36 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
         target=target,
         source_port=_ports(source),
         bandwidth=np.ones(len(source)),
+        block_sizes=_block_sizes(found.groups, groups),
         warnings=tuple(warnings),
     )
 
 
+def _block_sizes(groups: Sequence[Group], left: Mapping[str, Group]) -> tuple[int, ...]:
+    """What the file states; nothing where a block was left out, which makes others neighbours."""
+    blocks = [group for group in groups if group.block_sizes is not None]
+    complete = all(block.name in left for block in blocks)
+    sizes = (blocks[0].block_sizes or ()) if blocks and complete else ()
+    return sizes if all(sizes) else ()
+
+
+def _levels(groups: Mapping[str, Group]) -> dict[str, int]:
+    """Of each switch: 1 where hosts alone are below it, else one more than the highest switch below it."""
+    level: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
+        level[name] = 1 + max((level[below] for below in groups[name].switches), default=0)
+    return level
+
+
 def _without(groups: Sequence[Group], hosts: Container[str]) -> Sequence[Group]:
-    """The groups without hosts, and without the switches that then have nothing below them."""
+    """The groups without hosts, and without the switches that have nothing below them."""
     left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
-    empty = {now.name for now, was in zip(left, groups, strict=True) if was.hosts and not now.hosts}
-    while empty:
+    while empty := {group.name for group in left if not (group.hosts or group.switches)}:
         left = [
             replace(group, switches=tuple(switch for switch in group.switches if switch not in empty))
             for group in left
             if group.name not in empty
         ]
-        bare = {group.name for group in left if not (group.hosts or group.switches)}
-        empty = bare.intersection(group.name for group in groups if group.switches)
     return left
 
 

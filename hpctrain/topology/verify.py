@@ -42,8 +42,9 @@ class Flow:
     """One measurement. Flows of the same round ran at the same time.
 
     Attributes:
-        bandwidth: bytes a second.
-        latency: seconds of one way, with nothing else on the way of this flow.
+        bandwidth: bytes a second, the best of several measurements.
+        latency: seconds of one way, with nothing else on the way of this flow; the best as well.
+        spread: how far its usual measurement was below the best, a share of the best.
     """
 
     round: int
@@ -51,6 +52,7 @@ class Flow:
     target: End
     bandwidth: float
     latency: float
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +118,15 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     """The faults that explain the slow flows, the one that explains most first; none where all is well.
 
     A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
-    and by what the median flow reaches of its own; its latency by the median of flows over as many links. Everything
-    that a good flow used is innocent. Of the rest, the fewest that explain all slow flows are named, found greedily.
+    and by what the median flow reaches of its own; its latency by the median of flows over as many links. Where the
+    measurements of one flow differ much, less is slow: no flow is accused of what all of them do now and then.
+    Everything that a good flow used is innocent. Of the rest, the fewest that explain all slow flows are named, found
+    greedily.
 
     Args:
         flows: at least one.
         fabric: None compares the flows with each other alone.
-        slow: a flow is slow below this share of the median flow.
+        slow: a flow is slow below this share of the median flow, less the usual spread of one flow's measurements.
 
     Raises:
         HpctrainError: a host or adapter that the fabric does not have.
@@ -130,8 +134,9 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     promised, hops, links = _promises(flows, fabric)
     suspects = _suspects(flows, links)
     reached = np.array([flow.bandwidth for flow in flows]) / promised
-    faults = _explain(reached / np.median(reached), slow, suspects, flows, "bandwidth")
-    faults += _explain(_usual_latency(flows, hops), 1 / LATE, suspects, flows, "latency")
+    steady = 1 - float(np.median([flow.spread for flow in flows]))
+    faults = _explain(reached / np.median(reached), slow * steady, suspects, flows, "bandwidth")
+    faults += _explain(_usual_latency(flows, hops), steady / LATE, suspects, flows, "latency")
     if fabric is not None and fabric.has_speeds and np.median(reached) < _WRONG_NETWORK:
         whole = Fault(
             kind="fabric", name="as a whole", quantity="bandwidth", reached=float(np.median(reached)), flows=len(flows)
@@ -147,7 +152,8 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
     source = np.array([ends[flow.source] for flow in flows], np.int32)
     target = np.array([ends[flow.target] for flow in flows], np.int32)
-    paths = Routes(fabric).paths(source, target)
+    routes = Routes(fabric)
+    paths = routes.paths(source, target)
     hops = np.diff(paths.start)
     together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
@@ -156,7 +162,11 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
-    return np.minimum.reduceat(share, paths.start[:-1]), hops.astype(np.int32), names
+    # Of a flow whose links nobody knows only the cable by which it leaves is sure to be on its way.
+    promised = fabric.bandwidth[routes.cable(source)]
+    known = np.flatnonzero(hops)
+    promised[known] = np.minimum.reduceat(share, paths.start[known]) if known.size else promised[known]
+    return promised, hops.astype(np.int32), names
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 
+from hpctrain.errors import HpctrainError
 from hpctrain.topology.readers.listing import Listing
-from hpctrain.topology.records import Forward, Record
+from hpctrain.topology.records import Forward, Record, Remark
 
 _SWITCH = re.compile(
     r"Unicast lids \[0x[0-9a-f]{1,4}-0x(?P<last>[0-9a-f]{1,4})\] of switch (?:Lid (?P<lid>[0-9]{1,5})|DR path .*?)"
     r" guid 0x(?P<guid>[0-9a-f]{16}) \(.*\):\s*"
 )
+_HEADING = re.compile(r"^Unicast", re.MULTILINE)
+_LID = re.compile(r"^Unicast lids .* of switch Lid ([0-9]{1,5}) ", re.MULTILINE)
 _ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+: \(.*\)\s*")
 _COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
 _END = re.compile(r"([0-9]{1,5}) (?:valid )?lids dumped\s*")
@@ -30,7 +34,19 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: the text holds no table, a line of it is damaged, or a table is cut off: it has fewer entries
             than its last line says, or neither that line nor an error ends it.
     """
-    listing = Listing(text, where, "dump_lfts")
+    return _entries(_listing(text, where), 1)
+
+
+def _listing(text: str, where: str) -> Listing:
+    """A text of ``ibroute``, which asks one switch, or of ``dump_lfts``, which asks all of them."""
+    if len(list(islice(_HEADING.finditer(text), 2))) > 1:
+        return Listing(text, where, "dump_lfts")
+    lid = _LID.search(text)
+    return Listing(text, where, "ibroute", command=f"ibroute {lid[1]}" if lid else "ibroute LID")
+
+
+def _entries(listing: Listing, first: int) -> Iterator[Record]:
+    where = listing.where
     table: _Table | None = None
     found = False
     for number, line in listing:
@@ -50,9 +66,24 @@ def read(text: str, where: str) -> Iterator[Record]:
         else:
             _other(listing, number, line, table)
     if not found:
-        raise listing.fault(1, "no entry of a forwarding table in it: not the output of ibroute or dump_lfts")
+        raise listing.fault(first, "no entry of a forwarding table in it: not the output of ibroute or dump_lfts")
     _check_end(listing, listing.last, table)
     yield from listing.remarks()
+
+
+def read_whole(text: str, where: str) -> Iterator[Record]:
+    """The entries of the tables that are not damaged, and a remark on each that is."""
+    tool = _listing(text, where).tool
+    starts = [match.start() for match in _HEADING.finditer(text)]
+    line = 1
+    for begin, end in pairwise([0, *starts[1:], len(text)]):
+        try:
+            records = list(_entries(Listing(text[begin:end], where, tool, first=line), line))
+        except HpctrainError as error:
+            yield Remark(text="a damaged forwarding table is left out", where=error.message.partition(": ")[0])
+        else:
+            yield from records
+        line += text.count("\n", begin, end)
 
 
 @dataclass(slots=True)

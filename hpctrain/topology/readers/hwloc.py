@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.adapter_kinds import Port, is_virtual_function, link_layer
 from hpctrain.topology.cores import cores_of_mask
-from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_layer_of_name
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
 _MEND = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA = "10de"
-_INFINIBAND = "0207"
 _NVML = re.compile(r"nvml([0-9]{1,4})")
 _BANDWIDTH = re.compile(r"[0-9]{1,20}")
+_PORT = re.compile(r"Port([0-9]{1,3})(State|LID)")
+_LID = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _PORT_ACTIVE = "4"
 # hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
 _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
@@ -37,9 +39,17 @@ class _Device:
         return self.element.attribute("pci_busid")
 
     @property
-    def kind(self) -> str:
-        """Its PCI class and vendor: ``0302 [10de``."""
-        return self.element.attributes.get("pci_type", "").partition(":")[0]
+    def pci_class(self) -> str:
+        return self.element.attributes.get("pci_type", "")[:4]
+
+    @property
+    def vendor(self) -> str:
+        """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
+        return self.element.attributes.get("pci_type", "")[6:10]
+
+    @property
+    def is_virtual(self) -> bool:
+        return is_virtual_function(self.vendor, self.element.attributes.get("pci_type", "")[11:15])
 
     @property
     def functions(self) -> list[Element]:
@@ -78,21 +88,36 @@ def read(text: str, where: str) -> NodeMap:
         near = with_cores.intersection(device.nodes)
         return near.pop() if len(near) == 1 else None
 
-    gpus = [device for device in found.devices if device.kind.startswith("03") and device.kind.endswith(_NVIDIA)]
+    gpus = [device for device in found.devices if device.pci_class.startswith("03") and device.vendor == _NVIDIA]
+    rdma = [device for device in found.devices if _rdma(device, _OPENFABRICS[version])]
+    whole = any(not device.is_virtual for device in rdma)
     return node_map_of_tree(
         {
             Gpu(index=index, bus_id=gpu.bus_id, numa=numa(gpu)): gpu.bridges
             for index, gpu in zip(_indices(gpus), gpus, strict=True)
         },
         {
-            adapter: device.bridges
+            replace(adapter, numa=numa(device), virtual=whole and device.is_virtual): device.bridges
             for device in found.devices
-            for adapter in _adapters(device, numa(device), _OPENFABRICS[version])
+            for adapter in _adapters(device, _OPENFABRICS[version])
         },
         numa_nodes,
         nvlinks=_nvlinks(topology, found.devices),
         where=topology.where,
+        warnings=list(_restricted(topology)),
     )
+
+
+def _restricted(topology: Element) -> Iterator[str]:
+    """A warning where hwloc ran inside a job that may use a part of the machine, and so saw that part."""
+    for machine in topology.all("object"):
+        masks = (machine.attributes.get(name, "") for name in ("cpuset", "complete_cpuset"))
+        seen, whole = (len(cores_of_mask(mask, machine.where)) for mask in masks)
+        if seen < whole:
+            yield (
+                f"{topology.where}: written where {seen} of the {whole} CPUs may be used, so it has these cores alone; "
+                "lstopo --disallowed --of xml tells all"
+            )
 
 
 def _walk(topology: Element) -> _Found:
@@ -143,25 +168,47 @@ def _indices(gpus: list[_Device]) -> list[int]:
     return nvml if len(nvml) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
 
 
-def _adapters(device: _Device, numa: int | None, is_rdma: Callable[[int], bool]) -> list[Adapter]:
-    infiniband = device.kind.startswith(_INFINIBAND)
-    rdma = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
+    return [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+
+
+def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
+    """The RDMA devices of a PCI device; itself where it is InfiniBand and hwloc saw no driver."""
+    rdma = _rdma(device, is_rdma)
+    if not rdma and link_layer(device.pci_class, ()) == "InfiniBand":
+        return [Adapter(name=device.bus_id, bus_id=device.bus_id, numa=None, link_layer="InfiniBand")]
     adapters = []
     for function in rdma:
-        infos = {info.attribute("name"): info.attributes.get("value", "") for info in function.all("info")}
-        states = [value for name, value in infos.items() if name.startswith("Port") and name.endswith("State")]
+        ports = _ports(function)
+        layer = link_layer(device.pci_class, ports)
+        # What an Ethernet port beside it does is of no use to InfiniBand.
+        own = [port for port in ports if port.lid] or ports
+        states = [port.active for port in own if port.active is not None]
         adapters.append(
             Adapter(
                 name=function.attribute("name"),
                 bus_id=device.bus_id,
-                numa=numa,
-                link_layer="InfiniBand" if infiniband else "Ethernet",
-                active=_PORT_ACTIVE in states if states else None,
+                numa=None,
+                link_layer=layer or link_layer_of_name(function.attribute("name")),
+                active=any(states) if states else None,
             )
         )
-    if infiniband and not rdma:
-        adapters.append(Adapter(name=device.bus_id, bus_id=device.bus_id, numa=numa, link_layer="InfiniBand"))
     return adapters
+
+
+def _ports(function: Element) -> list[Port]:
+    """Its ports, as far as hwloc tells: ``Port1State`` and ``Port1LID``."""
+    told: dict[str, dict[str, str]] = {}
+    for info in function.all("info"):
+        if match := _PORT.fullmatch(info.attribute("name")):
+            told.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+    return [
+        Port(
+            lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,
+            active=port["State"] == _PORT_ACTIVE if "State" in port else None,
+        )
+        for port in told.values()
+    ]
 
 
 def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, int]]:

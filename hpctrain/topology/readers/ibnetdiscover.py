@@ -10,16 +10,16 @@ from typing import Literal
 from hpctrain.topology.readers.listing import Listing
 from hpctrain.topology.records import Link, Node, Record
 
-_ATTRIBUTE = re.compile(r"(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
+_ATTRIBUTES = ("vendid=", "devid=", "sysimgguid=", "switchguid=", "caguid=", "rtguid=")
 _DEVICE = re.compile(r"devid=0x([0-9a-f]{1,8})\s*")
 _NODE = re.compile(
-    r'(?P<kind>Switch|Ca|Rt)\s+(?P<ports>[0-9]{1,3})\s+"[SHR]-(?P<guid>[0-9a-f]{16})"\s*#\s*"(?P<name>.*)"'
+    r'(?P<kind>Switch|Ca|Rt)\s*(?P<ports>[0-9]{1,3})\s*"[SHR]-(?P<guid>[0-9a-f]{16})"\s*#\s*"(?P<name>.*)"'
     r"(?: (?:enhanced|base) port 0 lid (?P<lid>[0-9]{1,5}) lmc [0-7])?\s*"
 )
 _CABLE = re.compile(
     r"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*"  # this end
     r'"([SHR])-([0-9a-f]{16})"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*'  # the other
-    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s+lid [0-9]{1,5}\s+([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
+    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s*lid [0-9]{1,5}\s*([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
 )
 Kind = Literal["switch", "adapter"]
 _KINDS: dict[str, Kind] = {"Switch": "switch", "Ca": "adapter"}
@@ -41,8 +41,8 @@ def read(text: str, where: str) -> Iterator[Record]:
     mentioned: dict[str, int] = {}
     found = False
     for number, line in listing:
-        if line.startswith("["):
-            link = _link(listing, number, line, block.node)
+        if line.startswith("[") and line[1:2].isdigit():
+            link = _link(listing, number, line, block)
             if link and link.peer:
                 mentioned.setdefault(link.peer, number)
                 yield link
@@ -52,7 +52,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             if kind:
                 found = True
                 yield _node(node, kind, block.device, f"{where}:{number}")
-        elif not block.attribute(line) and not line.startswith("#"):
+        elif line and not block.attribute(line) and not line.startswith("#"):
             listing.pass_over(number, line)
     if block.unnamed:
         raise listing.fault(listing.last, "the file is cut off in the middle of a node")
@@ -68,16 +68,18 @@ class _Block:
     """The node whose lines are being read: its attributes come first, then its name, then its cables."""
 
     node: re.Match[str] | None = None
+    guid: str = ""
+    kind: Kind | None = None
     device: int | None = None
     unnamed: bool = False
 
     def attribute(self, line: str) -> bool:
         """Take up an attribute of the next node; False for any other line."""
-        if not _ATTRIBUTE.match(line):
+        if not line.startswith(_ATTRIBUTES):
             return False
         if not self.unnamed:
             self.device, self.unnamed = None, True
-        if match := _DEVICE.fullmatch(line):
+        if line.startswith("devid=") and (match := _DEVICE.fullmatch(line)):
             self.device = int(match[1], 16)
         return True
 
@@ -87,7 +89,8 @@ class _Block:
         if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
             raise listing.fault(number, "not a node as ibnetdiscover lists it", line)
         self.unnamed = False
-        return self.node, _KINDS.get(self.node["kind"])
+        self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
+        return self.node, self.kind
 
 
 def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Node:
@@ -102,24 +105,16 @@ def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> No
     )
 
 
-def _link(listing: Listing, number: int, line: str, node: re.Match[str] | None) -> Link | None:
-    """A cable end; None for one of a router's cables."""
-    if node is None:
+def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
+    """A cable end; None for one of a router's cables. Most of a listing is these."""
+    if block.node is None:
         raise listing.fault(number, "a cable before any node", line)
     found = _CABLE.fullmatch(line)
     if found is None:
         raise listing.fault(number, "not a cable as ibnetdiscover lists it", line)
     port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
     width, speed = listing.lanes(number, lanes, rate)
-    if peer_kind == "R" or node["kind"] == "Rt":
+    if peer_kind == "R" or block.kind is None:
         return None
-    return Link(
-        guid=node["guid"],
-        port=int(port),
-        peer=peer,
-        peer_port=int(peer_port),
-        lid=int(lid) if lid else None,
-        width=width,
-        speed=speed,
-        where=f"{listing.where}:{number}",
-    )
+    at = f"{listing.where}:{number}"
+    return Link(block.guid, int(port), at, peer, int(peer_port), int(lid) if lid else None, width, speed)

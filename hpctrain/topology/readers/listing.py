@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from hpctrain.errors import HpctrainError
@@ -12,6 +13,24 @@ from hpctrain.topology.records import Remark
 _LONGEST_LINE = 4096
 
 
+# What a shell prints before a command, with the command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
+_PROMPT = re.compile(
+    r"\s*(?:\([\w.-]{1,64}\)\s*)?(?:\[[^][]{1,200}\]|[\w.-]{1,64}[@:][\w.:~/ -]{1,200})?[#$%>](?:\s.*)?"
+)
+# A terminal's colours and window titles, which a log of PuTTY or script(1) keeps.
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+
+
+def is_prompt(line: str) -> bool:
+    """Whether a line is a shell's prompt, with a command or without: what is copied from a terminal with the output."""
+    return _PROMPT.fullmatch(line) is not None
+
+
+def without_terminal(text: str) -> str:
+    """A text without what a terminal only shows."""
+    return _TERMINAL.sub("", text) if "\x1b" in text else text
+
+
 class Listing:
     """A text by lines, with what is common to every fault in it.
 
@@ -19,15 +38,22 @@ class Listing:
         text: the whole of it.
         where: the file's name, for messages.
         tool: the command that prints such a text.
+        command: what to write the file with, where that is more than the tool's name.
+        first: the number of the text's first line, of a part of a file.
 
     Raises:
         HpctrainError: it is empty or binary.
     """
 
-    def __init__(self, text: str, where: str, tool: str) -> None:
+    def __init__(self, text: str, where: str, tool: str, *, command: str = "", first: int = 1) -> None:
         self.where = where
         self.tool = tool
-        self._lines = text.split("\n")
+        self._command = command or tool
+        self._lines = without_terminal(text).split("\n")
+        if "\r" in text:
+            self._lines = [line.rstrip("\r") for line in self._lines]
+        self._first = first
+        self._lanes: dict[tuple[str, str], tuple[int | None, str | None]] = {}
         self._noise = 0
         self._first_noise = ""
         self._first_noise_line = 0
@@ -38,21 +64,21 @@ class Listing:
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number of each line and the line, without its end."""
-        for number, line in enumerate(self._lines, start=1):
-            if len(line) > _LONGEST_LINE:
-                raise self.fault(number, f"a line of {len(line)} characters", line)
-            yield number, line.rstrip("\r")
+        if max(map(len, self._lines)) > _LONGEST_LINE:
+            number, line = next(each for each in enumerate(self._lines, self._first) if len(each[1]) > _LONGEST_LINE)
+            raise self.fault(number, f"a line of {len(line)} characters", line)
+        return enumerate(self._lines, self._first)
 
     @property
     def last(self) -> int:
         """The number of the last line that is not empty."""
-        return len(self._lines) - (self._lines[-1] == "")
+        return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
 
     def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
         """The error for a line: what is wrong with it, and how to get the file again."""
         shown = f": {line.strip()[:60]!r}" if line else ""
         return HpctrainError(
-            f"{self.where}:{number}: {what}{shown}", f"write the file again: {self.tool} > {self.where}"
+            f"{self.where}:{number}: {what}{shown}", f"write the file again: {self._command} > {self.where}"
         )
 
     def cut_off(self, missing: int, first: str) -> HpctrainError:
@@ -65,11 +91,11 @@ class Listing:
         """Count a line that is none of the tool's own.
 
         Raises:
-            HpctrainError: it is the last one and has no end, so the text is cut off within it.
+            HpctrainError: it is the last one and has no end, so the text is cut off within it; a prompt never has.
         """
         if not line.strip():
             return
-        if number == len(self._lines):
+        if number == self._first - 1 + len(self._lines) and not is_prompt(line):
             raise self.fault(number, "the file is cut off in the middle of its last line", line)
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
@@ -89,6 +115,10 @@ class Listing:
         Raises:
             HpctrainError: a speed that InfiniBand does not have.
         """
-        if speed != "???" and speed not in LANE_GBIT:
-            raise self.fault(number, f"the link speed {speed!r} is none of {', '.join(LANE_GBIT)}")
-        return int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
+        known = self._lanes.get((width, speed))
+        if known is None:
+            if speed != "???" and speed not in LANE_GBIT:
+                raise self.fault(number, f"the link speed {speed!r} is none of {', '.join(LANE_GBIT)}")
+            known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
+            self._lanes[width, speed] = known
+        return known

@@ -7,18 +7,18 @@ without a common switch are PHB, which is NCCL's own meaning of PHB.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import replace
 
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.adapter_kinds import LinkLayer, is_virtual_function, link_layer
 from hpctrain.topology.cores import cores_of_mask, first_threads
 from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_layer_of_name
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
 _MEND = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
-# PCI base classes, and the class of InfiniBand adapters.
+# PCI base classes.
 _DISPLAY, _NETWORK = "0x03", "0x02"
-_INFINIBAND = "0x0207"
 _NVSWITCH = "0x0680"
 
 
@@ -33,7 +33,7 @@ def read(text: str, where: str) -> NodeMap:
     system = parse(text, where, root="system", mend=_MEND)
     numa_nodes: list[NumaNode] = []
     gpus: list[tuple[Element, int, Bridges]] = []
-    adapters: dict[Adapter, Bridges] = {}
+    nics: list[tuple[Element, int, Bridges]] = []
     for cpu in system.all("cpu"):
         # A virtual machine may tell none: -1.
         numa = cpu.number("numaid", least=-1)
@@ -44,7 +44,13 @@ def read(text: str, where: str) -> NodeMap:
             if device.all("gpu") or kind.startswith(_DISPLAY):
                 gpus.append((device, numa, bridges))
             elif device.all("nic") or kind.startswith(_NETWORK):
-                adapters |= dict.fromkeys(_adapters(device, numa), bridges)
+                nics.append((device, numa, bridges))
+    whole = any(not _is_virtual(device) for device, _, _ in nics)
+    adapters = {
+        replace(adapter, virtual=whole and _is_virtual(device)): bridges
+        for device, numa, bridges in nics
+        for adapter in _adapters(device, numa)
+    }
     if not gpus and not adapters:
         raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _MEND)
     numbers = _indices([device for device, _, _ in gpus])
@@ -85,14 +91,23 @@ def _indices(gpus: list[Element]) -> list[int]:
 
 def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     bus_id = device.attribute("busid")
-    kind = device.attributes.get("class", "")
-    layer: Literal["InfiniBand", "Ethernet"] | None = None
-    if kind:
-        layer = "InfiniBand" if kind.startswith(_INFINIBAND) else "Ethernet"
+    layer = _link_layer(device)
     # A net a port: a two-port adapter comes twice, as devices of their own or as ports of one.
     names = {net.attribute("name"): None for nic in device.all("nic") for net in nic.all("net")}
     for name in names or [bus_id]:
         yield Adapter(name=name, bus_id=bus_id, numa=numa, link_layer=layer or link_layer_of_name(name))
+
+
+def _link_layer(device: Element) -> LinkLayer | None:
+    """By the PCI class; NCCL tells no LIDs, but that a net reduces in its switches, which is SHARP of InfiniBand."""
+    if any(net.attributes.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
+        return "InfiniBand"
+    return link_layer(device.attributes.get("class", "")[2:6].lower(), ())
+
+
+def _is_virtual(device: Element) -> bool:
+    vendor, model = (device.attributes.get(name, "")[2:].lower() for name in ("vendor", "device"))
+    return is_virtual_function(vendor, model)
 
 
 def _nvlinks(device: Element) -> dict[str, int]:

@@ -63,7 +63,7 @@ def read(text: str, where: str) -> NodeMap:
                     numa=_numa_near(devices.index(column), gpus, numa_of_gpu),
                     link_layer=link_layer_of_name(name),
                 )
-                for column, name in _adapters(devices, lines, header).items()
+                for column, name in _adapters(devices, lines, header, ended=text.endswith("\n")).items()
             ),
             numa_nodes=numa_nodes,
             gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
@@ -149,9 +149,11 @@ def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | No
     return near.pop() if len(near) == 1 else None
 
 
-def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str) -> dict[str, str]:
+def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str, *, ended: bool) -> dict[str, str]:
     """The name of each adapter by its column: the legend's, or the column's own in drivers that print no legend."""
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
+    if not ended and _LEGEND.fullmatch(lines[-1][1]):
+        raise HpctrainError(f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _MEND)
     columns = [name for name in devices if not _is_gpu(name)]
     unnamed = [name for name in columns if _NUMBERED.fullmatch(name) and name not in legend]
     if unnamed:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.topology.records import Group, Record, Remark
 
 # By its first key, what a line is about and which further keys it may have.
@@ -44,6 +46,13 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: it is not such a text, mixes a tree with blocks, or names what it does not define; with the line.
     """
     lines = list(_lines(text, where))
+    if any({"level", "blockindex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
+        last = text.rpartition("\n")[2]
+        if not is_prompt(last):
+            raise HpctrainError(
+                f"{lines[-1][1]}: the text is cut off in its last line: {last.strip()[:60]!r}",
+                f"write it again: scontrol show topology > {where}",
+            )
     kinds = {next(iter(pairs)) == "switchname" for pairs, _ in lines}
     if len(kinds) > 1:
         raise HpctrainError(
@@ -94,7 +103,9 @@ def _with_remarks(groups: Sequence[Group]) -> Iterator[Record]:
 def _lines(text: str, where: str) -> Iterator[Line]:
     """The pairs of each line, keys in lower case, and its place; comments left out, continued lines joined."""
     continued, start = "", 0
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(without_terminal(text).splitlines(), start=1):
+        if is_prompt(raw):
+            continue
         line = raw.partition("#")[0].rstrip()
         start = start if continued else number
         if line.endswith("\\"):
@@ -147,8 +158,12 @@ def _switch(pairs: dict[str, str], place: str) -> Group:
 
 def _blocks(lines: Sequence[Line]) -> Iterator[Group]:
     blocks = []
-    sizes = None
+    listed: set[int] = set()
+    sizes: tuple[list[int], str] | None = None
     for pairs, place in lines:
+        if "blocksize" in pairs:
+            # scontrol prints the size of each block beside it, where topology.conf has all in a line of their own.
+            listed.add(_number(pairs["blocksize"], "BlockSize", place))
         if "blocksizes" in pairs:
             sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
         elif "aggregatedblock" in pairs:
@@ -156,7 +171,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[Group]:
             yield Group(name=pairs["aggregatedblock"], where=place, switches=below)
         else:
             blocks.append(Group(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
-    yield from blocks
+    yield from (replace(block, block_sizes=tuple(sizes[0] if sizes else sorted(listed))) for block in blocks)
     if sizes:
         yield from aggregate(blocks, *sizes)
 

@@ -6,6 +6,7 @@ Source: https://slurm.schedmd.com/topology.yaml.html.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -14,9 +15,11 @@ from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology.readers.slurm import aggregate, check_groups
-from hpctrain.topology.records import Group, Record
+from hpctrain.topology.records import Group, Record, Remark
 
 _KINDS = ("tree", "block", "flat")
+# Other shapes that Slurm knows, which tell nothing of switches.
+_PASSED_OVER = ("ring", "torus3d")
 
 Keys = dict[str, yaml.Node]
 
@@ -32,7 +35,7 @@ class _Loader(BoundedLoader):
 
 
 def read(text: str, where: str) -> Iterator[Record]:
-    """The switches or blocks of the cluster's default topology, else of the first one that is not flat.
+    """The switches or blocks of the cluster's default topology, else of the first one that is a tree or blocks.
 
     Args:
         text: a topology.yaml.
@@ -43,10 +46,13 @@ def read(text: str, where: str) -> Iterator[Record]:
             with the line.
     """
     shaped: list[tuple[bool, list[Group]]] = []
+    others: list[Remark] = []
     for node in _items(_compose(text, where), where, "topologies"):
         keys = _keys(node, where, "a topology")
         kind = _kind(keys, where)
-        if kind != "flat":
+        if kind in _PASSED_OVER:
+            others.append(Remark(text=f"a topology of kind {kind} is passed over", where=_place(node, where)))
+        elif kind != "flat":
             body = _keys(keys[kind], where, kind)
             read_groups = _tree if kind == "tree" else _blocks
             shaped.append((_is_default(keys), list(read_groups(body, keys[kind], where))))
@@ -55,7 +61,8 @@ def read(text: str, where: str) -> Iterator[Record]:
             f"{where}: it describes no tree and no blocks",
             "there is nothing to place ranks by: give `ibnetdiscover` output instead",
         )
-    return check_groups(next((groups for is_default, groups in shaped if is_default), shaped[0][1]), where)
+    yield from others
+    yield from check_groups(next((groups for is_default, groups in shaped if is_default), shaped[0][1]), where)
 
 
 def _compose(text: str, where: str) -> yaml.Node:
@@ -100,7 +107,7 @@ def _kind(keys: Keys, where: str) -> str:
         raise HpctrainError(
             f"{place}: a topology has its name and exactly one of {', '.join(_KINDS)}", "see man topology.yaml"
         )
-    if found[0] not in _KINDS:
+    if found[0] not in (*_KINDS, *_PASSED_OVER):
         raise HpctrainError(f"{place}: {found[0]!r} is no kind of topology", nearest(found[0], _KINDS))
     return found[0]
 
@@ -126,12 +133,15 @@ def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[Group]:
         keys = _keys(item, where, "a block")
         name = _text(keys, "block", item, where)
         blocks.append(Group(name=name, where=_place(item, where), hosts=_names(keys, "nodes", where)))
-    yield from blocks
-    if "block_sizes" in body:
-        sizes = body["block_sizes"]
-        # A single size may stand without a list.
-        items = [sizes] if isinstance(sizes, yaml.ScalarNode) else _items(sizes, where, "block sizes")
-        yield from aggregate(blocks, [_size(item, where) for item in items], _place(sizes, where))
+    listed = body.get("block_sizes")
+    # A single size may stand without a list.
+    items = [] if listed is None else [listed]
+    if listed is not None and not isinstance(listed, yaml.ScalarNode):
+        items = _items(listed, where, "block sizes")
+    sizes = tuple(_size(item, where) for item in items)
+    yield from (replace(block, block_sizes=sizes) for block in blocks)
+    if listed is not None:
+        yield from aggregate(blocks, sizes, _place(listed, where))
 
 
 def _size(node: yaml.Node, where: str) -> int:

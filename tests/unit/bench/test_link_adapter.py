@@ -1,13 +1,16 @@
-"""The adapter and port that a rank of ``topology verify`` takes, from /sys trees built for the test."""
+"""A rank of ``topology verify``: its adapter and port, from /sys trees built for the test, and what its measurements
+of a machine that others use come to."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from hpctrain.bench import links
+from hpctrain.topology.verify import End, Flow, compare, rounds
 
 UP, DOWN = "4: ACTIVE", "1: DOWN"
 
@@ -47,3 +50,63 @@ def test_without_an_active_port_the_network_is_left_to_mpi(adapters: Path, monke
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
     assert links.choose_adapter() == "rank 1"
     assert os.environ["UCX_NET_DEVICES"] == "as it was"
+
+
+def test_a_host_of_bonds_and_virtual_functions_measures_its_bonds(
+    adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    add_port(adapters, "mlx5_0", 1, UP, "Ethernet")
+    add_port(adapters, "mlx5_bond_1", 1, UP, "Ethernet")
+    for name, layer in (("mlx5_bond_0", "Ethernet"), ("mlx5_1", "InfiniBand")):
+        add_port(adapters, name, 1, UP, layer)
+        (adapters / name / "device/physfn").mkdir(parents=True)
+    assert (links.choose_adapter(), os.environ["UCX_NET_DEVICES"]) == ("mlx5_bond_1", "mlx5_bond_1:1")
+
+
+class SharedMachine:
+    """Stands in for MPI on rank 0: any measurement may be slowed down by others, and some senders always are."""
+
+    def __init__(self, seed: int, slow: int | None) -> None:
+        self.choose, self.slow = random.Random(seed), slow
+        self.pairs: list[tuple[int, int]] = []
+
+    def gather(self, _: object) -> list[dict[str, float]]:
+        return [
+            {"source": source, "target": target, "latency": 1e-6 * self.choose.uniform(1, 1.5), "bandwidth": speed}
+            for source, target in self.pairs
+            for speed in [self.speed(source, target)]
+        ]
+
+    def speed(self, source: int, target: int) -> float:
+        disturbed = self.choose.uniform(0.2, 1) if self.choose.random() < 0.35 else self.choose.uniform(0.95, 1)
+        return 10e9 * disturbed * (0.4 if self.slow in (source, target) else 1)
+
+    def bcast(self, rounds: list[int]) -> list[int]:
+        return rounds
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | None) -> list[str]:
+    machine = SharedMachine(seed, slow)
+    monkeypatch.setattr(links, "measure", lambda comm, pairs, size: setattr(comm, "pairs", pairs))
+    flows = [
+        Flow(
+            round=flow["round"],
+            source=End(host=f"h{flow['source']}", device="mlx5_0"),
+            target=End(host=f"h{flow['target']}", device="mlx5_0"),
+            bandwidth=flow["bandwidth"],
+            latency=flow["latency"],
+            spread=flow["spread"],
+        )
+        for flow in links.measure_all(machine, rounds(ranks), 1)
+    ]
+    return [fault.name for fault in compare(flows)]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_busy_machine_raises_no_alarm(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(judged(monkeypatch, ranks, seed, None) for seed in range(200))
+
+
+def test_a_slow_host_of_a_busy_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(judged(monkeypatch, 8, seed, 5) == ["h5"] for seed in range(200))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from listings import listing
 
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
@@ -65,6 +68,72 @@ def test_show_groups_rails_and_pods(capsys: pytest.CaptureFixture[str], tmp_path
     assert lines.count("2 hosts: node0001, node0002") == 1
 
 
+RAGGED = [("leaf1", "spine1"), ("leaf2", "spine1"), ("leaf3", "spine2"), ("leaf4", "spine2")]
+RAGGED += [("spine1", "core"), ("spine2", "core"), ("leaf5", "core")]
+RAGGED += [(f"n{host} mlx5_0", f"leaf{(host + 1) // 2}") for host in range(1, 11)]
+NAMELESS = [("n1 mlx5_0", "s1"), ("n2 mlx5_0", "s1"), ("MT4129 ConnectX7   Mellanox Technologies", "s1")]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes what ibnetdiscover would print of some cables."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(cables: list[tuple[str, str]], **more: list[str]) -> str:
+        Path("cables.txt").write_text(listing(cables, **more))
+        return "cables.txt"
+
+    return written
+
+
+def test_show_keeps_the_middle_level_where_a_leaf_hangs_on_the_root(
+    write: Callable[..., str], capsys: pytest.CaptureFixture[str]
+):
+    lines = [line.rstrip() for line in run(capsys, "show", write(RAGGED)).splitlines()]
+    switches = [line for line in lines[lines.index("fabric") + 1 :] if "host" not in line]
+    assert [line.index("switch") // 4 for line in switches] == [1, 2, 2, 3, 3, 2, 3, 3]
+    named = [line.split("switch ")[1].partition(";")[0] for line in switches]
+    assert named == ["core", "leaf5", "spine1", "leaf1", "leaf2", "spine2", "leaf3", "leaf4"]
+
+
+def test_two_hosts_without_a_switch(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    fabric = write([("n1 mlx5_0", "n2 mlx5_0")])
+    assert "no switch; 1 across" in run(capsys, "show", fabric, "--svg", "a.svg")
+    placed = json.loads(run(capsys, "place", "--fabric", fabric, "--hosts", "n2,n1", "--json"))
+    assert [placed["placed"][key] for key in ("crossings", "bound", "worst_load")] == [0, 0, 1]
+    assert run(capsys, "convert", fabric, "--to", "topology.conf") == "SwitchName=joins-n1 Nodes=n[1-2]\n"
+
+
+def test_leaves_without_a_spine_are_joined(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    fabric = write([("leaf1", "leaf2"), ("n1 mlx5_0", "leaf1"), ("n2 mlx5_0", "leaf2")])
+    assert "2 switches: leaf1, leaf2; 1 across" in run(capsys, "show", fabric)
+    assert "SwitchName=joins-leaf1 Switches=leaf1,leaf2\n" in run(capsys, "convert", fabric, "--to", "topology.conf")
+
+
+def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    wanted = ["place", "--fabric", write(RAGGED), "--hosts", "n1,n2,n5,n6,n3,n4,n7,n8"]
+    placed = json.loads(run(capsys, *wanted, "--json"))
+    assert placed["given"]["crossings_by_level"] == [4, 4]
+    assert placed["placed"]["crossings_by_level"] == placed["placed"]["bound_by_level"] == [4, 2]
+    assert placed["already_optimal"] is False
+    assert "higher up" in run(capsys, *wanted)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["convert", "--to", "topology.conf"], ["convert", "--to", "block.yaml"], ["place", "--hosts=n1,n2", "--fabric"]],
+)
+def test_the_fabrics_warnings_are_printed(
+    write: Callable[..., str], capsys: pytest.CaptureFixture[str], command: list[str]
+):
+    assert main(["topology", *command, write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "hpctrain: warning: adapters without a host name, each taken for a host of its own under its GUID (1)" in said
+    )
+    assert "hpctrain: warning: adapters without a cable, left out (1): n9 mlx5_0" in said
+
+
 def test_show_draws(fabric: str, capsys: pytest.CaptureFixture[str]):
     run(capsys, "show", fabric, "--svg", "a.svg", "--png", "a.png")
     texts = [element.text for element in ElementTree.parse("a.svg").iter("{http://www.w3.org/2000/svg}text")]
@@ -88,12 +157,17 @@ def test_place(fabric: str, capsys: pytest.CaptureFixture[str]):
 def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureFixture[str]):
     words = "already optimal"
     assert words in run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001-0008]")
+    # No worse than any other, and neither sorted nor depth-first; what is printed and written is this order.
+    other = "node0003,node0001,node0002,node0004,node0007,node0008,node0006,node0005"
+    printed = run(capsys, "place", "--fabric", fabric, "--hosts", other, "--write=slurm=hosts.txt")
+    assert words in printed and printed.splitlines()[-1] == other
+    assert Path("hosts.txt").read_text().split() == other.split(",")
     assert words not in run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED)
 
 
 def test_place_writes_what_launchers_read(fabric: str, capsys: pytest.CaptureFixture[str]):
     files = [f"--write={kind}={kind}.txt" for kind in ("hostfile", "hydra", "slurm")]
-    run(capsys, "place", "--fabric", fabric, "--hosts", "node0005,node0001", "--ranks-per-host", "2", *files)
+    run(capsys, "place", "--fabric", fabric, "--hosts", "node0001,node0005", "--ranks-per-host", "2", *files)
     assert Path("hostfile.txt").read_text() == "node0001 slots=2\nnode0005 slots=2\n"
     assert Path("hydra.txt").read_text() == "node0001:2\nnode0005:2\n"
     assert Path("slurm.txt").read_text() == "node0001\nnode0001\nnode0005\nnode0005\n"
@@ -258,7 +332,7 @@ def test_verify_names_what_is_slow(
 
     monkeypatch.setattr("hpctrain.launch.links.measure_links", measure)
     monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
-    arguments = ["verify", "--hosts", "node0003,node0001,node0004,node0002", "--json"]
+    arguments = ["verify", "--hosts", "node0001,node0002,node0003,node0004", "--json"]
     for known in (["--fabric", fabric], []):
         result = json.loads(run(capsys, *arguments, *known, code=code))
         assert len(result["flows"]) == 12
@@ -288,6 +362,48 @@ def test_long_names_stay_whole_in_a_pipe(fabric: str, capsys: pytest.CaptureFixt
     line = next(line for line in run(capsys, "show", fabric).splitlines() if "long description" in line)
     assert line.count("where it is") == 3
     assert line.endswith("; 4 down, 2 up, oversubscription 2:1")
+
+
+def test_two_subnets_from_two_files(fabric: str, capsys: pytest.CaptureFixture[str]):
+    """Hosts are joined by their names: an adapter on each subnet, and a rail of each."""
+    text = Path(fabric).read_text()
+    guids = {guid: f"{int(guid, 16) + (1 << 40):016x}" for guid in re.findall(r"[0-9a-f]{16}", text)}
+    Path("second.txt").write_text(
+        re.sub(r"[0-9a-f]{16}", lambda match: guids[match[0]], text.replace("mlx5_0", "mlx5_1"))
+    )
+    shown = json.loads(run(capsys, "show", fabric, "second.txt", "--json"))
+    part = {"hosts": 8, "adapters": 8, "switches": 4}
+    assert {key: shown[key] for key in ("hosts", "adapters", "switches", "subnets")} == {
+        "hosts": 8,
+        "adapters": 16,
+        "switches": 8,
+        "subnets": 2,
+    }
+    assert shown["by_subnet"] == [part, part]
+    assert "subnet 2: 8 hosts, 8 adapters, 4 switches" in run(capsys, "show", fabric, "second.txt")
+    arguments = ("--hosts", INTERLEAVED, "--json")
+    both = json.loads(run(capsys, "place", "--fabric", fabric, "--fabric", "second.txt", *arguments))
+    one = json.loads(run(capsys, "place", "--fabric", fabric, *arguments))
+    assert both["order"] == one["order"] == DEPTH_FIRST
+    assert both["placed"]["bandwidth_bytes_per_s"] == 2 * one["placed"]["bandwidth_bytes_per_s"]
+    assert json.loads(run(capsys, "show", fabric, "--json"))["subnets"] == 1
+
+
+@needs_data
+def test_a_missing_and_a_damaged_table_of_a_real_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """9,248 pairs of the whole cluster pass the leaf whose table is not there, by the tables of all."""
+    for file in (DATA / "avakas" / "ibroutes").iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    arguments = ("show", str(DATA / "avakas" / "ibnetdiscover-p.txt"), "--routes", str(tmp_path), "--json")
+    leaf = tmp_path / "switch-lid-1.txt"
+    leaf.write_text(leaf.read_text()[:3000])
+    assert "ibroute 1 > " in run(capsys, *arguments, code=2)
+    skipped = json.loads(run(capsys, *arguments, "--skip-damaged"))
+    leaf.unlink()
+    for shown in (json.loads(run(capsys, *arguments)), skipped):
+        text = " ".join(shown["warnings"])
+        assert "without a forwarding table (1): QLogic 12800-180 GUID=0x00066a00e8001310 L101" in text
+        assert "9,248 pairs" in text
 
 
 @needs_data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LEGEND = """
 Legend:
 
@@ -80,8 +82,45 @@ NCCL_DUMP = """<system version="1">
 """
 
 
-def hwloc_export(version: str) -> str:
-    """One package with two cores of two threads, a GPU and two adapters of one switch, and one of Ethernet."""
+def with_bonds(virtual: int = 34, virtual_class: str = "SYS") -> str:
+    """Eight GPUs, each on a switch with a bond of its own, beside virtual functions: RoCE as clouds rent it."""
+    adapters = [f"mlx5_{number}" for number in range(virtual)] + [f"mlx5_bond_{number}" for number in range(1, 9)]
+    devices = [f"GPU{number}" for number in range(8)] + [f"NIC{number}" for number in range(len(adapters))]
+
+    def cell(one: str, other: str) -> str:
+        names = [adapters[int(device[3:])] if device.startswith("NIC") else device for device in (one, other)]
+        if one == other:
+            return " X "
+        if one.startswith("GPU") and other.startswith("GPU"):
+            return "NV18"
+        if not all(name.startswith(("GPU", "mlx5_bond_")) for name in names):
+            return virtual_class
+        places = [
+            int(name[3:]) if name.startswith("GPU") else int(name.removeprefix("mlx5_bond_")) - 1 for name in names
+        ]
+        if places[0] == places[1]:
+            return "PIX"
+        return "NODE" if places[0] // 4 == places[1] // 4 else "SYS"
+
+    lines = ["\t" + "\t".join(devices) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"]
+    for device in devices:
+        row = "\t".join(cell(device, other) for other in devices)
+        numa = int(device.startswith("GPU") and int(device[3:]) >= 4)
+        lines.append(f"{device}\t{row}" + (f"\t{48 * numa}-{48 * numa + 47}\t{numa}\t\tN/A" if "GPU" in device else ""))
+    names = "".join(f"  NIC{number}: {name}\n" for number, name in enumerate(adapters))
+    return "\n".join(lines) + "\n" + LEGEND + "\nNIC Legend:\n\n" + names + "\n"
+
+
+# Bus, name, state of the port, PCI class, and where they matter vendor and model and what else is told of ports.
+ADAPTERS = (("12", "mlx5_0", 4), ("13", "mlx5_1", 1), ("14", "mlx5_2", 4, "0200"))
+
+
+def port_lid(lid: int, port: int = 1) -> str:
+    return f'<info name="Port{port}LID" value="{lid:#x}"/><info name="Port{port}LMC" value="0"/>'
+
+
+def hwloc_export(version: str, adapters: Sequence[tuple[str, str, int, *tuple[str, ...]]] = ADAPTERS) -> str:
+    """One package with two cores of two threads, a GPU and adapters of one switch: two InfiniBand, one Ethernet."""
     openfabrics = {"2": 3, "3": 32}[version[0]]
 
     def core(index: int, first: int, second: int) -> str:
@@ -89,12 +128,12 @@ def hwloc_export(version: str) -> str:
         threads = "".join(f'<object type="PU" os_index="{i}" cpuset="{1 << i:#010x}"/>' for i in (first, second))
         return f'<object type="Core" os_index="{index}" cpuset="{mask:#010x}" nodeset="0x1">{threads}</object>'
 
-    def adapter(bus: str, name: str, state: int, kind: str = "0207") -> str:
+    def adapter(bus: str, name: str, state: int, kind: str = "0207", model: str = "15b3:101b", infos: str = "") -> str:
         return f"""<object type="Bridge" bridge_type="1-1" pci_busid="0000:11:{bus}.0">
-          <object type="PCIDev" pci_busid="0000:{bus}:00.0" pci_type="{kind} [15b3:101b] [15b3:0007] 00">
+          <object type="PCIDev" pci_busid="0000:{bus}:00.0" pci_type="{kind} [{model}] [15b3:0007] 00">
             <object type="OSDev" name="ib{bus}" osdev_type="{2 if openfabrics == 3 else 16}"/>
             <object type="OSDev" name="{name}" osdev_type="{openfabrics}">
-              <info name="NodeGUID" value="0c42:a103:0001:0001"/><info name="Port1State" value="{state}"/>
+              <info name="NodeGUID" value="0c42:a103:0001:0001"/><info name="Port1State" value="{state}"/>{infos}
             </object>
           </object>
         </object>"""
@@ -109,9 +148,7 @@ def hwloc_export(version: str) -> str:
       <object type="Bridge" bridge_type="0-1" bridge_pci="0000:[0f-1f]">
         <object type="Bridge" bridge_type="1-1" pci_busid="0000:0f:00.0">
         <object type="Bridge" bridge_type="1-1" pci_busid="0000:10:00.0">
-          {adapter("12", "mlx5_0", 4)}
-          {adapter("13", "mlx5_1", 1)}
-          {adapter("14", "mlx5_2", 4, "0200")}
+          {"".join(adapter(*each) for each in adapters)}
           <object type="Bridge" bridge_type="1-1" pci_busid="0000:11:0f.0">
             <object type="PCIDev" pci_busid="0000:15:00.0" pci_type="0302 [10de:20b0] [10de:144e] a1"/>
           </object>

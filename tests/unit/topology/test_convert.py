@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from small_fabric import small_fabric
 
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.blocks import uneven
 from hpctrain.topology.build import build_fabric
 from hpctrain.topology.convert import block, block_yaml, topology_conf, topology_yaml
 from hpctrain.topology.fabric import Fabric
@@ -55,6 +57,12 @@ def tree(text: str) -> Tree:
     return frozenset(below(group) for group in groups.values() if group.name not in children)
 
 
+def end_hosts(nested: Tree) -> set[Tree]:
+    """The sets that hold hosts, without what joins them."""
+    hosts = frozenset(each for each in nested if isinstance(each, str))
+    return {hosts} - {frozenset()} | {end for each in nested if not isinstance(each, str) for end in end_hosts(each)}
+
+
 def cut(items: list[Tree] | list[str], size: int) -> list[Tree]:
     return [frozenset(items[start : start + size]) for start in range(0, len(items), size)]
 
@@ -67,11 +75,14 @@ FABRICS = {"hosts": st.integers(1, 24), "leaf_down": st.integers(1, 6), "pod_lea
 def test_the_tree_is_the_one_that_was_generated(hosts: int, leaf_down: int, pod_leaves: int | None) -> None:
     leaves = cut([f"node{number:04}" for number in range(1, hosts + 1)], leaf_down)
     assume(pod_leaves is None or len(leaves) >= pod_leaves)
-    expected = frozenset([frozenset(leaves if pod_leaves is None else cut(leaves, pod_leaves))])
+    pods = [leaves] if pod_leaves is None else cut(leaves, pod_leaves)
+    # Spines above a single leaf, and cores above a single pod, join nothing.
+    joined = pods[0] if len(pods) == 1 else pods
+    expected = frozenset(joined if len(joined) == 1 else [frozenset(joined)])
     fabric = generated(hosts, leaf_down, pod_leaves)
     assert tree(topology_conf(fabric)) == expected
     assert tree(topology_yaml(fabric)) == expected
-    assert tree(block(fabric)) == frozenset(leaves) == tree(block_yaml(fabric))
+    assert end_hosts(tree(block(fabric))) == set(leaves) == end_hosts(tree(block_yaml(fabric)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,8 +116,59 @@ def test_every_golden_file_has_its_case() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(WRITERS)
 
 
-def test_blocks_have_no_more_hosts_than_the_smallest() -> None:
-    assert block(generated(5, 3, None)).splitlines()[-1] == "BlockSizes=2"
+def test_no_block_has_fewer_hosts_than_the_first_size_and_a_small_one_is_named() -> None:
+    fabric = generated(7, 3, None)
+    assert block(fabric).splitlines()[-1] == "BlockSizes=1"
+    assert uneven(fabric) == [
+        "BlockSizes begins with 1, the hosts of the smallest block, although most blocks have 3; blocks with fewer, "
+        "each by its first host (1): node0007"
+    ]
+    assert uneven(generated(6, 3, None)) == []
+
+
+def test_a_host_that_lost_an_adapter_stays_in_its_block() -> None:
+    cables = [(f"h{host} m{rail}", f"leaf{host % 2 * 2 + rail}") for host in range(8) for rail in range(2)]
+    cables.remove(("h4 m1", "leaf1"))
+    fabric = small_fabric([*cables, *((f"leaf{leaf}", "spine0") for leaf in range(4))])
+    assert block(fabric) == "BlockName=leaf0 Nodes=h[0,2,4,6]\nBlockName=leaf2 Nodes=h[1,3,5,7]\nBlockSizes=4\n"
+
+
+BLOCKS = """\
+BlockName=b2 Nodes=n[1-5]
+BlockName=b10 Nodes=n[6-10]
+BlockName=a1 Nodes=n[11-15]
+BlockSizes=4,8
+"""
+
+
+def test_blocks_keep_their_order_and_their_sizes() -> None:
+    fabric = build_fabric(slurm.read(BLOCKS, "f"))
+    assert block(fabric) == BLOCKS
+    assert block(build_fabric(slurm_yaml.read(block_yaml(fabric), "f"))) == BLOCKS
+    # scontrol says the same in other words.
+    listed = BLOCKS.replace("\n", " BlockSize=4\n").replace("BlockSizes=4,8 BlockSize=4\n", "")
+    listed += "AggregatedBlock=b2,b10 BlockIndex=3 BlockSize=8 Nodes=n[1-10]\n"
+    assert block(build_fabric(slurm.read(listed, "f"))) == BLOCKS
+
+
+def test_blocks_that_lost_hosts_or_neighbours_get_sizes_that_slurm_takes() -> None:
+    smaller = build_fabric(slurm.read(BLOCKS, "f"), leave_out=["n[6-8]"])
+    assert block(smaller).splitlines()[1:] == [
+        "BlockName=b10 Nodes=n[9-10]",
+        "BlockName=a1 Nodes=n[11-15]",
+        "BlockSizes=2,4",
+    ]
+    fewer = build_fabric(slurm.read(BLOCKS.replace("a1 Nodes=n[11-15]", "a1 Nodes=n11") + "", "f"), leave_out=["n?"])
+    assert block(fewer) == "BlockName=b10 Nodes=n10\nBlockName=a1 Nodes=n11\nBlockSizes=1\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "pod_leaves", "sizes"), [(16, 2, "2,4"), (16, 4, "2,8"), (18, 3, "2"), (14, 4, "2,8")]
+)
+def test_pods_are_larger_blocks_where_they_have_a_power_of_two_of_leaves(
+    hosts: int, pod_leaves: int, sizes: str
+) -> None:
+    assert block(generated(hosts, 2, pod_leaves)).splitlines()[-1] == f"BlockSizes={sizes}"
 
 
 def test_names_that_slurm_reads() -> None:

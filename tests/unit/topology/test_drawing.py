@@ -114,3 +114,46 @@ def test_names_do_not_overlap_in_a_row():
     )
     assert len(boxes) == 40
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_hosts_that_are_cabled_to_each_other():
+    fabric = small_fabric([("a m0", "b m0")])
+    svg = to_svg(draw(fabric, [Ring(title="", hosts=[0, 1], load=ring_load(fabric, [0, 1]))]))
+    assert {"a", "b"} <= set(texts(svg))
+    assert ring_load(fabric, [0, 1]).tolist() == [1.0, 1.0]
+    assert strokes(svg, CROSSING) - 1 == 0
+
+
+def test_a_leaf_that_the_ring_goes_through_is_there_without_its_hosts():
+    fabric = small_fabric(
+        [("a m0", "leaf0"), ("b m0", "leaf1"), ("c m0", "leaf2"), ("leaf0", "leaf1"), ("leaf1", "leaf2")]
+    )
+    hosts = [0, 2]
+    shown = texts(to_svg(draw(fabric, [Ring(title="", hosts=hosts, load=ring_load(fabric, hosts))])))
+    assert {"a", "c", "leaf0", "leaf1", "leaf2"} <= set(shown)
+    assert "b" not in shown
+
+
+def test_arcs_and_load_are_of_the_adapters_that_take_part():
+    # The second host lost the adapter of the first rail, so that the ring is on the other, where both share a leaf.
+    fabric = small_fabric(
+        [("a m0", "leaf0"), ("a m1", "leaf1"), ("b m1", "leaf1"), ("leaf0", "spine0"), ("leaf1", "spine0")]
+    )
+    load = ring_load(fabric, [0, 1])
+    assert set(load[fabric.source == fabric.names.index("a m0")]) == {0.0}
+    assert strokes(to_svg(draw(fabric, [Ring(title="", hosts=[0, 1], load=load)])), CROSSING) - 1 == 0
+
+
+def test_a_cable_that_passes_a_level_keeps_clear_of_its_boxes():
+    cables = [(f"h{leaf} m0", f"leaf{leaf}") for leaf in range(5)]
+    cables += [(f"leaf{leaf}", f"spine{leaf // 2}") for leaf in range(4)]
+    cables += [("spine0", "core0"), ("spine1", "core0"), ("leaf4", "core0")]
+    figure = draw(small_fabric(cables), [Ring(title="", hosts=range(5))])
+    boxes = [patch for patch in figure.axes[0].patches if hasattr(patch, "get_boxstyle")]
+    long = max((patch for patch in figure.axes[0].patches if patch not in boxes), key=lambda p: len(p.get_path()))
+    passed = long.get_path().vertices[1:-1]
+    assert len(passed) == 2
+    for x, y in passed:
+        for box in boxes:
+            low, high = box.get_x(), box.get_x() + box.get_width()
+            assert not (low <= x <= high and box.get_y() <= y <= box.get_y() + box.get_height())

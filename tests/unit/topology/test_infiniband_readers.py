@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,3 +219,54 @@ def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
             assert error.message.startswith("f"), error.message
 
     check()
+
+
+def test_one_damaged_table_can_be_left_out() -> None:
+    whole = list(forwarding.read(DUMP_LFTS, "f"))
+    damaged = DUMP_LFTS.replace("0x0002 ", "0x2 ", 1)
+    left = list(forwarding.read_whole(damaged, "f"))
+    assert _of(Forward, left) == [entry for entry in _of(Forward, whole) if entry.switch != "0000000000000001"]
+    assert [remark.where for remark in _of(Remark, left)] == ["f:5", "f:14"], "the damage, and ibroute's error"
+    assert _of(Forward, list(forwarding.read_whole(DUMP_LFTS, "f"))) == _of(Forward, whole)
+    assert not _of(Forward, list(forwarding.read_whole(damaged[:200], "f")))
+
+
+def test_a_damaged_table_names_the_command_that_wrote_it() -> None:
+    third = DUMP_LFTS[DUMP_LFTS.index("Unicast", 600) :]
+    for text, command in ((DUMP_LFTS, "dump_lfts > f"), (third, "ibroute 3 > f")):
+        with pytest.raises(HpctrainError) as error:
+            list(forwarding.read(text.replace("2 valid lids", "7 valid lids"), "f"))
+        assert error.value.hint.endswith(command)
+
+
+@pytest.mark.parametrize("tool", _READERS)
+@pytest.mark.parametrize("prompt", ["[root@n1 ~]# ", "user@n1:~$ ", "n1:~ # ", "(base) [user@n1 ~]$ ", "$ "])
+def test_what_is_copied_from_a_terminal_is_read(tool: str, prompt: str) -> None:
+    read, text = _READERS[tool]
+    log = f"=~=~=~= PuTTY log 2024.05.17 09:12:01 =~=~=~=\n\x1b]0;root@n1\x07{prompt}{tool}\n"
+    kinds = (Node, Link, Forward)
+
+    def content(text: str) -> list[object]:
+        found = [record for record in read(text, "f") if isinstance(record, kinds)]
+        return [r._replace(where="") if isinstance(r, Link) else replace(r, where="") for r in found]
+
+    assert content(log + text + prompt) == content(text)
+
+
+@pytest.mark.parametrize("tab", ["", " ", "        "])
+def test_ibnetdiscover_without_its_tabs(tab: str) -> None:
+    assert list(ibnetdiscover.read(IBNETDISCOVER.replace("\t", tab), "f")) == list(
+        ibnetdiscover.read(IBNETDISCOVER, "f")
+    )
+
+
+def test_cable_ends_of_different_speed_are_remarked_upon() -> None:
+    def remarks(text: str) -> list[str]:
+        warnings = build_fabric(ibnetdiscover.read(text, "f")).warnings
+        return [each for each in warnings if "different speeds" in each]
+
+    assert remarks(IBNETDISCOVER) == []
+    told = IBNETDISCOVER.replace('lid 5 lmc 0 "MF0;leaf2:MQM9701/U1" lid 2 4xHDR', 'lid 5 lmc 0 "leaf2" lid 2 1xNDR')
+    assert told != IBNETDISCOVER
+    [warning] = remarks(told)
+    assert "(1): MF0;leaf2:MQM9701/U1 port 1" in warning

@@ -103,6 +103,21 @@ def test_a_machine_of_several_adapters(machine: Machine) -> None:
     ]
 
 
+def test_bonds_take_part_and_virtual_functions_do_not(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.gpu("pci0000:3a/0000:3a:00.0/0000:3d:00.0", 0)
+    machine.adapter("mlx5_bond_1", "pci0000:ae/0000:ae:01.0/0000:b1:00.0", 1, ("Ethernet", UP))
+    for number in range(3):
+        path = f"pci0000:3a/0000:3a:01.0/0000:3f:00.{number + 1}"
+        machine.adapter(f"mlx5_{number}", path, 0, ("InfiniBand" if number else "Ethernet", UP))
+        (tmp_path / "sys/devices" / path / "physfn").symlink_to(tmp_path / "sys/devices/pci0000:ae")
+    node_map = this_node(tmp_path)
+    assert [slot.adapter for slot in slots(node_map, 1)] == ["mlx5_bond_1"]
+    assert [warning.partition(": ")[2] for warning in node_map.warnings] == [
+        "virtual functions, left out (3): mlx5_0, mlx5_1, mlx5_2"
+    ]
+
+
 def test_only_cores_that_the_process_may_use(tmp_path: Path) -> None:
     """The second thread alone of core 1, and core 3."""
     node_map = this_node(Machine(tmp_path, allowed="3,5,7").root)

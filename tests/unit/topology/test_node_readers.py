@@ -11,10 +11,21 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from node_texts import EARLY, GPUS_ONLY, LEGEND, NCCL_DUMP, NO_AFFINITY, WITH_ADAPTERS, hwloc_export
+from node_texts import (
+    EARLY,
+    GPUS_ONLY,
+    LEGEND,
+    NCCL_DUMP,
+    NO_AFFINITY,
+    WITH_ADAPTERS,
+    hwloc_export,
+    port_lid,
+    with_bonds,
+)
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_list, cores_of_mask, first_threads
+from hpctrain.topology.launch_files import host_variables
 from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import NodeMap, NumaNode, slots
 from hpctrain.topology.readers import hwloc, nccl, nvidia_smi
@@ -57,6 +68,27 @@ def test_nvidia_smi_with_adapters() -> None:
         ("mlx5_10", (12, 13, 14, 15)),
     ]
     assert node_map.warnings == ("node.txt: mlx5_bond_0 is Ethernet: left out",)
+
+
+def test_bonds_beside_virtual_functions_take_part() -> None:
+    node_map = nvidia_smi.read(with_bonds(), "node.txt")
+    assert [slot.adapter for slot in slots(node_map, 8)] == [f"mlx5_bond_{number}" for number in range(1, 9)]
+    assert host_variables(slots(node_map, 2))["NCCL_IB_HCA"] == "=mlx5_bond_1,mlx5_bond_2"
+    [warning] = node_map.warnings
+    assert "left out (34): mlx5_0," in warning
+
+
+@pytest.mark.parametrize("cut", ["m", "mlx", "mlx5_", "mlx5_1"])
+def test_a_legend_cut_within_a_name_is_an_error(cut: str) -> None:
+    text = WITH_ADAPTERS[: WITH_ADAPTERS.index("mlx5_bond_0")] + cut
+    with pytest.raises(HpctrainError, match=f"cut off in the middle of its last line: 'NIC2: {cut}'"):
+        nvidia_smi.read(text, "node.txt")
+    assert nvidia_smi.read(WITH_ADAPTERS + "user@node:~$ ", "node.txt") == nvidia_smi.read(WITH_ADAPTERS, "node.txt")
+
+
+def test_bonds_that_are_no_nearer_are_for_storage() -> None:
+    node_map = nvidia_smi.read(with_bonds(8, "PIX"), "node.txt")
+    assert [adapter.name for adapter in node_map.fabric_adapters] == [f"mlx5_{number}" for number in range(8)]
 
 
 def test_nvidia_smi_with_tabs_made_spaces() -> None:
@@ -122,6 +154,27 @@ def test_nccl_dump() -> None:
 
 
 @pytest.mark.parametrize(
+    ("attributes", "layer", "virtual"),
+    [
+        ('class="0x0c0600" vendor="0x15b3" device="0x673c"', "InfiniBand", False),
+        ('class="0x020800" vendor="0x8086" device="0x24f0"', "InfiniBand", False),
+        ('class="0x028000" vendor="0x15b3" device="0x1003"', None, False),
+        ('class="0x020000" vendor="0x15b3" device="0x1021"', "Ethernet", False),
+        ('class="0x020700" vendor="0x15b3" device="0x101e"', "InfiniBand", True),
+    ],
+)
+def test_nccl_kinds_of_adapters(attributes: str, layer: str | None, virtual: bool) -> None:
+    text = NCCL_DUMP.replace('class="0x020700" vendor="0x15b3"', attributes)
+    [adapter] = [each for each in nccl.read(text, "topo.xml").adapters if each.name == "mlx5_0"]
+    assert (adapter.link_layer, adapter.virtual) == (layer, virtual)
+
+
+def test_nccl_tells_infiniband_by_reductions_in_its_switches() -> None:
+    text = NCCL_DUMP.replace('class="0x020700"', 'class="0x028000"').replace('guid="0x1"', 'guid="0x1" coll="1"')
+    assert nccl.read(text, "topo.xml").adapters[0].link_layer == "InfiniBand"
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda text: text[:900], r"topo.xml:\d+: (no element found|unclosed token)"),
@@ -155,6 +208,60 @@ def test_hwloc_export(version: str) -> None:
     assert node_map.gpu_adapter == (("PIX", "PIX", "PIX"),)
     assert node_map.numa_nodes == (NumaNode(index=0, cores=(0, 1)),)
     assert slots(node_map, 1)[0].adapter == "mlx5_0"
+
+
+@pytest.mark.parametrize(
+    ("pci_class", "state", "infos", "layer"),
+    [
+        # ConnectX-2 and TrueScale, ConnectX-3, Omni-Path: a LID tells, whatever the class.
+        ("0c06", 4, port_lid(0x63), "InfiniBand"),
+        ("0280", 4, port_lid(7), "InfiniBand"),
+        ("0208", 4, port_lid(7), "InfiniBand"),
+        ("0200", 4, port_lid(7), "InfiniBand"),
+        # The same adapters with their ports set to Ethernet.
+        ("0c06", 4, port_lid(0), "Ethernet"),
+        ("0280", 4, port_lid(0), "Ethernet"),
+        ("0200", 1, port_lid(0), "Ethernet"),
+        # Nothing is plugged in.
+        ("0c06", 1, port_lid(0), "InfiniBand"),
+        ("0280", 1, port_lid(0), None),
+        ("0207", 1, port_lid(0), "InfiniBand"),
+        # One port of each kind.
+        ("0280", 4, port_lid(0) + port_lid(7, 2) + '<info name="Port2State" value="4"/>', "InfiniBand"),
+    ],
+)
+def test_hwloc_link_layer_by_lid_and_class(pci_class: str, state: int, infos: str, layer: str | None) -> None:
+    adapter = ("12", "mlx4_0", state, pci_class, "15b3:1003", infos)
+    node_map = hwloc.read(hwloc_export("2.0", [adapter]), "node.xml")
+    assert [(a.link_layer, a.active) for a in node_map.adapters] == [(layer, state == 4)]
+    assert len(node_map.fabric_adapters) == (layer == "InfiniBand" and state == 4)
+
+
+def test_hwloc_infiniband_port_that_is_down_beside_ethernet_that_is_up() -> None:
+    infos = port_lid(7) + '<info name="Port2State" value="4"/>' + port_lid(0, 2)
+    node_map = hwloc.read(hwloc_export("2.0", [("12", "mlx4_0", 1, "0280", "15b3:1003", infos)]), "node.xml")
+    assert [(a.link_layer, a.active) for a in node_map.adapters] == [("InfiniBand", False)]
+
+
+def test_virtual_functions_take_no_part_beside_the_whole() -> None:
+    virtual = [(f"{bus:02x}", f"mlx5_{bus}", 4, "0200", "15b3:101e", port_lid(0)) for bus in range(0x20, 0x42)]
+    bond = ("13", "mlx5_bond_1", 4, "0200", "15b3:1021", port_lid(0))
+    node_map = hwloc.read(hwloc_export("2.0", [*virtual, bond]), "node.xml")
+    assert [adapter.name for adapter in node_map.fabric_adapters] == ["mlx5_bond_1"]
+    assert slots(node_map, 1)[0].adapter == "mlx5_bond_1"
+    [warning] = node_map.warnings
+    assert "virtual functions, left out (34)" in warning
+    # A virtual machine that rents InfiniBand has nothing else.
+    rented = [("12", "mlx5_0", 4, "0207", "15b3:101e", port_lid(9))]
+    assert slots(hwloc.read(hwloc_export("2.0", rented), "node.xml"), 1)[0].adapter == "mlx5_0"
+
+
+def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
+    text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 1)
+    [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
+    assert warning.startswith("node.xml:3: written where 4 of the 32 CPUs may be used")
+    same = text.replace("0xffffffff", "0x0000000f")
+    assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
 
 
 def test_hwloc_device_near_two_numa_nodes_is_on_none() -> None:

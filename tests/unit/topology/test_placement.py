@@ -11,8 +11,9 @@ from small_fabric import small_fabric, two_levels
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.build import build_fabric
-from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.fabric import Fabric, Ints
 from hpctrain.topology.fat_tree import fat_tree
+from hpctrain.topology.min_hop import MinHop
 from hpctrain.topology.placement import place, report
 from hpctrain.topology.readers import ibnetdiscover
 from hpctrain.topology.routes import Routes
@@ -145,11 +146,18 @@ def test_pods_whose_leaves_are_numbered_in_turns_are_one_run_each_too() -> None:
     assert (found.tree.order, found.tree.crossings, found.tree.worst_load) == ((0, 2, 1, 3), 4, 1)
 
 
+def _min_hop_tables(fabric: Fabric) -> Ints:
+    """(switches, adapters)."""
+    switches, ends = np.flatnonzero(fabric.level > 0), np.flatnonzero(fabric.level == 0)
+    switch, end = (each.ravel() for each in np.meshgrid(switches, ends, indexing="ij"))
+    return MinHop(fabric).ports(switch, end).reshape(len(switches), len(ends))
+
+
 def test_an_order_that_contends_less_is_kept_although_it_crosses_more() -> None:
     """Rails between the last two leaves share a cable both ways, so a ring had better go over the first each time."""
     fabric = two_levels([2, 1, 1], spines=4, rails=2)
     tables = np.full((7, 9), -1, np.int16)
-    tables[:, 1:] = Routes(fabric)._table
+    tables[:, 1:] = _min_hop_tables(fabric)
     tables[1, 7:9] = tables[2, 5:7] = 3
     lid = np.where(fabric.level == 0, np.arange(1, 1 + len(fabric.names)), 0).astype(np.int32)
     switches = np.flatnonzero(fabric.level > 0).astype(np.int32)
@@ -165,7 +173,7 @@ def test_hosts_of_a_rail_optimised_leaf_set_stay_together_where_one_lost_an_adap
     cables.remove((f"h4 m{lost}", f"leaf{lost}"))
     cables += [(f"leaf{leaf}", "spine0") for leaf in range(4)]
     found = report(small_fabric(cables), [0, 1, 2, 3, 4, 5])
-    assert (found.rails, found.short, found.bound, found.placed.crossings) == (1, ("h4",), 3, 3)
+    assert (found.rails, found.short, found.bound, found.placed.crossings) == (1, ("h4",), 2, 2)
     assert (found.given.crossings, found.given.worst_load) == (6, 3)
 
 
@@ -173,9 +181,8 @@ def test_search_finds_the_border_hosts_that_real_tables_do_not_send_over_one_cab
     fabric = two_levels([4, 4], spines=2, rails=2)
     lid = np.where(fabric.level == 0, np.arange(1, 1 + len(fabric.names)), 0).astype(np.int32)
     switches = np.flatnonzero(fabric.level > 0).astype(np.int32)
-    routes = Routes(fabric)
     tables = np.full((4, 17), -1, np.int16)
-    tables[:, 1:] = routes._table
+    tables[:, 1:] = _min_hop_tables(fabric)
     # Both rails of all hosts but one of each leaf go over the first spine: port 9 of both leaves.
     tables[0, 9:15] = tables[1, 1:7] = 9
     found = report(replace(fabric, lid=lid, tables=tables, table_switches=switches), [3, 0, 1, 2, 4, 5, 6, 7])
@@ -213,3 +220,17 @@ def test_misuse(hosts: list[int], message: str) -> None:
     fabric = two_levels([2], spines=1)
     with pytest.raises(HpctrainError, match=message):
         report(replace(fabric, hosts=(*fabric.hosts, "h02")), hosts)
+
+
+def test_flows_by_a_switch_without_a_table_are_counted_and_not_taken_for_idle() -> None:
+    fabric = two_levels([2, 2], spines=1)
+    tables = np.full((2, 5), -1, np.int16)
+    tables[:, 1:] = _min_hop_tables(fabric)[:2]
+    lid = np.where(fabric.level == 0, np.arange(1, 1 + len(fabric.names)), 0).astype(np.int32)
+    known = replace(fabric, lid=lid, tables=tables, table_switches=np.flatnonzero(fabric.level == 1).astype(np.int32))
+    found = report(known, [0, 2, 1, 3])
+    # All four neighbours as given are on different leaves, and placed two are.
+    assert (found.given.unknown, found.placed.unknown) == (4, 2)
+    assert (found.given.worst_load, found.placed.worst_load) == (0, 1)
+    assert not found.already_optimal
+    assert report(fabric, [0, 2, 1, 3]).given.unknown == 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_fabric import small_fabric, two_levels
 
+from hpctrain.topology.components import components
 from hpctrain.topology.fabric import Fabric
-from hpctrain.topology.levels import subnets
 from hpctrain.topology.placement import report
 from hpctrain.topology.rails import rail_adapters
 from hpctrain.topology.routes import Routes
@@ -51,7 +51,7 @@ def test_devices_that_a_host_counts_otherwise() -> None:
 def test_planes_tell_rails_where_no_host_on_the_same_leaves_is_whole() -> None:
     cables = [("h0 m0", "leaf0"), ("h0 m1", "leaf1"), ("h1 m1", "leaf2"), ("leaf2", "spine1"), ("leaf1", "spine1")]
     fabric = small_fabric([*cables, ("leaf0", "spine0")])
-    fabric = replace(fabric, subnet=subnets(len(fabric.names), fabric.source, fabric.target))
+    fabric = replace(fabric, subnet=components(len(fabric.names), fabric.source, fabric.target))
     assert paired(fabric, [0, 1]) == [["h0 m1"], ["h1 m1"]]
     assert report(fabric, [0, 1]).rails == 1
 

@@ -50,6 +50,13 @@ YAML = """\
       - switch: s2
         nodes: n3,n4
 """
+# Inside a terminal: the command above, and a prompt that waits below.
+PASTED = [
+    ("$ scontrol show topology\n", ""),
+    ("[root@n1 ~]# scontrol show topology\n", "[root@n1 ~]# "),
+    ("\x1b]0;root@n1: ~\x07user@n1:~/work$ scontrol show topology\n", "user@n1:~/work$ "),
+    ("n1:~ # scontrol show topology\n", "n1:~ #"),
+]
 BLOCK_YAML = """\
 - topology: ours
   block:
@@ -164,7 +171,7 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
         (slurm_yaml.read, "", "f: empty"),
         (slurm_yaml.read, "a: [", "f:1: not YAML"),
         (slurm_yaml.read, "- topology: a\n  flat: true\n", "f: it describes no tree and no blocks"),
-        (slurm_yaml.read, "- topology: a\n  ring: {}\n", "f:1: 'ring' is no kind of topology"),
+        (slurm_yaml.read, "- topology: a\n  ring: {}\n", "f: it describes no tree and no blocks"),
         (slurm_yaml.read, "- topology: a\n  tree:\n    switches: n1\n", "f:3: expected a list of switches"),
         (slurm_yaml.read, "- topology: a\n  tree: {}\n", "f:2: 'switches' is missing"),
         (slurm_yaml.read, YAML.replace("n3,n4", "n[3-4"), "f:17: nodes: 'n\\[3-4' is not a list of hosts"),
@@ -265,3 +272,28 @@ def test_a_gigantic_line() -> None:
     for reader in (slurm.read, slurm_yaml.read, slurm_address.read):
         with pytest.raises(HpctrainError):
             list(reader("SwitchName=" + "x" * 3_000_000, "f"))
+
+
+@pytest.mark.parametrize(("above", "below"), PASTED)
+def test_a_prompt_above_and_below_a_listing_is_passed_over(above: str, below: str) -> None:
+    assert [(g.name, g.hosts) for g in slurm.read(above + SCONTROL + below, "f")] == [
+        (g.name, g.hosts) for g in slurm.read(SCONTROL, "f")
+    ]
+
+
+def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
+    text = SCONTROL.replace("n[3-4]", "node31,node32")
+    for cut in (2, 3, 8):
+        with pytest.raises(HpctrainError, match="f:3: the text is cut off in its last line"):
+            list(slurm.read(text[:-cut], "f"))
+    # What people write by hand may lack its last line's end.
+    assert list(slurm.read(CONF.rstrip("\n"), "f"))
+
+
+@pytest.mark.parametrize("kind", ["ring", "torus3d"])
+def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
+    records = list(slurm_yaml.read(YAML + f"- topology: other kind\n  {kind}: {{}}\n", "f"))
+    assert [each for each in records if isinstance(each, Group)] == list(slurm_yaml.read(YAML, "f"))
+    assert [(each.text, each.where) for each in records if isinstance(each, Remark)] == [
+        (f"a topology of kind {kind} is passed over", "f:18")
+    ]
