@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.work import told
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import differences
 from hpctrain.recipes.entries import Listed, all_entries, load_entry, variant_names
@@ -65,7 +66,7 @@ def show(
     elif name is None:
         raise HpctrainError("which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them")
     elif overrides or world or plot:
-        _show_run(load_recipe(name, overrides or []), world, plot, as_json=as_json)
+        _show_run(told(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
     else:
         _show_values(load_entry(name), as_json=as_json)
         if variants := variant_names(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.data.decoding import BrokenImageError, Pixels
-from hpctrain.data.images import size_at, training_image, validation_image
+from hpctrain.data.images import mean_colour, size_at, training_image, validation_image
+from hpctrain.data.sampling import repetition_of, sample_of
 from hpctrain.data.shards import Shards
 from hpctrain.recipes.schema import Images
 
@@ -61,19 +62,26 @@ class Decoder:
         self._random = _Random(job.seed)
         mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
         self._scale, self._shift = 1 / (255 * deviation), mean / deviation
-        self._blank = np.rint(255 * mean).astype(np.uint8)
+        self._blank = mean_colour(job.images)
 
-    def write(self, indices: Iterable[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
+    def write(self, indices: Sequence[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns what is broken.
+
+        Args:
+            indices: of the samples, or a part of an epoch's order.
+            epoch: from 0.
+            images: to be filled.
 
         Raises:
             HpctrainError: a shard cannot be read.
             Exception: another fault, with a note of the sample where it was met.
         """
         broken = []
-        for position, index in enumerate(indices):
+        order = np.array(indices, np.int64)
+        drawn = zip(sample_of(order).tolist(), repetition_of(order).tolist(), strict=True)
+        for position, (index, repetition) in enumerate(drawn):
             try:
-                pixels = self._image(self._shards.read(index), index, epoch)
+                pixels = self._image(self._shards.read(index), self._random.of(epoch, index, repetition), epoch)
             except BrokenImageError as error:
                 broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
                 pixels = np.broadcast_to(self._blank, images.shape[1:])
@@ -87,11 +95,11 @@ class Decoder:
                 images[position] -= self._shift
         return broken
 
-    def _image(self, content: bytes, index: int, epoch: int) -> Pixels:
+    def _image(self, content: bytes, random: np.random.Generator, epoch: int) -> Pixels:
         job = self._job
         if self._shards.split != TRAINING:
             return validation_image(content, job.images)
-        return training_image(content, size_at(job.images, epoch), job.images, self._random.of(epoch, index))
+        return training_image(content, size_at(job.images, epoch), job.images, random)
 
 
 class _Random:
@@ -106,9 +114,9 @@ class _Random:
         self._state = self._bits.state
         self._seed = seed
 
-    def of(self, epoch: int, index: int) -> np.random.Generator:
+    def of(self, epoch: int, index: int, repetition: int) -> np.random.Generator:
         """Good until the next is asked for."""
         self._state["state"]["key"][:] = self._seed, epoch
-        self._state["state"]["counter"][:] = 0, 0, index, 0
+        self._state["state"]["counter"][:] = 0, 0, index, repetition
         self._bits.state = self._state
         return self._generator

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from hpctrain.data.augment import augment, erase
 from hpctrain.data.decoding import BrokenImageError, Pixels, decode, look
 from hpctrain.recipes.schema import Images, Jitter
 
@@ -67,7 +68,21 @@ def training_image(content: bytes, size: int, images: Images, random: np.random.
     image = resize(_part(pixels, crop), size, size)
     if flip:
         image = cv2.flip(image, 1)
-    return _jitter(image, images.jitter, random) if images.jitter else image
+    return _augmented(image, images, random)
+
+
+def _augmented(image: Pixels, images: Images, random: np.random.Generator) -> Pixels:
+    if images.augmentation:
+        image = augment(image, images.augmentation, random)
+    if images.jitter:
+        image = _jitter(image, images.jitter, random)
+    return erase(image, images.erasing, mean_colour(images), random) if images.erasing else image
+
+
+def mean_colour(images: Images) -> Pixels:
+    """What comes closest to 0 when it is normalised, of shape (3,)."""
+    colour: Pixels = np.rint(255 * np.array(images.mean, np.float32)).astype(np.uint8)
+    return colour
 
 
 def validation_image(content: bytes, images: Images) -> Pixels:

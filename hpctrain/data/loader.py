@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.decoder import Broken, Decoder, Job
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.data.sampling import Indices
+from hpctrain.data.sampling import Indices, sample_of
 from hpctrain.data.shards import open_shards
 from hpctrain.data.worker import Task
 from hpctrain.data.workers import Workers
@@ -33,7 +33,7 @@ class _Piece:
     """What is being made ready.
 
     Attributes:
-        indices: of the samples.
+        indices: of the samples, with their repetitions.
         images: shape (N, height, width, 3), as far as they are written.
         tasks: that are not done.
         broken: so far.
@@ -168,11 +168,12 @@ class ImageNet:
         self._shards.close()
 
     def _samples(self, piece: _Piece) -> Samples:
-        labels = self._shards.labels[piece.indices]
+        indices = sample_of(piece.indices)
+        labels = self._shards.labels[indices]
         for position, key, message in piece.broken:
             if self._stops:
                 raise HpctrainError(
-                    f"{self._shards.file(int(piece.indices[position]))}: {key} cannot be decoded: {message}",
+                    f"{self._shards.file(int(indices[position]))}: {key} cannot be decoded: {message}",
                     "--set data.broken_images=skip leaves such images out, counts and names them",
                     exit_code=1,
                 )

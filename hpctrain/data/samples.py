@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.sampling import Indices
+from hpctrain.data.mixing import Mixture
+from hpctrain.data.sampling import Indices, sample_of
 
 # The label of a sample that has no part in loss or accuracy.
 BROKEN = -1
@@ -24,13 +25,18 @@ class Samples:
         images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
             the recipe's mean and deviation.
         labels: int64, shape (N,); :data:`BROKEN` where there is none.
+        mixture: what becomes of them when they are normalised, if they are mixed: fewer samples, where some are there
+            for others alone.
+        depths: what decides about each of them in each block of a network with stochastic depth, in 0 to 1.
     """
 
     images: NDArray[np.float32] | NDArray[np.uint8]
     labels: NDArray[np.int64]
+    mixture: Mixture | None = None
+    depths: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.mixture.partners) if self.mixture else len(self.labels)
 
     def __getitem__(self, indices: slice | NDArray[np.int64]) -> Samples:
         return Samples(images=self.images[indices], labels=self.labels[indices])
@@ -53,7 +59,7 @@ class InMemory:
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
         """The samples of each piece."""
-        return (self.samples[piece] for piece in pieces)
+        return (self.samples[sample_of(piece)] for piece in pieces)
 
     def close(self) -> None:
         """Nothing works for it."""

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
+# A sample that comes again in an epoch, augmented anew, has the number of its repetition above its index.
+_REPETITION = 40
+
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
@@ -33,15 +36,39 @@ class Share:
     weight: float
 
 
-def epoch_order(samples: int, *, seed: int, epoch: int) -> Indices:
-    """The permutation of ``range(samples)`` for one epoch."""
-    return np.random.default_rng((seed, epoch)).permutation(samples)
+def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length: int | None = None) -> Indices:
+    """The permutation of ``range(samples)`` for one epoch.
+
+    Args:
+        samples: how many there are.
+        repeats: each comes so often, one behind the other, as :func:`sample_of` and :func:`repetition_of` tell apart.
+        length: of the epoch, at which the order is cut off.
+    """
+    order = np.random.default_rng((seed, epoch)).permutation(samples)
+    if repeats == 1:
+        return order
+    return (order[:, None] + (np.arange(repeats) << _REPETITION)).ravel()[:length]
+
+
+def sample_of(order: Indices) -> Indices:
+    """The indices of samples, whichever repetition they are."""
+    return order & ((1 << _REPETITION) - 1)
+
+
+def repetition_of(order: Indices) -> Indices:
+    """Which repetition each is, from 0 on."""
+    return order >> _REPETITION
 
 
 def global_batches(order: Indices, size: int, *, drop_last: bool) -> Iterator[Indices]:
-    """``order`` cut into batches of ``size``; the last may be smaller, and is left out with ``drop_last``."""
+    """``order`` cut into batches of ``size``; the last may be smaller, and is left out with ``drop_last``.
+
+    Repetitions of a sample stand as far apart in a batch as they can: in the sources they are on different ranks, and
+    neither normalised nor mixed together.
+    """
     for start in range(0, batch_count(len(order), size, drop_last=drop_last) * size, size):
-        yield order[start : start + size]
+        batch = order[start : start + size]
+        yield batch[np.argsort(repetition_of(batch), kind="stable")]
 
 
 def batch_count(samples: int, size: int, *, drop_last: bool) -> int:

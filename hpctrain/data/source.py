@@ -26,12 +26,13 @@ class Source(Protocol):
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
         """The samples of each piece, in order, while the pieces behind it are already being made ready.
 
-        What is random about a sample follows from the recipe's seed, the epoch and the sample's index alone. A stream
-        that is closed before its end drops what it made ready. A sample that cannot be decoded has the label
-        :data:`hpctrain.data.samples.BROKEN`, and no part in loss or accuracy.
+        What is random about a sample follows from the recipe's seed, the epoch, the sample's index and the repetition
+        that it is (:func:`hpctrain.data.sampling.repetition_of`) alone. A stream that is closed before its end drops
+        what it made ready. A sample that cannot be decoded has the label :data:`hpctrain.data.samples.BROKEN`, and no
+        part in loss or accuracy.
 
         Args:
-            pieces: indices of what is computed at once, none of them empty.
+            pieces: what is computed at once, none of them empty: indices, or parts of an epoch's order.
             epoch: from 0; for data that is not augmented it makes no difference.
 
         Yields:

@@ -10,6 +10,8 @@ from hpctrain.comm.base import Communicator
 from hpctrain.models.batch_norm import extent
 from hpctrain.recipes.schema import Framework, Model
 
+# Of the residual networks.
+BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
 _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
@@ -40,4 +42,4 @@ def build(model: Model, framework: Framework, comm: Communicator | None = None, 
         momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
         epsilon=settings.epsilon,
     )
-    return make(zero_gamma=model.zero_gamma, norm=norm)
+    return make(zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)

@@ -163,7 +163,8 @@ def begin_part(model: keras.Model, number: int, count: int) -> None:
 
 def average_statistics(model: keras.Model, comm: Communicator) -> None:
     """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction."""
-    norms = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    norms = [layer for layer in layers if layer.built]
     statistics = [variable for norm in norms for variable in (norm.moving_mean, norm.moving_variance)]
     means = means_over_ranks([np.asarray(variable.value) for variable in statistics], comm)
     for variable, mean in zip(statistics, means, strict=True):

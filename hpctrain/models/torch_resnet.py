@@ -7,15 +7,20 @@ identity. Parameters have torchvision's names, so that its weights fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from hpctrain.models.torch_batch_norm import BatchNorm
+from hpctrain.recipes.weights import InitialWeights
 
 # Makes a batch norm of so many channels.
 Norm = Callable[[int], nn.BatchNorm2d]
+_GOYAL = InitialWeights()
+# Of a standard normal that is cut off at two of its deviations.
+_TRUNCATED_DEVIATION = 0.87962566103423978
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -85,6 +90,7 @@ class ResNet(nn.Module):
         blocks: how many a stage; the width doubles from stage to stage, from 64 on.
         classes: how many.
         zero_gamma: whether each block starts as the identity.
+        weights: how convolutions and the last layer are drawn.
         norm: makes a batch norm of so many channels.
     """
 
@@ -95,6 +101,7 @@ class ResNet(nn.Module):
         *,
         classes: int,
         zero_gamma: bool,
+        weights: InitialWeights,
         norm: Norm,
     ) -> None:
         super().__init__()
@@ -112,7 +119,7 @@ class ResNet(nn.Module):
             self.stages.append(f"layer{index + 1}")
             self.add_module(self.stages[-1], nn.Sequential(*members))
         self.fc = nn.Linear(channels, classes)
-        self._draw(zero_gamma)
+        self._draw(zero_gamma, weights)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
@@ -121,30 +128,47 @@ class ResNet(nn.Module):
         logits: torch.Tensor = self.fc(x.mean(dim=(2, 3)))
         return logits
 
-    def _draw(self, zero_gamma: bool) -> None:
-        """Draw convolutions as He et al. 2015 (arXiv 1502.01852, by the fan out), and the last layer from N(0, 0.01).
-
-        The batch norms' gamma is 1, their biases are 0.
-        """
+    def _draw(self, zero_gamma: bool, weights: InitialWeights) -> None:
+        """Draw convolutions and the last layer. The batch norms' gamma is 1 otherwise, their biases are 0."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                _draw_convolution(module.weight, weights)
             elif isinstance(module, Basic | Bottleneck) and zero_gamma:
                 nn.init.zeros_(module.last.weight)
-        nn.init.normal_(self.fc.weight, std=0.01)
-        nn.init.zeros_(self.fc.bias)
+        if weights.last_layer == "normal":
+            nn.init.normal_(self.fc.weight, std=0.01)
+            nn.init.zeros_(self.fc.bias)
+        else:
+            self.fc.reset_parameters()
 
 
-def resnet18(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
+def _draw_convolution(kernel: torch.Tensor, weights: InitialWeights) -> None:
+    outputs, inputs, *size = kernel.shape
+    fan = (inputs if weights.fan == "in" else outputs) * math.prod(size)
+    deviation = math.sqrt(weights.scale / fan)
+    if weights.truncated:
+        whole = deviation / _TRUNCATED_DEVIATION
+        nn.init.trunc_normal_(kernel, std=whole, a=-2 * whole, b=2 * whole)
+    else:
+        nn.init.normal_(kernel, std=deviation)
+
+
+def resnet18(
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+) -> ResNet:
     """11,689,512 parameters for 1000 classes."""
-    return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma, norm=norm)
+    return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
 
 
-def resnet50(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
+def resnet50(
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+) -> ResNet:
     """25,557,032 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma, norm=norm)
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
 
 
-def resnet101(classes: int = 1000, *, zero_gamma: bool = True, norm: Norm = BatchNorm) -> ResNet:
+def resnet101(
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+) -> ResNet:
     """44,549,160 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma, norm=norm)
+    return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)

@@ -50,8 +50,8 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
 def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
     """What each of ``model.trainable_variables`` is to the layer that owns it, however deep that is nested.
 
-    ``norm`` is all that Keras' normalisations, and classes derived from them, own; ``bias`` is another layer's
-    ``bias``.
+    ``norm`` is all that Keras' normalisations, and classes derived from them, own, ``shortcut_norm`` where the layer's
+    name has a part ``downsample``; ``bias`` is another layer's ``bias``.
 
     Raises:
         HpctrainError: the model is not built, so that it has no variables yet.
@@ -64,7 +64,8 @@ def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
     kinds: dict[int, ParameterKind] = {}
     for layer in model._flatten_layers():
         if isinstance(layer, _NORMALISATIONS):
-            kinds |= {id(variable): "norm" for variable in layer.trainable_variables}
+            kind: ParameterKind = "shortcut_norm" if "downsample" in layer.name.split(".") else "norm"
+            kinds |= {id(variable): kind for variable in layer.trainable_variables}
         elif isinstance(getattr(layer, "bias", None), keras.Variable):
             kinds[id(layer.bias)] = "bias"
     return [kinds.get(id(variable), "weight") for variable in model.trainable_variables]

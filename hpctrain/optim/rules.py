@@ -6,13 +6,14 @@ w is the parameter, g its gradient, beta its decay, rate the step's learning rat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.recipes.schema import Optimizer
+from hpctrain.recipes.schema import Kind, Optimizer
 
-ParameterKind = Literal["weight", "bias", "norm"]
+# The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
+ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
 # An array of a framework, or of NumPy.
 Array = Any
 State = dict[str, Array]
@@ -20,6 +21,12 @@ State = dict[str, Array]
 # Numbers, where other states are arrays of the parameter's shape.
 SCALARS = frozenset({"previous_rate", "updates"})
 _EPSILONS = {"lars": 0.0, "lamb": 1e-6}
+# Of what a recipe names.
+_MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
+    "norm": frozenset({"norm", "shortcut_norm"}),
+    "main_path_norm": frozenset({"norm"}),
+    "bias": frozenset({"bias"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class Step:
 
     Attributes:
         rate: the learning rate.
-        sgd_share: of rmsprop_to_sgd, SGD's part in the update, 0 to 1.
+        sgd_share: of rmsprop_to_sgd, SGD's part in the update.
     """
 
     rate: Any
@@ -73,7 +80,7 @@ class Rule:
     @property
     def adapted(self) -> bool:
         """Whether lars and lamb have a trust ratio for the kind."""
-        return self.kind not in self.settings.unadapted
+        return not _among(self.kind, self.settings.unadapted)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -94,7 +101,11 @@ class Rule:
 
 def decay(settings: Optimizer, kind: ParameterKind) -> float:
     """What the recipe says, 0 for kinds that are not decayed."""
-    return 0.0 if kind in settings.undecayed else settings.weight_decay
+    return 0.0 if _among(kind, settings.undecayed) else settings.weight_decay
+
+
+def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
+    return any(kind in _MEMBERS[name] for name in named)
 
 
 def epsilon(settings: Optimizer) -> float:
@@ -124,6 +135,9 @@ def lars(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Arra
     eta |w| / (|g + beta w| + epsilon); then SGD's momentum with d = lambda (g + beta w), in the paper with
     rate_in_momentum: v = m v + rate lambda (g + beta w), w -= v. The ratio is 1 where a norm is 0, as in MLPerf's
     reference, and for the unadapted kinds; the paper states neither. Its epsilon is 0.
+
+    With trust_clip the ratio is min(lambda / rate, 1): no layer's rate is above the global one. That is Apex's LARC,
+    which leaves out the decay as well where a norm is 0.
     """
     d = g + rule.decay * w
     if rule.adapted:
@@ -131,10 +145,21 @@ def lars(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Arra
         if rule.settings.trust_denominator == "norm_of_sum":
             d_norm = g_norm = rule.ops.norm(d)
         else:
-            d_norm = g_norm + rule.decay * w_norm
+            d_norm = g_norm + _trust_decay(rule) * w_norm
         numerator = rule.settings.trust_coefficient * w_norm
-        d = _ratio(rule, numerator, d_norm + epsilon(rule.settings), (w_norm > 0) & (g_norm > 0)) * d
+        denominator, defined = d_norm + epsilon(rule.settings), (w_norm > 0) & (g_norm > 0)
+        if rule.settings.trust_clip:
+            denominator = denominator * step.rate
+            # Where the quotient would be above 1, or the rate is 0, it is 1.
+            defined = defined & (numerator < denominator)
+        d = _ratio(rule, numerator, denominator, defined) * d
     return _with_momentum(rule, step, d, state)
+
+
+def _trust_decay(rule: Rule) -> float:
+    """Beta in the trust ratio's denominator, 0 for kinds that are not decayed."""
+    other = rule.settings.trust_decay
+    return rule.decay if other is None or not rule.decay else other
 
 
 def lamb(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:

@@ -45,7 +45,7 @@ class LearningRate:
 
         A part of a step is one of ``batch_size`` samples.
         """
-        if self.schedule.held == "epoch":
+        if self.schedule.held != "iteration":
             iteration = math.floor(iteration / self.iterations_per_epoch) * self.iterations_per_epoch
         if iteration < self._climb:
             return self._warmup(iteration)
@@ -54,7 +54,7 @@ class LearningRate:
     @property
     def _climb(self) -> float:
         """Steps of the warm-up."""
-        return self.schedule.climb_epochs * self.iterations_per_epoch
+        return self.schedule.climb_steps(self.iterations_per_epoch)
 
     def _warmup(self, iteration: float) -> float:
         if self.schedule.warmup == "constant":
@@ -82,8 +82,13 @@ class LearningRate:
 
     def _left(self, iteration: float) -> float:
         """What part of the decay is ahead, 1 to 0."""
-        steps = self.schedule.decay_steps or self.epochs * self.iterations_per_epoch - self._climb
-        return max(0.0, (self._climb + steps - iteration) / steps) if steps else 1.0
+        schedule = self.schedule
+        # A warm-up that is given in steps and ends within one: the source counts from the step before.
+        begin = math.floor(self._climb) if schedule.warmup_steps else self._climb
+        if schedule.decay_from == "start":
+            begin = 0
+        steps = schedule.decay_steps or self.epochs * self.iterations_per_epoch - begin
+        return max(0.0, (begin + steps - iteration) / steps) if steps > 0 else 1.0
 
     def _between(self, share: float) -> float:
         return self.schedule.end_rate + (self.peak - self.schedule.end_rate) * share
@@ -98,7 +103,7 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
     """
-    iterations = recipe.batch.iterations(samples)
+    iterations = recipe.batch.iterations(recipe.data.per_epoch(samples))
     if not iterations:
         raise HpctrainError(
             f"batch.size={recipe.global_batch} with batch.drop_last leaves no step: there are {samples} training "
@@ -115,11 +120,15 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
 
 
 def sgd_share(epoch: float, transition: Transition) -> float:
-    """SGD's part in the update of rmsprop_to_sgd, 0 to 1 (Akiba et al. 2017, arXiv 1711.04325).
+    """SGD's part in the update of rmsprop_to_sgd (Akiba et al. 2017, arXiv 1711.04325), through the whole of an epoch.
 
-    Exponential up to one half at ``transition.center``, then linear with the same slope up to 1 at
-    ``transition.period / 2`` epochs behind it. RMSprop's part is what is left, times ``transition.rmsprop_rate``.
+    With e the epoch that has begun, c the ``transition.center`` and p its ``period``: exp(2 (e - c) / p) / 2 before c,
+    then 1/2 + 2 (e - c) / p, and 1 from c + p/2 on. RMSprop's part is what is left, times ``transition.rmsprop_rate``.
+
+    That is the formula as it is published: it passes 1 at c + p/4, so that with the paper's c = 10 and p = 5 epoch 12
+    has 1.3, and RMSprop's part of that epoch is negative.
     """
-    # The formula is also found with twice this slope behind the centre, where it would pass 1 before it is set to 1.
-    periods = (epoch - transition.center) / transition.period
-    return math.exp(2 * periods) / 2 if periods < 0 else min(1.0, 0.5 + periods)
+    periods = (math.floor(epoch) - transition.center) / transition.period
+    if periods < 0:
+        return math.exp(2 * periods) / 2
+    return 0.5 + 2 * periods if periods < 0.5 else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
@@ -42,11 +42,26 @@ def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimiz
 def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
     """What each parameter is to the layer that owns it, by its name in ``model.named_parameters()``.
 
-    ``norm`` is all that layers of torch.nn's normalisations, and of classes derived from them, own; ``bias`` is what
-    another layer calls so. A parameter that several layers share is what it is to the first of them.
+    ``norm`` is all that layers of torch.nn's normalisations, and of classes derived from them, own, ``shortcut_norm``
+    where the layer is a part of a ``downsample``; ``bias`` is what another layer calls so. A parameter that several
+    layers share is what it is to the first of them.
     """
     owners = {name: name.rpartition(".") for name, _ in model.named_parameters()}
-    return {name: _kind(model.get_submodule(owner), own) for name, (owner, _, own) in owners.items()}
+    return {name: _kind(model.get_submodule(owner), owner, own) for name, (owner, _, own) in owners.items()}
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> None:
+    """Scale the gradients by min(1, bound / their norm over all parameters), as TensorFlow and Keras do.
+
+    torch.nn.utils.clip_grad_norm_ divides by the norm + 1e-6.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # A norm of 0 has the quotient infinity, and one that is not finite makes gradients so.
+    scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -104,8 +119,8 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": parameters, "kind": kind} for kind, parameters in members.items()]
 
 
-def _kind(owner: nn.Module, name: str) -> ParameterKind:
+def _kind(owner: nn.Module, path: str, name: str) -> ParameterKind:
     if isinstance(owner, _NORMALISATIONS):
-        return "norm"
+        return "shortcut_norm" if "downsample" in path.split(".") else "norm"
     # bias_ih_l0 of recurrent layers, in_proj_bias of attention
     return "bias" if name == "bias" or name.startswith("bias_") or name.endswith("_bias") else "weight"

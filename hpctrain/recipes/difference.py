@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hpctrain.recipes.schema import Recipe
+
 # What a recipe says of itself, and not of the training.
-_ABOUT = {"name", "source", "cost", "reported"}
+_ABOUT = {"name", "source", "cost", "reported", "notes"}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -30,3 +32,31 @@ def differences(one: BaseModel, other: BaseModel) -> dict[str, tuple[Any, Any]]:
     first, second = settings(one), settings(other)
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+
+
+# Values that no source's result depends on; for another batch a source has other rows.
+_INDIFFERENT = (
+    "batch.size",
+    "batch.emulated_ranks",
+    "checkpoints",
+    "communication.bucket_mb",
+    "data.broken_images",
+    "data.path",
+    "data.workers",
+    "fault_tolerance",
+    "guard",
+    "images.as_bytes",
+    "numbers",
+    "seed",
+    "smoke",
+)
+
+
+def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
+    """The keys in which two recipes differ so that a result of the one is none of the other."""
+    indifferent = list(_INDIFFERENT)
+    if one.model.name == "digits_cnn" or one.model.batch_norm.span is not None:
+        # Else what a rank computes at once shares its batch statistics.
+        indifferent += ["batch.per_rank", "batch.micro_batch"]
+    keys = differences(one, other)
+    return [key for key in keys if not any(f"{key}.".startswith(f"{prefix}.") for prefix in indifferent)]

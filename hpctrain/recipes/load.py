@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
 from hpctrain.checked_yaml import Location, parse_value, subsection, validate
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.recipes.entries import HINT, Listed, load_entry
+from hpctrain.recipes.difference import deciding_differences, flat
+from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.schema import Recipe
 
 
@@ -25,20 +27,45 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     entry = load_entry(name_or_path)
     if isinstance(entry, Listed):
-        missing = "".join(f"\n  - {text}" for text in entry.missing)
-        raise HpctrainError(
-            f"{entry.name} cannot be run; what is missing:{missing}",
-            f"hpctrain recipes show {name_or_path} prints what is known",
-        )
+        return _completed(entry, name_or_path, overrides)
     return override_recipe(entry, overrides) if overrides else entry
+
+
+def needs_of(name_or_path: str) -> tuple[str, ...]:
+    """The keys that a recipe can only be run with overrides of; errors are those of :func:`load_entry`."""
+    entry = load_entry(name_or_path)
+    return entry.needs if isinstance(entry, Listed) else ()
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """The recipe with ``key=value`` overrides; arguments and errors are those of :func:`load_recipe`.
 
-    ``fault_tolerance=shrink`` leaves the rest of its section as it is, or as other overrides have it.
+    ``fault_tolerance=shrink`` leaves the rest of its section as it is, or as other overrides have it. A run of fewer
+    epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one is changed that
+    decides them.
     """
     values = recipe.model_dump(mode="json")
+    found = _validated(values, _set(values, overrides))
+    return _of_other_values(found) if deciding_differences(recipe, found) else found
+
+
+def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe that overrides make of one which says what it needs."""
+    values = known_values(name_or_path)
+    given = _set(values, overrides)
+    set_keys = dict(flat({key: value for key, value in values.items() if isinstance(value, Mapping)}))
+    if entry.needs and all(set_keys.get(key) is not None for key in entry.needs):
+        return _of_other_values(_validated(values, given))
+    missing = "".join(f"\n  - {text}" for text in entry.missing)
+    runs = f"; {' '.join(f'--set {key}=…' for key in entry.needs)} makes it run" if entry.needs else ""
+    raise HpctrainError(
+        f"{entry.name} cannot be run; what is missing:{missing}",
+        f"hpctrain recipes show {name_or_path} prints what is known{runs}",
+    )
+
+
+def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Put overrides into a recipe's values; returns them by their keys."""
     given: dict[str, str] = {}
     for override in sorted(overrides, key=lambda override: not override.startswith("fault_tolerance=")):
         key, equals, text = override.partition("=")
@@ -51,12 +78,37 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         *sections, last = key.split(".")
         target = values
         for name in sections:
-            target = target[name]
+            target = target.setdefault(name, {})
             if not isinstance(target, dict):
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
         target[last] = value
         given[key] = override
+    return given
+
+
+def _validated(values: dict[str, Any], given: dict[str, str]) -> Recipe:
+    values["notes"] = _clip_warmup(values, given)
     return validate(values, Recipe, lambda location: f"--set {_blamed(given, location)}", "recipe", HINT)
+
+
+def _clip_warmup(values: dict[str, Any], given: dict[str, str]) -> list[str]:
+    """Let the warm-up be no longer than a run whose epochs alone were changed; returns what is to be said of that."""
+    epochs, schedule = values.get("epochs"), values.get("schedule")
+    if "epochs" not in given or not isinstance(epochs, int) or epochs < 1 or not isinstance(schedule, dict):
+        return []
+    warmup = schedule.get("warmup_epochs")
+    if {"schedule", "schedule.warmup_epochs"} & given.keys() or not isinstance(warmup, float | int) or warmup <= epochs:
+        return []
+    schedule["warmup_epochs"] = epochs
+    return [
+        f"--set epochs={epochs}: the warm-up of {warmup:g} epochs is clipped to the whole run; "
+        "--set schedule.warmup_epochs=0 does without"
+    ]
+
+
+def _of_other_values(recipe: Recipe) -> Recipe:
+    rows = tuple(row.model_copy(update={"of_other_values": True}) for row in recipe.reported)
+    return recipe.model_copy(update={"reported": rows})
 
 
 def _check_key(key: str) -> None:

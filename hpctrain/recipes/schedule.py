@@ -16,6 +16,8 @@ _OWN_KEYS = {
     "factors": ("piecewise",),
     "power": ("polynomial",),
     "decay_steps": ("polynomial",),
+    "decay_from": ("polynomial", "cosine"),
+    "warmup_steps": ("polynomial",),
     "end_rate": ("polynomial", "cosine", "triangular"),
     "peak_epoch": ("triangular",),
 }
@@ -30,6 +32,11 @@ class Schedule(Section):
         description="linear scaling: the rate is learning_rate x batch.size / base_batch (Goyal et al. 2017)",
     )
     warmup_epochs: NotNegative = Field(0, description="epochs in front of what the schedule says")
+    warmup_steps: Positive | None = Field(
+        None,
+        description="instead of warmup_epochs: steps, also a part of one where the source counts images; polynomial "
+        "counts from the last whole one of them",
+    )
     warmup: Literal["gradual", "constant"] = Field(
         "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
     )
@@ -46,20 +53,38 @@ class Schedule(Section):
     power: Positive = Field(2.0, description="of polynomial")
     decay_steps: Count | None = Field(
         None,
-        description="steps behind the warm-up after which polynomial is at end_rate (MLPerf's "
+        description="steps after which polynomial is at end_rate (behind the warm-up MLPerf's "
         "opt_learning_rate_decay_steps); by default those that the run has",
+    )
+    decay_from: Literal["warmup", "start"] = Field(
+        "warmup",
+        description="where polynomial and cosine begin to fall: behind the warm-up, or with the first step, so that "
+        "the warm-up stands in place of their beginning",
     )
     end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")
     peak_epoch: Positive | None = Field(None, description="of triangular, which climbs from warmup_from until then")
-    held: Literal["iteration", "epoch"] = Field(
+    held: Literal["iteration", "epoch", "epoch_start"] = Field(
         "iteration",
-        description="how long each value is kept; for an epoch: the warm-up's as it ends, any other as it begins",
+        description="how long each value is kept; for an epoch: the warm-up's as it ends, any other as it begins; "
+        "epoch_start: the warm-up's too as it begins",
     )
 
     @property
-    def climb_epochs(self) -> float:
-        """Epochs in which the rate climbs from where it begins to the scaled rate."""
-        return self.peak_epoch or self.warmup_epochs
+    def climbs(self) -> bool:
+        """Whether the rate climbs at first, or stays where it begins, before the schedule's name says what it does."""
+        return bool(self.peak_epoch or self.warmup_epochs or self.warmup_steps)
+
+    @property
+    def climb_share(self) -> float:
+        """Of a schedule whose warm-up is given in steps: the part of its own steps that the warm-up takes."""
+        assert self.warmup_steps
+        assert self.decay_steps
+        ahead = self.warmup_steps if self.decay_from == "warmup" else 0
+        return min(1.0, self.warmup_steps / (ahead + self.decay_steps))
+
+    def climb_steps(self, iterations_per_epoch: int) -> float:
+        """Steps in which the rate climbs from where it begins to the scaled rate."""
+        return self.warmup_steps or (self.peak_epoch or self.warmup_epochs) * iterations_per_epoch
 
     @model_validator(mode="after")
     def _own_keys(self) -> Schedule:
@@ -78,12 +103,26 @@ class Schedule(Section):
             raise ValueError("schedule 'triangular' needs peak_epoch, and warmup_from, where it begins")
         if self.name == "triangular" and (self.warmup_epochs or self.warmup == "constant"):
             raise ValueError("schedule 'triangular' climbs until peak_epoch and has no other warm-up")
-        if not self.climb_epochs and (self.warmup_from is not None or self.warmup == "constant"):
+        if not self.climbs and (self.warmup_from is not None or self.warmup == "constant"):
             raise ValueError("warmup and warmup_from need warmup_epochs above 0, during which they hold")
         if self.milestones and self.milestones[0] <= self.warmup_epochs:
             raise ValueError("milestones must come after the warm-up")
-        if self.warmup_epochs and self.base_batch is None and self.warmup_from is None:
+        return self
+
+    @model_validator(mode="after")
+    def _warmup(self) -> Schedule:
+        if self.warmup_steps and self.warmup_epochs:
             raise ValueError(
-                "warmup_epochs needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
+                f"warmup_steps ({self.warmup_steps:g}) and warmup_epochs ({self.warmup_epochs:g}) are one too many; "
+                "--set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
+            )
+        if self.warmup_steps and not self.decay_steps:
+            raise ValueError("warmup_steps needs decay_steps: of a run that is counted in steps, all is")
+        if self.warmup_steps and self.held != "iteration":
+            raise ValueError("warmup_steps is for rates that are held for an iteration")
+        if self.name != "triangular" and self.climbs and self.base_batch is None and self.warmup_from is None:
+            key = "warmup_steps" if self.warmup_steps else "warmup_epochs"
+            raise ValueError(
+                f"{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from"
             )
         return self

@@ -8,12 +8,18 @@ from pydantic import Field, field_validator, model_validator
 
 from hpctrain.checked_yaml import Section
 from hpctrain.errors import HpctrainError
+from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, Guard, Numbers
 from hpctrain.recipes.schedule import Schedule
+from hpctrain.recipes.weights import InitialWeights
 
 Framework = Literal["torch", "keras"]
+
+# Samples that an epoch with repeated augmentation is rounded down to a multiple of (DeiT's samplers.py, which
+# torchvision and timm follow).
+_ROUND = 256
 
 
 class BatchNorm(Section):
@@ -36,12 +42,13 @@ class Model(Section):
 
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
     zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
+    weights: InitialWeights = InitialWeights()
     batch_norm: BatchNorm = BatchNorm()
 
     @model_validator(mode="after")
     def _own_keys(self) -> Model:
         residual = ("resnet18", "resnet50", "resnet101")
-        require_own_keys(self, self.name, {"zero_gamma": residual, "batch_norm": residual})
+        require_own_keys(self, self.name, {"zero_gamma": residual, "weights": residual, "batch_norm": residual})
         return self
 
 
@@ -58,11 +65,21 @@ class Data(Section):
     workers: Annotated[int, Field(ge=0)] = Field(
         2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
     )
+    repeats: Count = Field(
+        1,
+        description="repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): an epoch has the usual number of "
+        "samples, rounded down to a multiple of 256, but draws only one in so many images, each of which comes this "
+        "often within a step, augmented anew each time",
+    )
     broken_images: Literal["skip", "stop"] = Field(
         "stop",
         description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all; "
         "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
+
+    def per_epoch(self, images: int) -> int:
+        """Samples of an epoch over so many training images; repetitions count as samples of their own."""
+        return images // _ROUND * _ROUND or images if self.repeats > 1 else images
 
 
 class Jitter(Section):
@@ -85,6 +102,8 @@ class Images(Section):
     crop_ratio: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), description="width over height")
     flip: bool = True
     jitter: Jitter | None = None
+    augmentation: Augmentation | None = None
+    erasing: Erasing | None = None
     test_resize: Count = Field(256, description="pixels of the shorter side in validation, before the middle is cut")
     test_size: Count = Field(224, description="pixels a side in validation")
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
@@ -154,8 +173,9 @@ class Batch(Section):
         return -(-self.size // (ranks * self.parts(self.size, ranks)))
 
 
-# Parameters by what they are to their layer: gamma and beta of any normalisation, and any other layer's bias.
-Kind = Literal["norm", "bias"]
+# Parameters by what they are to their layer: gamma and beta of any normalisation, the same without those on a residual
+# network's projected shortcuts, and any other layer's bias.
+Kind = Literal["norm", "main_path_norm", "bias"]
 
 _OWN_KEYS = {
     "momentum": ("sgd", "lars", "rmsprop_to_sgd"),
@@ -168,6 +188,8 @@ _OWN_KEYS = {
     "epsilon": ("adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"),
     "trust_coefficient": ("lars",),
     "trust_denominator": ("lars",),
+    "trust_decay": ("lars",),
+    "trust_clip": ("lars",),
     "unadapted": ("lars", "lamb"),
     "transition": ("rmsprop_to_sgd",),
 }
@@ -177,7 +199,7 @@ class Transition(Section):
     """From RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
 
     center: Positive = Field(description="epoch at which SGD's part is one half")
-    period: Positive = Field(description="epochs of the linear part")
+    period: Positive = Field(description="half of it behind the center, SGD's part is 1")
     rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
     square_decay: Fraction = Field(0.99, description="what is kept of the running mean of squared gradients")
 
@@ -203,9 +225,15 @@ class Optimizer(Section):
     trust_denominator: Literal["sum_of_norms", "norm_of_sum"] = Field(
         "sum_of_norms", description="|g| + decay |w| (the paper, MLPerf), or |g + decay w| (optax)"
     )
+    trust_decay: NotNegative | None = Field(
+        None, description="the decay in the trust ratio's denominator; by default weight_decay"
+    )
+    trust_clip: bool = Field(
+        False, description="trust ratios are divided by the rate and at most 1: no layer's rate is above it (Apex LARC)"
+    )
     unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
     transition: Transition | None = None
-    clip_norm: Positive | None = Field(None, description="bound of the gradient's norm over all parameters")
+    clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
@@ -214,6 +242,8 @@ class Optimizer(Section):
             raise ValueError("nesterov needs momentum above 0")
         if self.momentum_correction and not self.rate_in_momentum:
             raise ValueError("momentum_correction is for momentum that has the rate in it (rate_in_momentum)")
+        if self.trust_decay is not None and self.trust_denominator != "sum_of_norms":
+            raise ValueError("trust_decay is for trust_denominator: sum_of_norms")
         if self.name == "adam" and self.weight_decay:
             raise ValueError("weight_decay does not belong to adam: frameworks disagree on what it is; adamw has one")
         if (self.name == "rmsprop_to_sgd") != (self.transition is not None):
@@ -236,6 +266,9 @@ class Reported(Section):
     deviation: NotNegative | None = Field(None, description="over the source's repetitions")
     batch: Count | None = Field(None, description="samples of a step that it is for; by default any")
     remark: str = ""
+    of_other_values: bool = Field(
+        False, description="set where --set changed a value that decides the result: this is of those that it replaced"
+    )
 
 
 class Recipe(Section):
@@ -251,7 +284,20 @@ class Recipe(Section):
     batch: Batch
     optimizer: Optimizer
     schedule: Schedule = Schedule()
+    mixing: Mixing | None = None
+    stochastic_depth: Fraction = Field(
+        0.0,
+        description="of residual networks: how often the last block is left out, those before it less (torch alone)",
+    )
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
+        "cross_entropy",
+        description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
+    )
+    target_threshold: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="of binary_cross_entropy: what a class has of a label counts as 1 above it, and as 0 else"
+    )
     label_smoothing: Fraction = 0.0
+    averaging: Averaging | None = None
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="of forward and backward pass; parameters stay float32"
     )
@@ -259,6 +305,7 @@ class Recipe(Section):
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports is for it")
+    notes: tuple[str, ...] = Field((), description="what --set changed besides what it was given")
     communication: Communication = Communication()
     guard: Guard = Guard()
     fault_tolerance: FaultTolerance = FaultTolerance()
@@ -303,6 +350,12 @@ class Recipe(Section):
     def _one_word(cls, value: object) -> object:
         """``fault_tolerance: shrink`` says it all in one word."""
         return {"lost_rank": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Recipe:
+        require_own_keys(self, self.loss, {"target_threshold": ("binary_cross_entropy",)})
+        require_own_keys(self, self.model.name, {"stochastic_depth": ("resnet18", "resnet50", "resnet101")})
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

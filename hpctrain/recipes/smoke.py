@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from hpctrain.recipes.augmentation import Averaging, Mixing
 from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.schema import Batch, Images, Optimizer, Recipe, Transition
 
@@ -17,6 +18,9 @@ _SMALLEST_PIXELS = 32
 _BATCH = 16
 _MICRO_BATCH = 4
 _GHOST = 2
+_SMALLEST_GROUP = 2
+# Of the parameters' average.
+_DECAY = 0.5
 _ADAPTIVE = ("adam", "adamw", "lamb", "lars")
 # An epoch of the recipe in the small run.
 _Shrunk = Callable[[float], float]
@@ -44,6 +48,8 @@ def smoke(recipe: Recipe) -> Recipe:
         "epochs": EPOCHS,
         "smoke": True,
         "median_of": min(recipe.median_of, EPOCHS),
+        "mixing": _mixing(recipe),
+        "averaging": _averaging(recipe.averaging, shrunk),
     }
     if recipe.data.name == "imagenet":
         changes["data"] = {**dict(recipe.data), "limit": _IMAGES, "broken_images": "skip"}
@@ -79,7 +85,8 @@ def _schedule(recipe: Recipe, shrunk: _Shrunk) -> Schedule:
         **dict(schedule),
         # Below the batch, so that the warm-up climbs.
         "base_batch": _MICRO_BATCH if schedule.base_batch else None,
-        "warmup_epochs": shrunk(schedule.warmup_epochs),
+        "warmup_epochs": EPOCHS * schedule.climb_share if schedule.warmup_steps else shrunk(schedule.warmup_epochs),
+        "warmup_steps": None,
         "warmup_from": None if schedule.warmup_from is None else schedule.warmup_from * factor,
         "milestones": tuple(map(shrunk, schedule.milestones)),
         "peak_epoch": None if schedule.peak_epoch is None else shrunk(schedule.peak_epoch),
@@ -94,6 +101,20 @@ def _batch(batch: Batch) -> Batch:
         return Batch(per_rank=_MICRO_BATCH, emulated_ranks=_BATCH // _MICRO_BATCH, drop_last=batch.drop_last)
     piece = min(batch.micro_batch, _MICRO_BATCH) if batch.micro_batch else None
     return Batch(size=_BATCH, micro_batch=piece, drop_last=batch.drop_last)
+
+
+def _mixing(recipe: Recipe) -> Mixing | None:
+    """Groups are the same part of a step, of two samples at the least."""
+    mixing = recipe.mixing
+    if mixing is None or mixing.group is None:
+        return mixing
+    group = max(_SMALLEST_GROUP, round(mixing.group * _BATCH / _usual_batch(recipe)))
+    return mixing.model_copy(update={"group": group})
+
+
+def _averaging(averaging: Averaging | None, shrunk: _Shrunk) -> Averaging | None:
+    """Over few steps: of the recipe's own number the small run has not as many."""
+    return averaging and Averaging(decay=_DECAY, begin_epoch=shrunk(averaging.begin_epoch))
 
 
 def _span(recipe: Recipe) -> int | str | None:

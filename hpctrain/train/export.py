@@ -35,6 +35,7 @@ def export(checkpoint: Path, out: Path) -> int:
     trainer = _trainer(Plan.model_validate_json(json.dumps(manifest.plan)))
     try:
         trainer.restore(state)
+        trainer.take_average()
     except (KeyError, RuntimeError, ValueError) as error:
         raise HpctrainError(f"{checkpoint} is not of the model in its plan: {error}", exit_code=1) from error
     part = out.with_name(f".{os.getpid()}.{out.name}")

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from hpctrain import models
 from hpctrain.adapters.keras import distribute
 from hpctrain.adapters.keras.finite import all_finite, counts
-from hpctrain.adapters.keras.optimizer import reduction_of
+from hpctrain.adapters.keras.reducing import reduction_of
 from hpctrain.adapters.keras.variables import guard_of
 from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
-from hpctrain.data.samples import BROKEN, Samples
+from hpctrain.data.samples import Samples
 from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
+from hpctrain.train.keras_average import Average
+from hpctrain.train.keras_losses import SIGNATURE, Loss, Mixed, cross_entropies, mixed, tensors
 from hpctrain.train.random_state import NAMES, random_state, set_random_state
 from hpctrain.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
@@ -38,7 +40,7 @@ class KerasTrainer:
     """The Keras side of :class:`hpctrain.train.trainer.Trainer`.
 
     Raises:
-        HpctrainError: fp16 is asked for both in computing and on the wire.
+        HpctrainError: fp16 is asked for both in computing and on the wire, or stochastic depth.
     """
 
     framework = "keras"
@@ -47,6 +49,7 @@ class KerasTrainer:
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         _check_precision(recipe)
+        _check_depth(recipe)
         # A GPU a rank or none at all: NCCL does not let two ranks share one.
         gpus = tf.config.list_physical_devices("GPU")
         own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
@@ -82,11 +85,12 @@ class KerasTrainer:
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
         self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
+        self._average = Average(self.model) if recipe.averaging else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._label_smoothing = recipe.label_smoothing
+        self._loss = Loss.of(recipe)
         self._has_transition = recipe.optimizer.transition is not None
         # Of the micro-batches of one step; made with the first that has several.
         self._sums: list[tf.Variable] = []
@@ -97,7 +101,15 @@ class KerasTrainer:
     def communication_seconds(self) -> float:
         return float(self._reduction.waited)
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
+    def step(
+        self,
+        parts: Iterable[Samples],
+        count: int,
+        scale: float,
+        learning_rate: float,
+        sgd_share: float,
+        average: float | None = None,
+    ) -> float:
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         # The graph of a step has its update in it.
@@ -115,6 +127,8 @@ class KerasTrainer:
                 self.loss, finite = self._accumulated(parts, count, scale)
         self.faulty = not finite and not self._tried_too_large()
         self.own_finite = math.isfinite(self.loss) and (bool(finite) or bool(self._own_finite))
+        if self._average and average is not None and finite:
+            self._average.update(average)
         self.updates += 1
         self.guard.step_done()
         return self.loss
@@ -141,13 +155,19 @@ class KerasTrainer:
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
+        if self._average:
+            self._average.average_statistics(self._comm)
+
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
 
     def state(self) -> LazyState:
-        variables = (self._shared() | self._own()).items()
+        variables = (self._shared() | self._own() | self._averages()).items()
         return LazyState(
             {GUARD_STEPS: np.array(self.guard.steps)} | random_state(),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
@@ -156,7 +176,9 @@ class KerasTrainer:
     def restore(self, state: State) -> None:
         self.before_update()
         self._before = _NOTHING
-        shared, own = self._shared(), self._own()
+        averages = self._averages()
+        own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
+        shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
         known = shared.keys() | own.keys() | {GUARD_STEPS, *NAMES}
         if odd := sorted(shared.keys() - state.keys() | state.keys() - known):
             raise ValueError(f"{odd[0]} is on one side only")
@@ -192,15 +214,27 @@ class KerasTrainer:
             for i, each in variables
         }
 
+    def _averages(self) -> dict[str, keras.Variable]:
+        """By their names in a state."""
+        if self._average is None:
+            return {}
+        parameters = {f"average.{i}": each for i, each in enumerate(self._average.trainable)}
+        return parameters | {f"{STATISTICS}average.{i}": each for i, each in enumerate(self._average.others)}
+
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph, of which there is one for all batches of images of the same size."""
-        images, labels = samples.images, samples.labels
-        key = (traced, images.shape[1:], images.dtype)
+        images, labels, mixture = samples.images, samples.labels, samples.mixture
+        key = (traced, images.shape[1:], images.dtype, mixture is None)
         if key not in self._graphs:
-            tensors = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
-            signature = (*tensors, *(tf.TensorSpec.from_tensor(each) for each in further))
+            own = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
+            signature = (
+                *own,
+                *(tf.TensorSpec.from_tensor(each) for each in further),
+                *([SIGNATURE] if mixture else []),
+            )
             self._graphs[key] = tf.function(traced, input_signature=signature)
-        return self._graphs[key](tf.constant(images), tf.constant(labels), *further)
+        last = [tensors(mixture)] if mixture else []
+        return self._graphs[key](tf.constant(images), tf.constant(labels), *further, *last)
 
     def _tried_too_large(self) -> bool:
         """Whether gradients overflowed by the factor of the loss scaling, which is half of it now."""
@@ -220,12 +254,16 @@ class KerasTrainer:
             loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
         return loss, self._apply_sums()
 
-    def _traced_step(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        loss, gradients = self._gradients(images, labels, scale)
+    def _traced_step(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        loss, gradients = self._gradients(images, labels, scale, mixture)
         return loss, self._traced_update(gradients)
 
-    def _traced_part(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        loss, gradients = self._gradients(images, labels, scale)
+    def _traced_part(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
+    ) -> tf.Tensor:
+        loss, gradients = self._gradients(images, labels, scale, mixture)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return loss
@@ -254,20 +292,24 @@ class KerasTrainer:
             tf.cond(finite, update, leave_out)
         return finite
 
-    def _gradients(self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The loss, and the gradients of what the optimizer's loss scaling makes of it."""
         with tf.GradientTape() as tape:
-            logits = self.model(self._normalised(images), training=True)
-            loss = scale * tf.reduce_sum(_losses(logits, labels, self._label_smoothing))
+            images = self._normalised(images)
+            logits = self.model(mixed(images, mixture) if mixture else images, training=True)
+            loss = scale * self._loss.sum(logits, labels, mixture)
             scaled = self._optimizer.scale_loss(loss)
         # A loss that is not finite has no gradient that may be used, although it can have a finite one.
         seed = tf.where(tf.math.is_finite(loss), tf.ones_like(scaled), math.nan)
         return loss, tape.gradient(scaled, self.model.trainable_variables, output_gradients=seed)
 
     def _traced_evaluation(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        logits = self.model(self._normalised(images), training=False)
+        images = self._normalised(images)
+        logits = self._average.logits(images) if self._average else self.model(images, training=False)
         correct = tf.math.count_nonzero(tf.argmax(logits, axis=1) == labels)
-        return tf.reduce_sum(_losses(logits, labels)), correct
+        return tf.reduce_sum(cross_entropies(logits, labels)), correct
 
     def _normalised(self, images: tf.Tensor) -> tf.Tensor:
         if images.dtype != tf.uint8:
@@ -294,6 +336,14 @@ def _check_precision(recipe: Recipe) -> None:
         )
 
 
+def _check_depth(recipe: Recipe) -> None:
+    if recipe.stochastic_depth:
+        raise HpctrainError(
+            "stochastic_depth is for PyTorch alone: the networks in Keras have none",
+            "--framework torch, or --set stochastic_depth=0, which is another training than the source's",
+        )
+
+
 def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(_POLICY[recipe.precision])
@@ -301,19 +351,6 @@ def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
         return models.build(recipe.model, "keras", comm, at_once=recipe.batch.at_once(comm.size))
     finally:
         keras.config.set_dtype_policy(before)
-
-
-def _losses(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
-    """Cross entropy of each sample, 0 for one without a label: float32, whatever the logits are computed in.
-
-    Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
-    """
-    known = labels != BROKEN
-    logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(known, labels, 0), logits)
-    if smoothing:
-        losses = (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
-    return tf.where(known, losses, 0.0)
 
 
 def _pass() -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 import zlib
@@ -16,13 +15,14 @@ import numpy as np
 from hpctrain.checkpoints.manifest import Progress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.data.sampling import Indices, Share, batch_count, cut, epoch_order, global_batches, parts, share
+from hpctrain.data.sampling import Indices, batch_count, cut, sample_of
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.feed import Feed
 from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
 from hpctrain.train.trainer import Step, Trainer
@@ -78,6 +78,7 @@ class Loop:
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
+        self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
         self._saved = 0
@@ -143,6 +144,7 @@ class Loop:
                     self._look_for_checkpoints()
                     healed = False
                 stopped = self._train_epochs()
+                self._trainer.guard.check_last()
                 # No rank leaves as long as another may need it.
                 self._checkpoints.wait()
                 return stopped
@@ -181,11 +183,8 @@ class Loop:
 
     def _train_epoch(self) -> str | None:
         """The steps that the epoch still lacks; returns why it was stopped."""
-        order = epoch_order(len(self._train), seed=self._recipe.seed, epoch=self._epoch)
-        rest = order[self._seen :]
-        batches = list(global_batches(rest, self._batch_size, drop_last=self._recipe.batch.drop_last))
-        pieces = itertools.chain.from_iterable(parts(self._share(batch), self._count(batch)) for batch in batches)
-        with contextlib.closing(self._train.stream(pieces, self._epoch)) as stream:
+        batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
+        with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
                     return (
@@ -203,13 +202,6 @@ class Loop:
         """Whether a checkpoint is, within an epoch."""
         every = self._recipe.checkpoints.every_steps
         return self._due or bool(every and self._iteration % every == 0)
-
-    def _share(self, batch: Indices) -> Share:
-        return share(batch, self._comm.rank, self._comm.size)
-
-    def _count(self, batch: Indices) -> int:
-        """Of the parts of a batch on each rank."""
-        return self._recipe.batch.parts(len(batch), self._comm.size)
 
     def _end_epoch(self) -> None:
         test_loss, test_accuracy = self._evaluate()
@@ -273,7 +265,7 @@ class Loop:
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
         """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
-        own = self._share(batch)
+        own = self._feed.share(batch)
         self._begun = Step(
             samples=len(batch),
             own=own.count,
@@ -282,24 +274,24 @@ class Loop:
             begin=time.perf_counter(),
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
-        self._own = own.indices[: own.count]
-        count, scale = self._count(batch), self._comm.size / len(batch)
-        waited_for, rate = self._waited_for(stream, count, own.count), self._begun.learning_rate
-        own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share)
+        self._own = sample_of(own.indices[: own.count])
+        count, scale = self._feed.count(batch), self._comm.size / len(batch)
+        waited_for, rate = self._waited_for(stream, batch, own.count), self._begun.learning_rate
+        own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
         self._watch.settle()
         return bool(stop > 0)
 
-    def _waited_for(self, stream: Iterator[Samples], count: int, own: int) -> Generator[Samples]:
-        """The next parts of a stream, whose waiting time becomes this step's.
+    def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:
+        """The next parts of a stream, those of a batch, whose waiting time becomes this step's.
 
         What is behind this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
         """
         self._data_seconds = 0.0
-        for _ in range(count):
+        for part in self._feed.parts(batch):
             begin = time.perf_counter()
-            samples = next(stream)
+            samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
             self._data_seconds += time.perf_counter() - begin
             yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
             own -= len(samples)
@@ -358,6 +350,16 @@ class Loop:
         return sgd_share(self._steps / self._rate.iterations_per_epoch, transition) if transition else 1.0
 
     @property
+    def _average(self) -> float | None:
+        """What the average of the parameters takes of those behind the next step."""
+        recipe = self._recipe
+        if recipe.averaging is None:
+            return None
+        return recipe.averaging.weight(
+            epoch=self._epoch, step=len(self._sizes), batch=recipe.global_batch, epochs=recipe.epochs
+        )
+
+    @property
     def _steps(self) -> float:
         """How far the run is, in steps of the recipe's batch."""
         return self._epoch * self._rate.iterations_per_epoch + self._seen / self._recipe.global_batch
@@ -365,7 +367,7 @@ class Loop:
     @property
     def _steps_left(self) -> int:
         """Of the epoch in work."""
-        rest = len(self._train) - self._seen
+        rest = self._feed.per_epoch - self._seen
         return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
 
     def _evaluate(self) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from hpctrain import stopping
+from hpctrain.adapters import recording
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
@@ -31,6 +32,9 @@ from hpctrain.records import RankError, RankRecord, write_record
 from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import Stall, reports
 from hpctrain.topology.launch_files import host_variables, slot_variables
+
+# Libraries that start torch.distributed where they see a launcher's variables.
+_WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +137,16 @@ def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
         _take_place(plan, rank)
         script = plan.script
         if script:
+            if rank == 0:
+                recording.begin(directory.events)
             _run_script(script)
+            _make_last_checks()
+            _mention_forgotten(rank, plan.ranks)
         else:
             from hpctrain.train.recipe import train_recipe
 
             train_recipe(plan, directory)
+            _make_last_checks()
     except SystemExit as stop:
         return _exit_status(stop)
     except BaseException as raised:
@@ -146,6 +155,18 @@ def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
             _print_error(error, script)
         return _describe(error)
     return None
+
+
+def _make_last_checks() -> None:
+    """While a failure can still become the run's: exit handlers come too late for the record."""
+    if comm := sys.modules.get("hpctrain.comm"):
+        comm.make_last_checks()
+
+
+def _mention_forgotten(rank: int, ranks: int) -> None:
+    from hpctrain.comm import mention_forgotten
+
+    mention_forgotten(rank, ranks)
 
 
 def _take_place(plan: Plan, rank: int) -> None:
@@ -168,7 +189,12 @@ def _run_script(script: Script) -> None:
     """Run a user's script as Python itself does: as ``__main__``, its folder first on the path."""
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
-    runpy.run_path(str(script.path), run_name="__main__")
+    try:
+        runpy.run_path(str(script.path), run_name="__main__")
+    except SystemExit as stop:
+        # Its end is a good one, and the last checks still come.
+        if stop.code not in (None, 0):
+            raise
 
 
 def _exit_status(stop: SystemExit) -> Ending | None:
@@ -186,7 +212,7 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 
 
 def _describe(error: BaseException) -> Ending:
-    kind, message = type(error).__name__, str(error)
+    kind, message = type(error).__name__, f"{error}{_of_a_wrapper(error)}"
     if not isinstance(error, HpctrainError):
         return Ending(exit_code=1, kind=kind, message=message)
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
@@ -197,15 +223,31 @@ def _print_error(error: BaseException, script: Script | None) -> None:
     if isinstance(error, HpctrainError):
         print(f"hpctrain: {error}", file=sys.stderr)
     else:
-        traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+        traceback.print_exception(type(error), error, _from_script(error, script))
+        if explained := _of_a_wrapper(error):
+            print(f"hpctrain: {explained.removeprefix('; ')}", file=sys.stderr)
 
 
-def _from_script(trace: TracebackType | None, script: Script | None) -> TracebackType | None:
-    """The part of a traceback that begins in the user's script; the frames above it are hpctrain's."""
-    start = trace
+def _of_a_wrapper(error: BaseException) -> str:
+    """What is behind an error of torch.distributed that a library raises which starts it by itself; or nothing."""
+    library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
+    if library is None or "MASTER_ADDR expected" not in str(error):
+        return ""
+    return (
+        f"; {library} distributes the training by itself, over torch.distributed, and hpctrain does it too: use one of "
+        f"the two. Start {library}'s script with torchrun, or let it train as on one device (Lightning: devices=1)"
+    )
+
+
+def _from_script(error: BaseException, script: Script | None) -> TracebackType | None:
+    """The part of an error's traceback that begins in the user's script; the frames above it are hpctrain's."""
+    if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
+        # It names its place by itself, and nothing of the script was executed.
+        return None
+    start = error.__traceback__
     while script and start and start.tb_frame.f_code.co_filename != str(script.path):
         start = start.tb_next
-    return start or trace
+    return start or error.__traceback__
 
 
 def _of_the_end(ending: Ending | None) -> dict[str, Any]:

@@ -21,13 +21,17 @@ from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.models.torch_batch_norm import average_statistics, begin_part
-from hpctrain.optim.torch_rules import make_optimizer
+from hpctrain.models.torch_stochastic_depth import StochasticDepth
+from hpctrain.optim.torch_rules import clip_gradients, make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.random_state import random_state, seed, set_random_state
 from hpctrain.train.state import GUARD_STEPS, LazyState, State
+from hpctrain.train.torch_average import Average
+from hpctrain.train.torch_losses import Loss, mixed
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
+_AVERAGE, _AVERAGE_STATISTICS = "average.", f"{STATISTICS}average."
 _COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # To be undone: the number of updates before, and what was changed since.
 _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
@@ -48,11 +52,12 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)).to(
             self._device
         )
+        self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
             for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._label_smoothing = recipe.label_smoothing
+        self._loss = Loss.of(recipe)
         self._computed_in = _COMPUTED_IN[recipe.precision]
         self._scaler = torch.amp.GradScaler(
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
@@ -66,7 +71,7 @@ class TorchTrainer:
         optimizer = make_optimizer(recipe.optimizer, model)
         comm.watch_numbers()
         # Before those of distribute, of which one may find that a rank died, after the update.
-        optimizer.register_step_post_hook(self._count)
+        optimizer.register_step_post_hook(self._updated)
         self.model, self._optimizer = distribute(
             model,
             optimizer,
@@ -78,6 +83,8 @@ class TorchTrainer:
         self._statistics = statistics(self.model)
         self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
+        self._average = Average(self.model) if recipe.averaging else None
+        self._average_by: float | None = None
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 
     @property
@@ -92,7 +99,16 @@ class TorchTrainer:
     def timeline(self) -> Timeline:
         return self._statistics.timeline
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
+    def step(
+        self,
+        parts: Iterable[Samples],
+        count: int,
+        scale: float,
+        learning_rate: float,
+        sgd_share: float,
+        average: float | None = None,
+    ) -> float:
+        self._average_by = average
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         self.model.train()
@@ -121,7 +137,7 @@ class TorchTrainer:
 
     def _update(self) -> None:
         if self._clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+            clip_gradients(self.model.parameters(), self._clip_norm)
         self._scaler.step(self._optimizer)
 
     def rebuild(self) -> None:
@@ -148,12 +164,18 @@ class TorchTrainer:
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
+        if self._average:
+            self._average.average_statistics(self._comm)
+
+    def take_average(self) -> None:
+        if self._average:
+            self._average.take()
 
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         self.model.eval()
         images, labels = self._tensors(samples)
-        logits = self._logits(images)
+        logits = self._logits(images, self._average.logits if self._average else self.model)
         loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
         return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
 
@@ -162,6 +184,7 @@ class TorchTrainer:
         for index, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
+        tensors |= self._averages()
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
         steps = {GUARD_STEPS: np.array(self.guard.steps)}
         return LazyState(
@@ -174,6 +197,9 @@ class TorchTrainer:
         self._before = _NOTHING
         tensors = {name: torch.from_numpy(value) for name, value in state.items()}
         kept = dict(self.model.named_buffers())
+        for name, tensor in self._averages().items():
+            if name in tensors or name.startswith(_AVERAGE):
+                tensor.copy_(tensors.pop(name))
         self.model.load_state_dict(kept | _under(_MODEL, tensors) | _under(STATISTICS, tensors))
         values: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in _under(_OPTIMIZER, tensors).items():
@@ -185,6 +211,13 @@ class TorchTrainer:
         self.guard.steps = int(state[GUARD_STEPS])
         self._set_random_state(tensors)
         set_random_state(state)
+
+    def _averages(self) -> dict[str, torch.Tensor]:
+        """By their names in a state."""
+        if self._average is None:
+            return {}
+        statistics = {f"{_AVERAGE_STATISTICS}{name}": each for name, each in self._average.buffers.items()}
+        return {f"{_AVERAGE}{name}": each for name, each in self._average.parameters.items()} | statistics
 
     def _random_state(self) -> State:
         state = {f"{_RANDOM}cpu": torch.get_rng_state().numpy()}
@@ -199,8 +232,13 @@ class TorchTrainer:
             elif self._device.type == "cuda":
                 torch.cuda.set_rng_state(tensor, self._device)
 
-    def _count(self, *_: object) -> None:
-        """The scaler belongs to the update: it is done as a whole or not at all."""
+    def _updated(self, *_: object) -> None:
+        if self._average and self._average_by is not None:
+            self._average.update(self._average_by)
+        self._count()
+
+    def _count(self) -> None:
+        """The scaler and the average belong to the update: it is done as a whole or not at all."""
         self._scaler.update()
         self.updates += 1
 
@@ -220,23 +258,19 @@ class TorchTrainer:
         images, labels = self._tensors(samples)
         begin_part(self.model, number, count)
         with contextlib.nullcontext() if number == count else no_sync():
-            losses = F.cross_entropy(
-                self._logits(images),
-                labels,
-                ignore_index=BROKEN,
-                label_smoothing=self._label_smoothing,
-                reduction="sum",
-            )
-            loss = losses * scale
+            if self._depth and samples.depths is not None:
+                self._depth.draws = torch.from_numpy(samples.depths).to(self._device)
+            if samples.mixture:
+                images = mixed(images, samples.mixture)
+            loss = self._loss.sum(self._logits(images, self.model), labels, samples.mixture) * scale
             # A loss that is not finite has no gradient that may be used, although it can have a finite one.
             self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
         return loss.detach()
 
-    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+    def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """float32, whatever they are computed in."""
         with torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32):
-            logits: torch.Tensor = self.model(images)
-        return logits.float()
+            return model(images).float()
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels as (N,)."""

@@ -81,7 +81,15 @@ class Trainer(Stateful, Protocol):
     @property
     def timeline(self) -> Timeline: ...
 
-    def step(self, parts: Iterable[Samples], count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
+    def step(
+        self,
+        parts: Iterable[Samples],
+        count: int,
+        scale: float,
+        learning_rate: float,
+        sgd_share: float,
+        average: float | None = None,
+    ) -> float:
         """One update by the mean over the ranks of the gradient of the returned loss.
 
         A broken sample has no part in loss and gradient, which are not made larger for it: with b of n samples broken
@@ -96,6 +104,8 @@ class Trainer(Stateful, Protocol):
             scale: what the sum of the samples' losses is multiplied by.
             learning_rate: of this step.
             sgd_share: of this step, for an optimizer with a transition.
+            average: how far the average moves to the parameters behind the update, where the recipe has one; None
+                leaves it, as an update that is left out does.
 
         Returns:
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
@@ -116,5 +126,11 @@ class Trainer(Stateful, Protocol):
     def average_statistics(self) -> None:
         """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""
 
+    def take_average(self) -> None:
+        """Make the average the model's own parameters and statistics, where the recipe has one."""
+
     def evaluate(self, samples: Samples) -> tuple[float, int]:
-        """The sum of the losses, and how many samples are classified rightly, of those that are not broken."""
+        """The sum of the losses, and how many samples are classified rightly, of those that are not broken.
+
+        Both by the average of the parameters, where the recipe has one.
+        """

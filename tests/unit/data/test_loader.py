@@ -106,9 +106,10 @@ def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, worke
 
 def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
     random = _Random(7)
-    for epoch, index in ((3, 5), (3, 6), (4, 5), (3, 5)):
-        expected = np.random.Generator(np.random.Philox(key=epoch << 64 | 7, counter=index << 128))
-        own = random.of(epoch, index)
+    for epoch, index, again in ((3, 5, 0), (3, 6, 0), (4, 5, 0), (3, 5, 2), (3, 5, 0)):
+        counter = index << 128 | again << 192
+        expected = np.random.Generator(np.random.Philox(key=epoch << 64 | 7, counter=counter))
+        own = random.of(epoch, index, again)
         assert [own.random(), own.integers(7), own.normal()] == [
             expected.random(),
             expected.integers(7),

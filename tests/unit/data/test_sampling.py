@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.sampling import batch_count, epoch_order, global_batches, parts, share
-from hpctrain.recipes.schema import Batch
+from hpctrain.data.sampling import (
+    batch_count,
+    epoch_order,
+    global_batches,
+    parts,
+    repetition_of,
+    sample_of,
+    share,
+)
+from hpctrain.recipes.schema import Batch, Data
 
 counts = st.integers(1, 300)
 ranks_ = st.integers(1, 17)
@@ -88,3 +96,59 @@ def test_order_changes_with_epoch_and_seed_and_with_nothing_else():
     orders = [epoch_order(1000, seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
     assert len({order.tobytes() for order in orders}) == 4
     np.testing.assert_array_equal(orders[0], epoch_order(1000, seed=0, epoch=0))
+
+
+def sampled(samples: int, ranks: int, repeats: int, order: np.ndarray) -> list[list[tuple[int, int]]]:
+    """What each rank of torchvision's RASampler is given, with which repetition it is, of a shuffled order."""
+    repeated = [(int(index), repetition) for index in order for repetition in range(repeats)]
+    kept = samples // 256 * 256 // ranks
+    return [repeated[rank::ranks][:kept] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "each", "repeats"), [(8, 16, 4), (4, 32, 3), (2, 8, 2), (8, 4, 3)])
+@pytest.mark.parametrize("samples", [512, 700, 1000])
+def test_steps_with_repetitions_are_those_of_torchvisions_sampler(samples, ranks, each, repeats):
+    """As many, in the same order, of the same images in the same repetitions, on whatever rank."""
+    length = Data(name="imagenet", repeats=repeats).per_epoch(samples)
+    order = epoch_order(samples, seed=3, epoch=5, repeats=repeats, length=length)
+    batches = list(global_batches(order, ranks * each, drop_last=False))
+    plain = epoch_order(samples, seed=3, epoch=5)
+    expected = sampled(samples, ranks, repeats, plain)
+    assert sum(map(len, batches)) == sum(map(len, expected))
+    for step, batch in enumerate(batches):
+        found = list(zip(sample_of(batch).tolist(), repetition_of(batch).tolist(), strict=True))
+        assert sorted(found) == sorted(sum((own[step * each : (step + 1) * each] for own in expected), []))
+
+
+@given(
+    samples=st.integers(1, 3000),
+    size=st.integers(1, 200),
+    repeats=st.integers(2, 5),
+    ranks=st.integers(1, 9),
+    seed=seeds,
+)
+def test_repetitions_are_counted_and_stand_apart(samples, size, repeats, ranks, seed):
+    length = Data(name="imagenet", repeats=repeats).per_epoch(samples)
+    assert length == (samples - samples % 256 or samples)
+    order = epoch_order(samples, seed=seed, epoch=1, repeats=repeats, length=length)
+    assert len(order) == length == len(set(order.tolist()))
+    assert len(set(sample_of(order).tolist())) == -(-length // repeats)
+    batches = list(global_batches(order, size, drop_last=False))
+    # Where an epoch is gone on with, the rest of its steps is the same.
+    rest = list(global_batches(order[size:], size, drop_last=False))
+    for whole, resumed in zip(batches[1:], rest, strict=True):
+        np.testing.assert_array_equal(whole, resumed)
+    for batch in batches:
+        if ranks <= repeats and len(batch) % repeats:
+            continue
+        for rank in range(ranks):
+            own = sample_of(share(batch, rank, ranks).indices)
+            if len(own) * repeats <= len(batch) - repeats:
+                assert len(set(own.tolist())) == len(own)
+
+
+def test_without_repetitions_the_order_is_as_ever():
+    order = epoch_order(1000, seed=1, epoch=2)
+    np.testing.assert_array_equal(order, np.random.default_rng((1, 2)).permutation(1000))
+    np.testing.assert_array_equal(np.concatenate(list(global_batches(order, 64, drop_last=False))), order)
+    assert Data(name="imagenet").per_epoch(1000) == 1000

@@ -29,7 +29,7 @@ class Ranks(SingleCommunicator):
         super().__init__("")
         self.size = size
 
-    def _group(self, size: int | None) -> Group:
+    def _group(self, size: int | None, what: str) -> Group:
         return ("group", size)  # type: ignore[return-value]
 
 

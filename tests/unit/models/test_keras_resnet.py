@@ -132,17 +132,3 @@ def test_weights_of_another_network_are_refused():
     with pytest.raises(HpctrainError, match=r"fc\.weight has the shape \(10, 512\)"):
         load_state(theirs, {**state, "fc.weight": torch.zeros(10, 512)})
     assert all(np.array_equal(now, then) for now, then in zip(theirs.get_weights(), before, strict=True))
-
-
-def test_weights_are_drawn_as_goyal_et_al_state():
-    keras.utils.set_random_seed(0)
-    for name, zero_gamma in (("resnet18", False), ("resnet50", True)):
-        state = state_of(models.build(Model(name=name, zero_gamma=zero_gamma), "keras"))
-        last = [value for key, value in state.items() if key.endswith("bn3.weight" if zero_gamma else "bn2.weight")]
-        assert len(last) == (16 if zero_gamma else 8)
-        assert {bool(value.any()) for value in last} == {not zero_gamma}
-    assert state["fc.weight"].std() == pytest.approx(0.01, rel=0.01)
-    drawn = state["layer4.2.conv2.weight"]
-    assert drawn.std() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
-    # not cut off at two deviations
-    assert abs(drawn).max() > 4 * drawn.std()

@@ -54,15 +54,6 @@ def test_every_block_starts_as_the_identity_if_asked(build):
         assert {bool(block.last.weight.any()) for block in blocks} == {not zero_gamma}
 
 
-def test_weights_are_drawn_as_goyal_et_al_state():
-    torch.manual_seed(0)
-    model = resnet50()
-    assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.01)
-    # He et al.: a variance of 2 by the fan out
-    convolution = model.layer4[2].conv2
-    assert convolution.weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
-
-
 @pytest.mark.parametrize("images", [1, 2])
 def test_small_images_train(images):
     """One of them leaves one value a channel behind the last stage."""

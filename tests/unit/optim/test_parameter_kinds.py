@@ -20,7 +20,7 @@ def test_resnet50_has_two_parameters_a_batch_norm_and_one_bias():
     with torch.device("meta"):
         model = resnet50()
     kinds = torch_rules.parameter_kinds(model)
-    assert Counter(kinds.values()) == {"norm": 2 * 53, "weight": 54, "bias": 1}
+    assert Counter(kinds.values()) == {"norm": 2 * 49, "shortcut_norm": 2 * 4, "weight": 54, "bias": 1}
     assert list(kinds) == [name for name, _ in model.named_parameters()]
     assert kinds["fc.bias"] == "bias"
 

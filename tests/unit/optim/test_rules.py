@@ -32,8 +32,11 @@ from optimizer_runs import (
     torch_steps,
 )
 
+from hpctrain import models
 from hpctrain.errors import HpctrainError
 from hpctrain.optim import keras_rules, torch_rules
+from hpctrain.optim.rules import decay
+from hpctrain.recipes.schema import Model
 
 PATHS = {"torch": torch_path, "keras": keras_path}
 NORM_AND_BIAS = ("norm", "bias")
@@ -70,6 +73,10 @@ LARS = {
     "nesterov, rate outside": {**_PAPER, "nesterov": True, "rate_in_momentum": False},
     "no momentum": {**_PAPER, "momentum": 0.0},
     "no decay": {**_PAPER, "weight_decay": 0.0},
+    # Ratios of 0.02 to 0.06, and rates of 0.01 to 0.21: some are clipped and some are not.
+    "clipped": {**_PAPER, "trust_coefficient": 0.05, "trust_clip": True},
+    "Apex LARC": {**_PAPER, "trust_coefficient": 0.05, "trust_clip": True, "rate_in_momentum": False, "epsilon": 1e-8},
+    "another decay in the ratio": {**_PAPER, "trust_decay": 1.3, "undecayed": NORM_AND_BIAS},
 }
 
 LAMB = {
@@ -107,13 +114,15 @@ def numpy_sgd(w, gradients, *, m=0.0, nesterov=False, l2=0.0, decoupled=0.0, ins
     return path
 
 
-def numpy_lars(w, gradients, *, m, beta, eta, eps, inside, nesterov, of_sum, adapted):
+def numpy_lars(w, gradients, *, m, beta, ratio_beta, eta, eps, inside, nesterov, of_sum, adapted, clip):
     path, v = [], np.zeros_like(w)
     for g, rate in zip(gradients, RATES, strict=True):
         w_norm, g_norm, sum_norm = (np.sqrt(np.sum(x**2)) for x in (w, g, g + beta * w))
         trust = 1.0
         if adapted and w_norm and (sum_norm if of_sum else g_norm):
-            trust = eta * w_norm / ((sum_norm if of_sum else g_norm + beta * w_norm) + eps)
+            trust = eta * w_norm / ((sum_norm if of_sum else g_norm + ratio_beta * w_norm) + eps)
+            if clip:
+                trust = min(trust / rate, 1.0)
         if inside:
             v = m * v + rate * trust * (g + beta * w)
             w = w - (m * v + rate * trust * (g + beta * w) if nesterov else v)
@@ -183,11 +192,14 @@ def test_lars(framework, variant):
     values = LARS[variant]
 
     def reference(w, gradients, kind):
+        beta = 0.0 if kind in values.get("undecayed", ()) else values["weight_decay"]
         return numpy_lars(
             w,
             gradients,
             m=values["momentum"],
-            beta=0.0 if kind in values.get("undecayed", ()) else values["weight_decay"],
+            beta=beta,
+            ratio_beta=values.get("trust_decay", beta) if beta else 0.0,
+            clip=values.get("trust_clip", False),
             eta=values["trust_coefficient"],
             eps=values.get("epsilon", 0.0),
             inside=values["rate_in_momentum"],
@@ -313,6 +325,39 @@ def test_goes_on_from_its_state(name, values):
     for old, new in zip(first.variables, second.variables, strict=True):
         new.assign(old.numpy())
     assert distance(keras_steps(net, second, first=25), whole[25:]) < 1e-13
+
+
+@pytest.mark.parametrize("framework", PATHS)
+def test_a_clipped_ratio_is_never_above_the_rate(framework):
+    """min(lambda / rate, 1): no clipped path is the unclipped one, and a bound that no ratio reaches is plain SGD."""
+    chosen = {**LARS["Apex LARC"], "epsilon": 0.0}
+    path = PATHS[framework]
+    assert distance(path(settings("lars", **chosen)), path(settings("lars", **{**chosen, "trust_clip": False}))) > 1e-3
+    plain = settings("sgd", momentum=0.9, weight_decay=0.1)
+    assert distance(path(settings("lars", **{**chosen, "trust_coefficient": 1e6})), path(plain)) < 1e-10
+
+
+def test_norms_of_projected_shortcuts_are_decayed_where_a_recipe_says_so():
+    """As a filter by "bn" in the name leaves downsample.1 out; in both frameworks the 8 vectors of 4 norms."""
+    chosen = settings("sgd", weight_decay=1.0, undecayed=("main_path_norm",))
+    with torch.device("meta"):
+        net = models.build(Model(name="resnet50"), "torch")
+    groups = torch_rules.make_optimizer(chosen, net).param_groups
+    left_out = {id(each) for group in groups if not group["weight_decay"] for each in group["params"]}
+    assert {name for name, each in net.named_parameters() if id(each) in left_out} == {
+        name for name, _ in net.named_parameters() if "bn" in name
+    }
+    keras_net = models.build(Model(name="resnet50"), "keras")
+    kinds = keras_rules.parameter_kinds(keras_net)
+    decayed = [
+        variable.path
+        for variable, kind in zip(keras_net.trainable_variables, kinds, strict=True)
+        if "norm" in kind and decay(chosen, kind)
+    ]
+    assert len(decayed) == 8
+    assert all(".downsample.1/" in path for path in decayed)
+    everywhere = settings("sgd", weight_decay=1.0, undecayed=("norm",))
+    assert not any(decay(everywhere, kind) for kind in kinds if "norm" in kind)
 
 
 def test_pytorchs_own_sgd_is_used_where_it_is_the_recipes():

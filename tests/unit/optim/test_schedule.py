@@ -122,7 +122,7 @@ def test_every_quarter_of_a_run_of_20_epochs(schedule, expected):
 
 @given(rates())
 def test_a_gradual_warmup_climbs_in_equal_steps_from_where_it_begins_to_the_scaled_rate(rate):
-    warmup = rate.schedule.climb_epochs * rate.iterations_per_epoch
+    warmup = rate.schedule.climb_steps(rate.iterations_per_epoch)
     iterations = range(0, math.ceil(warmup), 1 + math.ceil(warmup) // 50)
     if rate.schedule.warmup == "constant":
         assert {rate(iteration) for iteration in iterations} <= {rate.begin}
@@ -136,7 +136,7 @@ def test_no_jump_where_a_gradual_warmup_ends(rate):
     schedule = rate.schedule
     if schedule.warmup == "constant" or schedule.held == "epoch" or schedule.name in ("step", "piecewise"):
         return
-    warmup = schedule.climb_epochs * rate.iterations_per_epoch
+    warmup = schedule.climb_steps(rate.iterations_per_epoch)
     near = 1e-9 * max(1.0, warmup)
     if warmup and warmup + near < rate.epochs * rate.iterations_per_epoch:
         largest = max(rate.begin, rate.peak)
@@ -157,20 +157,20 @@ def test_a_rate_that_is_held_changes_with_the_epoch_only(rate):
 
 @given(rates())
 def test_never_climbs_after_the_warmup_and_ends_where_it_is_told(rate):
-    first = math.ceil(rate.schedule.climb_epochs * rate.iterations_per_epoch)
+    first = math.ceil(rate.schedule.climb_steps(rate.iterations_per_epoch))
     total = rate.epochs * rate.iterations_per_epoch
     values = [rate(iteration) for iteration in range(first, total, 1 + total // 100)]
     if rate.schedule.held == "iteration":
         assert all(later <= earlier * (1 + 1e-12) for earlier, later in itertools.pairwise(values))
     decays = rate.schedule.name in ENDS and not rate.schedule.decay_steps
-    if decays and rate.schedule.climb_epochs < rate.epochs:
+    if decays and rate.schedule.climb_steps(1) < rate.epochs:
         assert rate(total) == pytest.approx(rate.schedule.end_rate, rel=1e-9, abs=1e-9 * rate.peak)
 
 
 @given(rates())
 def test_never_above_where_it_begins_and_the_scaled_rate_and_positive_behind_the_first_step(rate):
     total = rate.epochs * rate.iterations_per_epoch
-    highest = max(rate.peak, rate.begin if rate.schedule.climb_epochs else 0.0)
+    highest = max(rate.peak, rate.begin if rate.schedule.climbs else 0.0)
     values = [rate(iteration) for iteration in range(0, total, 1 + total // 100)]
     assert all(0 <= value <= highest * (1 + 1e-12) for value in values)
     # Where it stays at what it begins with, that may be nothing; and so may what is behind decay_steps.
@@ -184,7 +184,7 @@ def test_linear_scaling_multiplies_the_rate_behind_the_warmup(rate, times):
         return
     larger = dataclasses.replace(rate, batch_size=rate.batch_size * times)
     total = rate.epochs * rate.iterations_per_epoch
-    first = math.ceil(rate.schedule.climb_epochs * rate.iterations_per_epoch) + rate.iterations_per_epoch
+    first = math.ceil(rate.schedule.climb_steps(rate.iterations_per_epoch)) + rate.iterations_per_epoch
     iterations = range(first, total, 1 + total // 20)
     assert [larger(t) for t in iterations] == pytest.approx([times * rate(t) for t in iterations], rel=1e-9, abs=1e-15)
 
@@ -193,13 +193,47 @@ TRANSITION = Transition(center=10, period=5, rmsprop_rate=1e-3)
 
 
 @given(st.floats(0, 100))
-def test_the_part_of_sgd_grows_without_a_jump_or_a_kink_to_one(epoch):
-    near = 1e-6
-    before, at, after = (sgd_share(epoch + offset, TRANSITION) for offset in (-near, 0, near))
-    assert 0 < before <= at <= after <= 1
-    assert after - before <= 2 * near / TRANSITION.period * (1 + 1e-3)
-    if epoch >= 12.5:
-        assert at == 1
+def test_the_part_of_sgd_is_the_published_formula_at_the_epoch_that_has_begun(epoch):
+    e = math.floor(epoch)
+    share = sgd_share(epoch, TRANSITION)
+    if e < 10:
+        assert share == pytest.approx(0.5 * math.exp(2 * (e - 10) / 5), rel=1e-12)
+        assert share < 0.5
+    elif e < 10 + 5 / 2:
+        assert share == pytest.approx(0.5 + 2 * (e - 10) / 5, rel=1e-12)
+    else:
+        assert share == 1
+
+
+@given(
+    st.floats(0.5, 2000),
+    st.integers(1, 5000),
+    st.sampled_from(["warmup", "start"]),
+    st.floats(0, 0.1),
+    st.floats(0.5, 4),
+)
+def test_a_schedule_in_steps_does_not_depend_on_epochs(warmup, decay, decay_from, end, power):
+    chosen = {"warmup_steps": warmup, "decay_steps": decay, "decay_from": decay_from, "end_rate": end, "power": power}
+    one, other = (rate(64, steps, epochs, name="polynomial", warmup_from=0, **chosen) for steps, epochs in SIZES)
+    begin = math.floor(warmup) if decay_from == "warmup" else 0
+    for step in {0, 1, math.floor(warmup), math.ceil(warmup), math.ceil(warmup) + decay // 2, 10**5}:
+        if step < warmup:
+            expected = 0.1 * step / warmup
+        else:
+            expected = end + (0.1 - end) * max(0.0, 1 - (step - begin) / decay) ** power
+        assert one(step) == other(step) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+SIZES = ((10, 20), (157, 3))
+
+
+def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
+    lars = rate(name="polynomial", warmup_epochs=5, warmup_from=0.02, decay_from="start")
+    assert [lars(epoch * 10) for epoch in (0, 5, 10, 20)] == pytest.approx([0.02, 0.1 * 0.75**2, 0.025, 0])
+    assert lars(49) == pytest.approx(0.02 + 0.08 * 0.98)
+    cosine = rate(name="cosine", warmup_epochs=5, warmup_from=0.02, decay_from="start", end_rate=0.01)
+    assert [cosine(epoch * 10) for epoch in (0, 10, 20)] == pytest.approx([0.02, 0.055, 0.01])
+    assert cosine(50) == pytest.approx(0.055 + 0.045 * math.cos(math.pi / 4))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +261,18 @@ def test_the_part_of_sgd_grows_without_a_jump_or_a_kink_to_one(epoch):
         ({"name": "cosine", "peak_epoch": 2}, "peak_epoch belongs to triangular"),
         ({"warmup_epochs": -1, "base_batch": 32}, "greater than or equal to 0"),
         ({"warmup_epochs": 3}, "warmup_epochs needs base_batch"),
+        ({"warmup_steps": 3}, "warmup_steps belongs to polynomial, not to constant"),
+        ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "warmup_steps needs base_batch"),
+        ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "warmup_steps needs decay_steps"),
+        ({"decay_from": "start"}, "decay_from belongs to polynomial and cosine, not to constant"),
+        (
+            {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_epochs": 1, "warmup_from": 0},
+            r"warmup_steps \(3\) and warmup_epochs \(1\) are one too many",
+        ),
+        (
+            {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_from": 0, "held": "epoch"},
+            "warmup_steps is for rates that are held for an iteration",
+        ),
         ({"warmup_from": 0.1}, "warmup and warmup_from need warmup_epochs above 0"),
         ({"warmup": "constant"}, "warmup and warmup_from need warmup_epochs above 0"),
         ({"warmup_epochs": 3, "warmup_from": -1}, "greater than or equal to 0"),

@@ -10,6 +10,7 @@ import pytest
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.entries import load_entry, recipe_names
 from hpctrain.recipes.load import load_recipe, override_recipe
+from hpctrain.report.results import row_text
 
 DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()
 
@@ -97,7 +98,7 @@ def test_overrides() -> None:
         ("data=!!timestamp x", "not valid YAML: the tag tag:yaml.org,2002:timestamp has no place"),
         (f"data={'[' * 3000}{']' * 3000}", "not valid YAML: nested more than 20 deep"),
         ("schedule.base_batch=null", "warmup_epochs needs base_batch"),
-        ("epochs=1", "is longer than the run (epochs: 1); --set schedule.warmup_epochs=0 does without"),
+        ("schedule.warmup_epochs=21", "is longer than the run (epochs: 20); --set schedule.warmup_epochs=0 does"),
         ("schedule={name: step, milestones: [5, 20]}", "schedule.milestones (20) are not all within the run"),
         (
             "schedule={name: triangular, peak_epoch: 20, warmup_from: 0}",
@@ -224,3 +225,51 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
 def test_what_only_a_run_that_heals_can_have(key: str) -> None:
     with pytest.raises(HpctrainError, match=f"{key.replace('=', ': ')} needs lost_rank: shrink"):
         load_recipe("digits", [f"fault_tolerance.{key}"])
+
+
+def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
+    recipe = load_recipe("digits", ["epochs=1"])
+    assert (recipe.epochs, recipe.schedule.warmup_epochs) == (1, 1)
+    assert recipe.notes == (
+        "--set epochs=1: the warm-up of 2 epochs is clipped to the whole run; "
+        "--set schedule.warmup_epochs=0 does without",
+    )
+    assert load_recipe("digits", ["epochs=2"]).notes == ()
+    # Said of one change; and what was asked for is not changed.
+    assert override_recipe(recipe, ["seed=3"]).notes == ()
+    with pytest.raises(HpctrainError, match="is longer than the run"):
+        load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=2"])
+    assert load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=0"]).notes == ()
+    with pytest.raises(HpctrainError, match="epochs: input should be greater than or equal to 1"):
+        load_recipe("digits", ["epochs=0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "other"),
+    [
+        ("you2017-lars@8192", "optimizer.learning_rate=29", True),
+        ("you2017-lars@8192", "schedule.decay_from=warmup", True),
+        ("you2017-lars@8192", "epochs=90", True),
+        ("you2017-lars@8192", "model.weights.fan=in", True),
+        ("you2017-lars@8192", "data.limit=1000", True),
+        ("you2017-lars@8192", "batch.micro_batch=32", True),
+        ("you2017-lars@8192", "communication.compression=fp16", True),
+        ("goyal2017", "batch.per_rank=64", True),
+        # What leaves the result what it is, or has rows of its own.
+        ("you2017-lars@8192", "optimizer.learning_rate=30", False),
+        ("you2017-lars@8192", "data.path=/somewhere", False),
+        ("you2017-lars@8192", "seed=3", False),
+        ("you2017-lars@8192", "checkpoints.every_steps=10", False),
+        ("you2017-lars@8192", "fault_tolerance=shrink", False),
+        ("mlperf-resnet50@8192", "batch.micro_batch=32", False),
+        ("goyal2017", "batch.emulated_ranks=256", False),
+        ("digits-large-minibatch", "batch.size=256", False),
+    ],
+)
+def test_reported_results_are_of_other_values_once_one_is_changed(name: str, override: str, other: bool) -> None:
+    recipe = load_recipe(name, [override])
+    assert {row.of_other_values for row in recipe.reported} == {other}
+    assert [row.value for row in recipe.reported] == [row.value for row in load_recipe(name).reported]
+    assert {"of other values" in row_text(row) for row in recipe.reported} == {other}
+    again = override_recipe(recipe, ["seed=5"])
+    assert {row.of_other_values for row in again.reported} == {other}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from hpctrain.cli.work import read_work
+from hpctrain.cli.work import read_tasks, read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.optim.schedule import LearningRate, sgd_share
 from hpctrain.recipes.batch_statistics import require_span
@@ -54,12 +55,12 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
 def test_the_rate_goes_through_the_same_curve(name):
     """In every thirtieth part of the run it is the same part of the peak, behind a warm-up that may begin elsewhere."""
     recipe, small = RECIPES[name], smoke(RECIPES[name])
-    if recipe.schedule.held == "epoch" or recipe.schedule.decay_steps or recipe.schedule.end_rate:
+    if recipe.schedule.held != "iteration" or recipe.schedule.decay_steps or recipe.schedule.end_rate:
         pytest.skip("not the same by nature: the small run has other epochs and steps")
     size = recipe.batch.size or (recipe.batch.per_rank or 0) * (recipe.batch.emulated_ranks or 1)
     large = recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"size": size, "per_rank": None})})
     whole, shrunk = schedule(large, 300 * 16), schedule(small.at(1), 300 * 16)
-    begin = recipe.schedule.climb_epochs / recipe.epochs
+    begin = recipe.schedule.climb_steps(1) / recipe.epochs
     for part in ((number + 0.5) / 30 for number in range(30)):
         if part > begin:
             one, other = (rate(part * rate.epochs * rate.iterations_per_epoch) for rate in (whole, shrunk))
@@ -84,7 +85,11 @@ def test_parts_of_a_batch_and_transitions_stay():
     small = smoke(Recipe.model_validate_json(json.dumps({**values, **changes})))
     assert (small.at(2).global_batch, small.at(2).batch.micro_batch) == (16, 4)
     assert small.model.batch_norm.span == "world"
-    assert sgd_share(0.6, small.optimizer.transition) == pytest.approx(0.5)
+    assert small.optimizer.transition.center == pytest.approx(0.6)
+    assert [sgd_share(epoch, small.optimizer.transition) for epoch in (0.9, 1)] == [
+        pytest.approx(math.exp(-2.4) / 2),
+        1.0,
+    ]
     # RMSprop's own rate, whose steps have no size of the gradient in them, stays.
     own = schedule(small.at(2), 16).peak * small.optimizer.transition.rmsprop_rate
     assert own == pytest.approx(0.1 * (32 * 256) / values["schedule"]["base_batch"] * 0.01)
@@ -92,20 +97,28 @@ def test_parts_of_a_batch_and_transitions_stay():
 
 @pytest.mark.parametrize(("span", "expected"), [(32, None), (8, 2), (64, "world"), ("world", "world"), (None, None)])
 def test_images_that_share_statistics_stay_fewer_as_many_or_more(span, expected):
-    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    values = RECIPES["mlperf-resnet50@3264"].model_dump(mode="json")
     values["model"]["batch_norm"]["span"], values["batch"]["micro_batch"] = span, 32
     assert smoke(Recipe.model_validate_json(json.dumps(values))).model.batch_norm.span == expected
 
 
 def test_rates_of_rules_that_adapt_their_steps_follow_the_root_of_the_batch():
-    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    values = RECIPES["mlperf-resnet50@3264"].model_dump(mode="json")
     values["optimizer"] = {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}
     small = smoke(Recipe.model_validate_json(json.dumps(values)))
-    assert small.optimizer.learning_rate == pytest.approx(0.01 * (16 / 8192) ** 0.5)
+    assert small.optimizer.learning_rate == pytest.approx(0.01 * (16 / 3264) ** 0.5)
+
+
+def test_a_warm_up_in_steps_stays_its_part_of_the_run():
+    small = smoke(RECIPES["mlperf-resnet50@8192"]).schedule
+    assert (small.warmup_steps, small.decay_steps) == (None, None)
+    assert small.warmup_epochs == pytest.approx(3 * 781.96 / (781.96 + 6095), rel=1e-4)
+    file = smoke(RECIPES["you2017-lars@1024-file"]).schedule
+    assert (file.warmup_epochs, file.decay_from) == (pytest.approx(3 * 8 / 100), "start")
 
 
 def test_a_warm_up_of_the_whole_run_stays_one():
-    values = RECIPES["mlperf-resnet50@8192"].model_dump(mode="json")
+    values = RECIPES["mlperf-resnet50@3264"].model_dump(mode="json")
     for epochs in range(180, 190):
         changed = {**values, "epochs": epochs, "schedule": {**values["schedule"], "warmup_epochs": epochs}}
         assert smoke(Recipe.model_validate_json(json.dumps(changed))).schedule.warmup_epochs == 3
@@ -115,6 +128,19 @@ def test_a_smaller_network_can_be_asked_for_on_top():
     recipe = read_work("goyal2017", ["model.name=resnet18", "epochs=5"], [], small=True)
     assert isinstance(recipe, Recipe)
     assert (recipe.model.name, recipe.epochs, recipe.images.size) == ("resnet18", 5, 64)
+
+
+def test_what_a_recipe_needs_is_said_of_the_whole_run():
+    """Of 58 epochs of 40 steps, and of as large a part of the small run."""
+    small = read_work("mlperf-resnet50@32768", ["schedule.decay_steps=1160", "seed=3"], [], small=True)
+    whole = read_work("mlperf-resnet50@32768", ["schedule.decay_steps=1160", "seed=3"], [])
+    assert isinstance(small, Recipe) and isinstance(whole, Recipe)
+    assert (whole.schedule.decay_steps, whole.epochs, small.seed) == (1160, 58, 3)
+    assert small.schedule == smoke(whole).schedule
+    tasks = read_tasks("mlperf-resnet50@32768", ["schedule.decay_steps=11%a0", "seed=%a"], [], [5, 6])
+    assert [(each.schedule.decay_steps, each.seed) for each in tasks.values()] == [(1150, 5), (1160, 6)]
+    with pytest.raises(HpctrainError, match="cannot be run"):
+        read_work("mlperf-resnet50@32768", ["seed=3"], [], small=True)
 
 
 def test_a_script_has_no_smaller_form(tmp_path):

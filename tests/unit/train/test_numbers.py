@@ -60,7 +60,7 @@ class Scripted:
         self.guard = guard_over()
         self.undone: list[int] = []
 
-    def step(self, parts: Any, count: int, scale: float, learning_rate: float, sgd_share: float) -> float:
+    def step(self, parts: Any, count: int, scale: float, learning_rate: float, *_: float | None) -> float:
         list(parts)
         self.updates += 1
         self.loss = self.losses(self.updates)

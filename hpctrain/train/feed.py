@@ -1,0 +1,97 @@
+"""What a rank computes of each global batch: its share, in parts, with what is mixed into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain import models
+from hpctrain.comm import Communicator
+from hpctrain.data.mixing import Mixer, Piece, piece
+from hpctrain.data.samples import Samples
+from hpctrain.data.sampling import Indices, Share, epoch_order, global_batches, parts, share
+from hpctrain.recipes.schema import Recipe
+
+# The last word of a batch's counter. Samples have their repetition there, groups that are mixed another one.
+_OF_DEPTHS = 2**64 - 2
+_NOTHING = np.empty(0, np.int64)
+
+
+class Feed:
+    """Cuts the epochs of a recipe for one rank; which rank of how many is looked up each time.
+
+    Args:
+        recipe: worked out for a number of ranks.
+        comm: the ranks.
+        images: how many there are to train on.
+    """
+
+    def __init__(self, recipe: Recipe, comm: Communicator, images: int) -> None:
+        self._recipe = recipe
+        self._comm = comm
+        self._images = images
+        self._mixer = Mixer(recipe.mixing, recipe.seed) if recipe.mixing else None
+
+    @property
+    def per_epoch(self) -> int:
+        """Samples of an epoch."""
+        return self._recipe.data.per_epoch(self._images)
+
+    def batches(self, epoch: int, seen: int, size: int) -> list[Indices]:
+        """The global batches that an epoch still has.
+
+        Args:
+            epoch: from 0.
+            seen: its samples that are done.
+            size: of a batch.
+        """
+        data, seed = self._recipe.data, self._recipe.seed
+        order = epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=self.per_epoch)
+        return list(global_batches(order[seen:], size, drop_last=self._recipe.batch.drop_last))
+
+    def share(self, batch: Indices) -> Share:
+        """This rank's part of a batch."""
+        return share(batch, self._comm.rank, self._comm.size)
+
+    def count(self, batch: Indices) -> int:
+        """Of the parts of a batch on each rank."""
+        return self._recipe.batch.parts(len(batch), self._comm.size)
+
+    def pieces(self, batches: Sequence[Indices]) -> Iterator[Indices]:
+        """What is to be loaded, part by part of all batches."""
+        return (batch[part.positions] for batch in batches for part in self.parts(batch))
+
+    def parts(self, batch: Indices) -> list[Piece]:
+        """What this rank computes of a batch, and what it is mixed with."""
+        own = parts(self.share(np.arange(len(batch))), self.count(batch))
+        mixing = self._recipe.mixing
+        if mixing is None:
+            return [Piece(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]
+        return [piece(positions, len(batch), mixing.group) for positions in own]
+
+    def completed(self, samples: Samples, part: Piece, epoch: int, first: int) -> Samples:
+        """The samples of a part, with what is drawn for them: how they are mixed, and which blocks are left out.
+
+        Args:
+            samples: that were loaded for it.
+            part: of a batch.
+            epoch: from 0.
+            first: samples of the epoch in front of the batch.
+        """
+        if self._recipe.stochastic_depth:
+            samples = replace(samples, depths=self._depths(part, epoch, first))
+        if self._mixer is None:
+            return samples
+        height, width = samples.images.shape[1:3]
+        return replace(samples, mixture=self._mixer.mixture(part, epoch, first, height, width))
+
+    def _depths(self, part: Piece, epoch: int, first: int) -> NDArray[np.float32]:
+        """By the seed, the epoch and the places in it alone: the same on any ranks."""
+        own = part.positions[: len(part.partners) or None]
+        blocks = models.BLOCKS[self._recipe.model.name]
+        key, counter = ([self._recipe.seed, epoch], [0, 0, first, _OF_DEPTHS])
+        bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
+        return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]

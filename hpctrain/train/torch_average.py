@@ -1,0 +1,52 @@
+"""An average of a PyTorch model's parameters and statistics over the run."""
+
+from __future__ import annotations
+
+import torch
+from torch.func import functional_call
+
+from hpctrain.comm import Communicator
+from hpctrain.models.batch_norm import means_over_ranks
+
+
+class Average:
+    """A copy of everything in a model that has a name, moved towards the model when it is told to.
+
+    Attributes:
+        parameters, buffers: by the model's names; the latter are this rank's own.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.parameters = {name: each.detach().clone() for name, each in model.named_parameters()}
+        self.buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+
+    @torch.no_grad()
+    def update(self, weight: float) -> None:
+        """Move it by ``weight`` of the way to the model; counters become the model's."""
+        now = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        for name, each in (self.parameters | self.buffers).items():
+            if weight == 1 or not each.is_floating_point():
+                each.copy_(now[name])
+            else:
+                each.lerp_(now[name], weight)
+
+    @torch.no_grad()
+    def average_statistics(self, comm: Communicator) -> None:
+        """Replace its statistics by their plain mean over the ranks."""
+        statistics = [each for each in self.buffers.values() if each.is_floating_point()]
+        for each, mean in zip(
+            statistics, means_over_ranks([each.cpu().numpy() for each in statistics], comm), strict=True
+        ):
+            each.copy_(torch.from_numpy(mean))
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Give the model what is here."""
+        for name, each in (*self._model.named_parameters(), *self._model.named_buffers()):
+            each.copy_((self.parameters | self.buffers)[name])
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """What the model would say with what is here."""
+        logits: torch.Tensor = functional_call(self._model, self.parameters | self.buffers, (images,))
+        return logits
