@@ -20,8 +20,13 @@ from hpctrain.errors import HpctrainError
 from hpctrain.stopping import RESUMABLE
 
 if TYPE_CHECKING:
+    from hpctrain.adapters import average_statistics as average_statistics
     from hpctrain.adapters import distribute as distribute
+    from hpctrain.adapters import gather as gather
+    from hpctrain.adapters import join as join
     from hpctrain.adapters import keras as keras
+    from hpctrain.adapters import log as log
+    from hpctrain.adapters import mean as mean
     from hpctrain.adapters import no_sync as no_sync
     from hpctrain.adapters import shard as shard
     from hpctrain.comm import init as init
@@ -31,8 +36,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "average_statistics": "hpctrain.adapters",
     "distribute": "hpctrain.adapters",
+    "gather": "hpctrain.adapters",
     "init": "hpctrain.comm",
+    "join": "hpctrain.adapters",
+    "log": "hpctrain.adapters",
+    "mean": "hpctrain.adapters",
     "no_sync": "hpctrain.adapters",
     "shard": "hpctrain.adapters",
     "should_stop": "hpctrain.comm",
@@ -43,9 +53,14 @@ __all__ = [
     "RESUMABLE",
     "HpctrainError",
     "__version__",
+    "average_statistics",
     "distribute",
+    "gather",
     "init",
+    "join",
     "keras",
+    "log",
+    "mean",
     "no_sync",
     "shard",
     "should_stop",

@@ -23,6 +23,10 @@ def _number(value: Any) -> bool:
     return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST_COUNT)
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_number, value.values()))
+
+
 def _seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and 0 <= value < _MOST_SECONDS
 
@@ -81,20 +85,21 @@ _RULES: dict[str, dict[str, Rule]] = {
         "framework": _text_or_none,
         "backend": _text,
         "ranks": _count,
-        "epochs": _count,
-        "iterations_per_epoch": _count,
+        "epochs": _count_or_none,
+        "iterations_per_epoch": _count_or_none,
         "parameters": _count_or_none,
     },
     "step": {
         "iteration": _count,
-        "epoch": _count,
+        "epoch": _count_or_none,
         "loss": _number,
         "learning_rate": _number,
-        "samples": _count,
+        "samples": _count_or_none,
         "seconds": _seconds,
         "communication_seconds": _seconds_or_none,
         "data_seconds": _seconds_or_none,
     },
+    "log": {"iteration": _count, "values": _numbers},
     "non_finite": {
         "iteration": _count,
         "epoch": _count,

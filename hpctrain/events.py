@@ -13,10 +13,14 @@ damaged       path (the name in ``checkpoints/`` of one that an attempt passes o
               kept_as (the name that it has from now on); ahead of the attempt's start, as is the next
 changed       differences (of the recipe or script from that of the attempts before: the old and the new value by
               dotted key)
-run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters
+run           recipe, framework, backend, ranks, hosts, epochs, iterations_per_epoch, parameters; of a script, whose
+              recipe, epochs and iterations_per_epoch are null, parameters are those of its first model
 step          iteration, epoch, loss, learning_rate, samples, first (where they begin in the epoch's order), order
-              (CRC-32 of their numbers as little-endian 64-bit integers), seconds; of these, on the rank that writes:
-              communication_seconds (waiting for reductions), data_seconds (waiting for samples)
+              (CRC-32 of their numbers as little-endian 64-bit integers; of a sample that comes again in the epoch,
+              which time it is, from 0, is above the lowest 40 bits), seconds; of these, on the rank that writes:
+              communication_seconds (waiting for reductions), data_seconds (waiting for samples). Of a script's step
+              only iteration, learning_rate and seconds (since the step before) are known
+log           iteration (of the step that it is about), values (numbers by name) that a script has logged
 non_finite    iteration, epoch (of a step whose update was left out, because its loss or its reduced gradients were not
               finite), rule (what was done: stop, skip or roll_back), ranks (whose own loss was not, or gradients where
               they are still known), parameters (how many have such a reduced gradient), parameter (the first of them,
@@ -73,6 +77,7 @@ _KEYS = {
     "changed": ("differences",),
     "run": ("recipe", "framework", "backend", "ranks", "epochs", "iterations_per_epoch", "parameters"),
     "step": ("iteration", "epoch", "loss", "learning_rate", "samples", "seconds", "communication_seconds"),
+    "log": ("iteration", "values"),
     "non_finite": ("iteration", "epoch", "rule", "ranks", "parameters", "to"),
     "spike": ("iteration", "epoch", "loss", "median"),
     "epoch": ("epoch", "samples_per_s", "train_loss", "test_accuracy"),
@@ -193,6 +198,8 @@ class EventWriter:
 
 def _json(value: Any) -> Any:
     """JSON has no word for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _json(member) for key, member in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -290,7 +297,7 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
                 after = 0
             case "step":
                 done = after
-            case "epoch" | "broken_images":
+            case "epoch" | "broken_images" | "log":
                 # They come behind the event of the last step.
                 after = done + 1
         if after <= iteration:

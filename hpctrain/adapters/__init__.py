@@ -7,9 +7,14 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpctrain.adapters.gathering import gather, mean
+from hpctrain.adapters.recording import log
+from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError
 
-__all__ = ["distribute", "no_sync", "shard"]
+__all__ = ["average_statistics", "distribute", "gather", "join", "log", "mean", "no_sync", "shard"]
+
+_MODEL = "a torch.nn.Module or a keras.Model"
 
 
 def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
@@ -20,7 +25,7 @@ def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
     Raises:
         HpctrainError: the model is neither a PyTorch module nor a Keras model.
     """
-    return _adapter(model, "a torch.nn.Module or a keras.Model").distribute(model, optimizer, **settings)  # type: ignore[no-any-return]
+    return _adapter(model, _MODEL).distribute(model, optimizer, **settings)  # type: ignore[no-any-return]
 
 
 def shard(data: Any, **settings: Any) -> Any:
@@ -30,6 +35,38 @@ def shard(data: Any, **settings: Any) -> Any:
     tf.data.Dataset or arrays) for the settings.
     """
     return _adapter(data, "a torch DataLoader, a tf.data.Dataset or NumPy arrays").shard(data, **settings)
+
+
+def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
+    """Around a PyTorch loop whose number of batches differs between ranks: those that are through wait for the others.
+
+    See :func:`hpctrain.adapters.torch.join` for the settings.
+    """
+    from hpctrain.adapters import torch as adapter
+
+    return adapter.join(model, **settings)
+
+
+def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
+    """Replace the running statistics of a model's batch normalisation by their mean over the ranks. Collective.
+
+    In training each rank normalises with its own samples, so that its running mean and variance are its own, and an
+    evaluation or a saved model would be of rank 0's samples alone. All ranks call it at the same place, behind an epoch
+    and before they evaluate or rank 0 saves::
+
+        ht.average_statistics(model)
+        model.eval()
+
+    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do it behind each epoch and ahead of each evaluation.
+
+    Args:
+        model: a PyTorch module or a Keras model.
+        comm: the ranks; by default those that :func:`hpctrain.init` joined.
+
+    Raises:
+        HpctrainError: the model is neither a PyTorch module nor a Keras model.
+    """
+    _adapter(model, _MODEL).average_statistics(model, comm or current())
 
 
 def no_sync() -> AbstractContextManager[None]:

@@ -28,7 +28,7 @@ CAUSES = (
 
 
 class Guard:
-    """Compares the parameters of all ranks after the first step and after every ``every`` steps.
+    """Compares the parameters of all ranks after the first step, after every ``every`` steps, and at the end.
 
     Args:
         comm: the ranks.
@@ -36,6 +36,7 @@ class Guard:
         checksums: computes one 64-bit integer a parameter, in the order of ``names``; in any thread.
         values: a parameter by its place in ``names``.
         every: steps between two checks.
+        version: what is another one after somebody wrote to the parameters, as far as that can be known; costs little.
 
     Attributes:
         checksums: as given, for :meth:`compare`; of one rank they are of nothing.
@@ -50,29 +51,79 @@ class Guard:
         values: Callable[[int], Values],
         *,
         every: int,
+        version: Callable[[], object] = lambda: None,
     ) -> None:
         self._comm = comm
         self._names = list(names)
         # One rank has nobody to differ from.
-        self.checksums = checksums if comm.size > 1 else _nothing
+        self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
         self._values = values
         self._every = every
+        self._trained_version = self._version()
+        self._sealed = False
         self.steps = 0
+        self._checked = 0
+        comm.distributed = True
+        if comm.size > 1:
+            comm.at_end(self.check_last)
 
-    def step_done(self) -> None:
+    def step_done(self, *, together: bool = True) -> None:
         """Count one finished step, and check if it is time.
+
+        Args:
+            together: all ranks made it; else nothing is checked.
 
         Raises:
             TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
                 Exit code 1.
         """
+        self.updated()
         self.steps += 1
-        if self.steps == 1 or self.steps % self._every == 0:
+        if together and (self.steps == 1 or self.steps % self._every == 0):
             self.check()
+
+    def updated(self) -> None:
+        """What the parameters are now is the training's doing, on all ranks alike."""
+        self._trained_version = self._version()
+
+    def check_last(self) -> None:
+        """Compare once more if steps came since the last time: at the end of a run, or of a part of it. Collective.
+
+        A difference is an error only if it is the training's. What a script wrote to the parameters behind the last
+        step, as rank 0 may before it saves them, can hide whether they were equal: then that is said.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        written = self._version() != self._trained_version
+        own = [self.steps, -self.steps, self.steps != self._checked, written, self._sealed]
+        steps, inverted_least, unchecked, written, sealed = self._comm.allreduce(np.array(own), "max")
+        if not steps or not unchecked:
+            return
+        error = self._find_difference(self.steps, self.checksums())
+        if error is None:
+            return
+        # The parameters of a model that was dropped may have been collected on some ranks before the last steps.
+        if not written and not (sealed and steps != -inverted_least):
+            raise error
+        self._comm.say(
+            f"not proven that the ranks held equal parameters after step {steps}: a script changed or dropped them "
+            "since, not the same on all ranks"
+        )
+
+    def seal(self) -> None:
+        """Let go of the parameters, and keep what proves for :meth:`check_last` that they were equal."""
+        # Before the first step there is nothing to prove.
+        own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
+        self.checksums = lambda: own
+        self._values = lambda index: np.empty(0)
+        version, self._sealed = self._version(), True
+        self._version = lambda: version
+        self._comm.keep(self)
 
     def restart(self) -> None:
         """Count from 0 again, on all ranks: a step that failed may have counted on some of them only."""
-        self.steps = 0
+        self.steps = self._checked = 0
 
     def check(self) -> None:
         """Compare now."""
@@ -80,11 +131,17 @@ class Guard:
 
     def compare(self, step: int, own: Checksums) -> None:
         """Compare checksums that were computed elsewhere, after ``step`` steps: one reduction of two integers each."""
+        if error := self._find_difference(step, own):
+            raise error
+
+    def _find_difference(self, step: int, own: Checksums) -> TransientError | None:
+        self._checked = step
         # The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
         high, inverted_low = self._comm.allreduce(np.stack([own, ~own]), "max")
         differing = np.flatnonzero(high != ~inverted_low)
-        if differing.size:
-            raise self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
+        if not differing.size:
+            return None
+        return self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
 
     def _difference(self, step: int, index: int, count: int, own: int) -> TransientError:
         """Who holds what of the first parameter that differs; a majority is taken for right."""
@@ -111,6 +168,8 @@ class Guard:
         """Where a parameter first differs, and what the ranks have there. Collective, with few bytes."""
         values = self._values(index)
         flat = np.ascontiguousarray(values).reshape(-1)
+        if not min(self._comm.allgather_object(len(flat))):
+            return "the model is gone by now"
         size = math.isqrt(len(flat)) + 1
         blocks = [flat[start : start + size] for start in range(0, len(flat), size)]
         sums = np.array(self._comm.allgather_object([zlib.crc32(block.tobytes()) for block in blocks]))

@@ -8,6 +8,7 @@ import typer
 
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import Backend
+from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import HostOptions, Plan
@@ -47,7 +48,7 @@ def plan(
     for warning in warnings:
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(
-        load_recipe(recipe, overrides or []),
+        told(load_recipe(recipe, overrides or [])),
         machine,
         backend=backend or "auto",
         framework=framework,

@@ -15,6 +15,7 @@ import typer
 
 from hpctrain.batch.outcome import resume_command
 from hpctrain.checkpoints.layout import iterations
+from hpctrain.cli.dry_run import show_command
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
     Backend,
@@ -44,7 +45,6 @@ from hpctrain.launch.execution import Audience, Execution
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
-from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.launch.repeats import (
     MOST,
     Series,
@@ -55,7 +55,7 @@ from hpctrain.launch.repeats import (
     require_no_series,
 )
 from hpctrain.launch.resume import resumption
-from hpctrain.launch.start import available_launcher, command_for
+from hpctrain.launch.start import available_launcher
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
@@ -126,7 +126,7 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command with its environment; run nothing.")
+        bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
     ] = False,
     launcher: LauncherName = None,
     python: Interpreter = None,
@@ -232,7 +232,7 @@ def _begin(asked: _Asked) -> int:
             found = available_launcher(plan, machine)
         default = default_directory(plan.title)
         if asked.dry_run:
-            return _show_command(plan, RunDirectory(asked.run_dir or default), machine, found)
+            return show_command(plan, RunDirectory(asked.run_dir or default), None, machine, found)
         directory = RunDirectory(asked.run_dir) if asked.run_dir else new_directory(default)
         directory.create(plan)
         with hold(directory):
@@ -263,7 +263,7 @@ def _begin_series(asked: _Asked, count: int) -> int:
     path = asked.run_dir or default_directory(plan.title)
     if asked.dry_run:
         for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
-            _show_command(plans[seed], directory, machine, found)
+            show_command(plans[seed], directory, None, machine, found)
         return 0
     return _run_series(asked, create_series(path if asked.run_dir else new_directory(path).path, plans))
 
@@ -337,7 +337,7 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         _warn(further.plan, further.machine, (*warnings, *further.warnings))
         found = available_launcher(further.plan, further.machine)
     if asked.dry_run:
-        return _show_command(further.plan, directory, further.machine, found)
+        return show_command(further.plan, directory, further.attempt, further.machine, found)
     further.begin(directory)
     return _execute(further.plan, directory, further.attempt, further.machine, found, interrupts)
 
@@ -347,13 +347,6 @@ def _is_done(directory: RunDirectory) -> int:
     if not directory.summary.exists():
         write_json(directory.summary, summarise(directory, read_model(directory.plan, Plan), "done"))
     say(f"hpctrain: {directory.path} is done", sys.stderr)
-    return 0
-
-
-def _show_command(plan: Plan, directory: RunDirectory, machine: Machine, launcher: Launcher | None) -> int:
-    typer.echo(command_for(plan, directory, machine, launcher).shell())
-    if launcher and needs_proof(plan):
-        say(f"hpctrain: {launcher.name} is the first in order, and was not tried; a run takes what works", sys.stderr)
     return 0
 
 

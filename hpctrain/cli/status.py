@@ -42,8 +42,11 @@ def _table(run: RunStatus) -> str:
         "hosts": _hosts(run),
         "step": _of(run.step, run.steps),
         "epoch": _of(run.epoch, run.epochs),
-        "loss": None if run.loss is None else f"{run.loss:.4g}",
-        "test accuracy": None if run.test_accuracy is None else f"{run.test_accuracy:.4f}",
+        "step loss": _figure(run.step_loss, "{:.4g}"),
+        # Of the last epoch, under the names of the summary.
+        "train loss": _figure(run.train_loss),
+        "test accuracy": _figure(run.test_accuracy),
+        **{name: _figure(value, "{:.6g}") or "not finite" for name, value in run.logged.items()},
         "throughput": None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s",
         "elapsed": _duration(run.elapsed_s),
         "remaining": _remaining(run),
@@ -68,14 +71,18 @@ def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
 
 def _array(array: ArrayStatus) -> str:
     """A line a task."""
-    rows = [["task", "state", "step", "loss", "samples/s", "remaining", ""]]
+    rows = [["task", "state", "step", "step loss", "samples/s", "remaining", ""]]
     for run in array.tasks:
-        loss = "" if run.loss is None else f"{run.loss:.4g}"
+        loss = _figure(run.step_loss, "{:.4g}") or ""
         speed = "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}"
         remaining = _duration(run.remaining_s) or ""
         rows.append([str(run.task), run.state, _of(run.step, run.steps) or "", loss, speed, remaining, run.message])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _figure(value: float | None, form: str = "{:.4f}") -> str | None:
+    return None if value is None else form.format(value)
 
 
 def _of(number: int | None, total: int | None) -> str | None:

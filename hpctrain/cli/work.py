@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import Script
-from hpctrain.recipes.load import load_recipe, override_recipe
+from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
+from hpctrain.report.console import say
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
@@ -29,9 +31,7 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
     if not work.endswith(".py"):
         if arguments:
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
-        if not small:
-            return load_recipe(work, overrides)
-        return override_recipe(smoke(load_recipe(work)), overrides)
+        return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
         raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go behind --")
     if overrides:
@@ -44,6 +44,37 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
     return Script(path=path, arguments=tuple(arguments))
 
 
+def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
+    """The recipe with each list of overrides.
+
+    What it cannot be run without is said of the whole run, and shrinks with a small one. The file, which takes long to
+    check, is read once where that is the same in every list.
+    """
+    needs = needs_of(work)
+    read: dict[tuple[str, ...], Recipe] = {}
+    recipes = []
+    for overrides in chosen:
+        needed = tuple(each for each in overrides if _covers(each, needs))
+        rest = [each for each in overrides if each not in needed]
+        if needed not in read:
+            whole = load_recipe(work, needed)
+            read[needed] = smoke(whole) if small else whole
+        recipes.append(override_recipe(read[needed], rest))
+    return recipes
+
+
+def _covers(override: str, needs: Sequence[str]) -> bool:
+    """Whether an override is of a key that is needed, or of a section that holds one."""
+    return any(f"{need}.".startswith(f"{override.partition('=')[0]}.") for need in needs)
+
+
+def told(*recipes: Recipe) -> Recipe:
+    """The first of the recipes, after what ``--set`` changed in any besides what it was given was said once."""
+    for note in dict.fromkeys(note for recipe in recipes for note in recipe.notes):
+        say(f"hpctrain: {note}", sys.stderr)
+    return recipes[0]
+
+
 def read_tasks(
     work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int], *, small: bool = False
 ) -> dict[int | None, Recipe | Script]:
@@ -54,18 +85,23 @@ def read_tasks(
     """
     if not tasks:
         return {None: read_work(work, overrides, arguments, small=small)}
-    # The file is read once: a recipe's overrides follow.
-    chosen = read_work(work, overrides if work.endswith(".py") else (), arguments, small=small)
-    if isinstance(chosen, Script):
+    if work.endswith(".py"):
+        script = read_work(work, overrides, arguments, small=small)
+        assert isinstance(script, Script)
         return {
-            task: chosen.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
+            task: script.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
             for task in tasks
         }
+    if arguments:
+        raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
     if not any("%a" in override for override in overrides):
         raise HpctrainError(
             "--array: every task would do the same training", "%a is the task's number: --set seed=%a, for example"
         )
-    return {task: override_recipe(chosen, [each.replace("%a", str(task)) for each in overrides]) for task in tasks}
+    chosen_by_task = [[each.replace("%a", str(task)) for each in overrides] for task in tasks]
+    recipes = _recipes(work, chosen_by_task, small=small)
+    told(*recipes)
+    return dict(zip(tasks, recipes, strict=True))
 
 
 def default_directory(title: str) -> Path:

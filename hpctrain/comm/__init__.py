@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,7 +18,8 @@ import numpy as np
 from hpctrain import stopping
 from hpctrain.cluster.gpus import fitting_backend, usable_gpus
 from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
-from hpctrain.comm.base import Communicator
+from hpctrain.comm.base import Communicator, RanksLostError
+from hpctrain.comm.forgotten import forgotten
 from hpctrain.comm.graph_errors import original
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
@@ -31,6 +34,8 @@ __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 _FINALIZE_SECONDS = 20
 
 _current: Communicator | None = None
+# A run was joined, if only for a while, and a model was distributed in one.
+_joined = _distributed = False
 # What shows an exception that nobody caught, from before init().
 _show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
@@ -45,13 +50,24 @@ def init(backend: str | None = None) -> Communicator:
             torchrun ``nccl`` or ``gloo``.
 
     Returns:
-        The communicator; a second call returns the same one.
+        The communicator; a second call returns the same one. ``rank``, ``size``, ``local_rank``, ``local_size`` and
+        ``host`` say which process this is. All ranks call at the same place, and all get the same:
+        ``barrier()``; ``broadcast_object(value)``, rank 0's; ``allgather_object(value)``, a list with one of each rank;
+        ``allreduce(array, "mean")``, of a small NumPy array, or ``"sum"``, ``"min"``, ``"max"``. Samples and metrics
+        are put together by :func:`hpctrain.gather` and :func:`hpctrain.mean`::
+
+            comm = ht.init()
+            seed = comm.broadcast_object(random.randrange(2**32))
+            seen = comm.allreduce(np.array([own_samples]), "sum")[0]
+            if comm.rank == 0:
+                save(model)  # not collective: nothing that all ranks have to call
+            comm.barrier()
 
     Raises:
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
-    global _current
+    global _current, _joined
     if _current is None:
         wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
         if wanted not in BACKENDS:
@@ -61,9 +77,8 @@ def init(backend: str | None = None) -> Communicator:
         if launcher and launcher.size > 1:
             _abort_on_exception()
         _current = _connect(wanted, launcher)
-        # Once, however often a run is joined; behind those of what was loaded for it.
-        atexit.unregister(_leave)
-        atexit.register(_leave)
+        _joined = True
+        leave_first()
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -93,15 +108,60 @@ def should_stop() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the run. Runs by itself at interpreter exit; idempotent."""
-    global _current, _show
-    leaving, _current = _current, None
+    """Leave the run, behind a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
+
+    Idempotent.
+
+    Raises:
+        HpctrainError: the ranks do not hold equal parameters.
+    """
+    global _current
     try:
-        if leaving is not None:
-            leaving.shutdown()
+        make_last_checks()
     finally:
-        if _show is not None:
-            sys.excepthook, _show = _show, None
+        leaving, _current = _current, None
+        try:
+            if leaving is not None:
+                leaving.shutdown()
+        finally:
+            _show_again()
+
+
+def make_last_checks() -> None:
+    """The work is done: make the last checks, while an error can still be told. Collective; idempotent.
+
+    Raises:
+        HpctrainError: a check failed.
+    """
+    global _distributed
+    if _current is not None:
+        _distributed |= _current.distributed
+        # Where ranks died there is nothing to compare any more, and the work of the others is done.
+        with contextlib.suppress(RanksLostError):
+            _current.make_last_checks()
+
+
+def mention_forgotten(rank: int, ranks: int) -> None:
+    """At the end of a user's script: say on rank 0 if its ranks trained, each by itself. Once."""
+    global _distributed
+    # It looks at objects of every kind, in any state: a hint is no reason for a run to fail.
+    with contextlib.suppress(Exception):
+        text = forgotten(ranks, joined=_joined, distributed=_distributed)
+        if text and rank == 0:
+            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+    _distributed = True
+
+
+def _show_again() -> None:
+    global _show
+    if _show is not None:
+        sys.excepthook, _show = _show, None
+
+
+def leave_first() -> None:
+    """Let the run be left ahead of the exit handlers that are there by now; once, however often a run is joined."""
+    atexit.unregister(_leave)
+    atexit.register(_leave)
 
 
 def _leave() -> None:
@@ -111,6 +171,21 @@ def _leave() -> None:
     runs no threads and no handlers any more by then, so a signal's default action ends the process.
     """
     heals = _current is not None and _current.heals
+    try:
+        make_last_checks()
+    except BaseException as raised:
+        # What exit handlers raise does not become the exit status, and the other ranks would wait for this one.
+        error = original(raised)
+        if isinstance(error, HpctrainError):
+            print(f"hpctrain: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        try:
+            _abort(_exit_code(error))
+        finally:
+            os._exit(_exit_code(error))
+    if _current is not None:
+        mention_forgotten(_current.rank, _current.size)
     shutdown()
     if heals:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -126,14 +201,20 @@ def _abort_on_exception() -> None:
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        sys.stderr.flush()
-        cause = original(error)
-        _abort(cause.exit_code if isinstance(cause, HpctrainError) else 1)
+        _abort(_exit_code(original(error)))
 
     sys.excepthook = report_and_abort
 
 
+def _exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, HpctrainError) else 1
+
+
 def _abort(exit_code: int) -> None:
+    # An end without exit handlers drops what is still in buffers.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     if _current is not None:
         _current.abort(exit_code)
     if "mpi4py.MPI" in sys.modules:

@@ -8,6 +8,7 @@ and :meth:`Communicator.tensorflow`.
 from __future__ import annotations
 
 import socket
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -79,8 +80,8 @@ class TorchEngine(Protocol):
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
 
-    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
-        """Overwrite ``tensor`` by rank 0's, in place."""
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        """Overwrite ``tensor`` by that of rank ``root``, in place."""
 
 
 class TensorFlowEngine(Protocol):
@@ -129,10 +130,8 @@ class Communicator(ABC):
         host: the name of this host.
         backend: what reduces the gradients, one of hpctrain.plan.BACKENDS but ``auto``.
         reason: one sentence on why this backend was chosen.
-        batch_weight: what the mean loss over this rank's samples of the current batch is to be multiplied by, so that
-            the mean over the ranks is the mean over the global batch (see hpctrain.data.sampling.Share). The sharded
-            loader sets it, the adapter applies it to the gradients.
-        batch_weighed: whether gradients were multiplied by it since it was set.
+        distributed: a model was given to ``ht.distribute``, whose parameters are proven equal.
+        passes: how many backward passes this rank has begun, for messages; the adapter counts.
     """
 
     backend: str
@@ -143,10 +142,12 @@ class Communicator(ABC):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.batch_weight = 1.0
-        self.batch_weighed = True
+        self.passes = 0
+        self.distributed = False
         self.host = socket.gethostname()
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._kept: list[object] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
@@ -169,10 +170,10 @@ class Communicator(ABC):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         """A small array reduced element by element over all ranks, the same bits on each."""
 
-    def group(self, size: int | None = None) -> Group:
+    def group(self, size: int | None = None, what: str = "adding up over a group of ranks") -> Group:
         """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
 
-        Without ``size`` it is all ranks. It ends with :meth:`recover`.
+        Without ``size`` it is all ranks. It ends with :meth:`recover`. ``what`` says in messages what it is for.
 
         Raises:
             HpctrainError: ranks that do not make groups of this size.
@@ -182,16 +183,16 @@ class Communicator(ABC):
                 f"{self.size} ranks do not make groups of {size}",
                 f"start a multiple of {size} ranks",
             )
-        return self._group(size)
+        return self._group(size, what)
 
     @abstractmethod
-    def _group(self, size: int | None) -> Group: ...
+    def _group(self, size: int | None, what: str) -> Group: ...
 
     # The data plane.
 
     @abstractmethod
     def torch(self) -> TorchEngine:
-        """The engine that reduces PyTorch gradients."""
+        """The engine that reduces PyTorch gradients. Collective at its first call."""
 
     @abstractmethod
     def tensorflow(self) -> TensorFlowEngine:
@@ -206,6 +207,41 @@ class Communicator(ABC):
             if leave := reference():
                 leave()
         self._leaving.clear()
+
+    # The end of the work.
+
+    def at_end(self, check: Callable[[], None]) -> None:
+        """Call a method, if its object still lives on every rank, when the work is done. On all ranks alike."""
+        self._last_checks.append(weakref.WeakMethod(check))
+
+    def keep(self, checked: object) -> None:
+        """Let an object of :meth:`at_end` live until then."""
+        self._kept.append(checked)
+
+    def make_last_checks(self) -> None:
+        """The work is done: make the last checks. Collective, before :meth:`shutdown`; idempotent.
+
+        Raises:
+            HpctrainError: a check failed.
+        """
+        self._leave_training()
+        checks, self._last_checks = [reference() for reference in self._last_checks], []
+        kept, self._kept = self._kept, []
+        if self.size > 1 and checks:
+            # What is dropped need not be gone on every rank yet.
+            alive = self.allgather_object({number for number, check in enumerate(checks) if check is not None})
+            for number in sorted(set[int].intersection(*alive)):
+                if check := checks[number]:
+                    check()
+        kept.clear()
+
+    def _leave_training(self) -> None:  # noqa: B027  # one process waits for nobody
+        """From here on this rank waits for the others' end only."""
+
+    def say(self, text: str) -> None:
+        """Tell the user, once for all ranks."""
+        if self.rank == 0:
+            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
 
     def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
         """From now on let reductions tell whether their means are finite, where an engine can do that as it makes them.

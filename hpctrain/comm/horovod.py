@@ -12,7 +12,7 @@ from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.patience import Patience, timeout_seconds
+from hpctrain.comm.patience import REDUCTION, Patience, timeout_seconds
 from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class HorovodCommunicator(MpiControl):
 
     def _load(self, framework: str) -> Any:
         """Import and start Horovod for one framework, and make sure that it sees the same ranks as MPI."""
+        from hpctrain.comm import leave_first
+
         if framework not in self._modules:
             module = _import_horovod(framework)
             # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
@@ -64,6 +66,8 @@ class HorovodCommunicator(MpiControl):
                 # be another in each run. Buckets are large enough by themselves.
                 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
+            # Horovod's own exit handler would end it for ranks that are not through, whose error says nothing of that.
+            leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
                     f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of "
@@ -166,8 +170,8 @@ class HorovodTorchEngine:
         joined: torch.Tensor = self._waited_for(handle)
         return joined.to(tensor.dtype)
 
-    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
-        handle = self._horovod.broadcast_async_(tensor, root_rank=0, name=name)
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        handle = self._horovod.broadcast_async_(tensor, root_rank=root, name=name)
         self._waited_for(handle)
 
 
@@ -176,7 +180,7 @@ class HorovodTensorFlowEngine:
 
     def __init__(self, horovod: Any, patience: Patience) -> None:
         self._horovod = horovod
-        self._wait = patience.blocking(_WAITED_IN)
+        self._wait = patience.blocking(_WAITED_IN, REDUCTION)
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
@@ -252,7 +256,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 def _waited_for(horovod: Any, patience: Patience, handle: int) -> Any:
     """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
     try:
-        with patience.blocking(_WAITED_IN):
+        with patience.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)
     except RuntimeError as error:
         raise _failed(error) from error

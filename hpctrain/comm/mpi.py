@@ -68,7 +68,7 @@ class MpiControl(Communicator):
         self.patience.first_ranks = first_ranks
         before = self._roll_call
         member = Member(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
-        self._roll_call = RollCall(comm, self.patience, member) if self.size > 1 else None
+        self._roll_call = RollCall(comm, self.patience, member, lambda: self.passes) if self.size > 1 else None
         # Only now: until then the one before has watched.
         if before:
             before.abandon()
@@ -102,8 +102,8 @@ class MpiControl(Communicator):
         self._wait(lambda: self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
 
-    def _group(self, size: int | None) -> MpiGroup:
-        self._groups.append(MpiGroup(self._world, self.patience, size or self.size))
+    def _group(self, size: int | None, what: str) -> MpiGroup:
+        self._groups.append(MpiGroup(self._world, self.patience, size or self.size, what))
         return self._groups[-1]
 
     # Ranks that die.
@@ -165,6 +165,9 @@ class MpiControl(Communicator):
 
     def _renew(self, comm: MPI.Intracomm) -> None:
         """Form the data plane anew. Collective over ``comm``."""
+
+    def _leave_training(self) -> None:
+        self.patience.leaving = True
 
     def abort(self, exit_code: int) -> None:
         self._mpi.COMM_WORLD.Abort(exit_code)

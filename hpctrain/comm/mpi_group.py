@@ -20,10 +20,12 @@ class MpiGroup(Group):
         world: all ranks.
         patience: waits for them.
         size: ranks in a group, which divides them.
+        what: they do, in words.
     """
 
-    def __init__(self, world: MPI.Intracomm, patience: Patience, size: int) -> None:
+    def __init__(self, world: MPI.Intracomm, patience: Patience, size: int, what: str) -> None:
         self._patience = patience
+        self._what = what
         # The split cannot be polled: its ranks come to it together.
         patience.finish(world.Ibarrier, "forming groups of ranks")
         with patience.blocking("forming groups of ranks"):
@@ -32,7 +34,7 @@ class MpiGroup(Group):
     def allreduce(self, array: AnyArray) -> AnyArray:
         sent = np.asarray(array, order="C")
         received = np.empty_like(sent)
-        self._patience.finish(lambda: self._comm.Iallreduce(sent, received), "adding up over a group of ranks")
+        self._patience.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
         return received
 
     def free(self) -> None:

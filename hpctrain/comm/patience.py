@@ -24,6 +24,9 @@ _SLEEP_SECONDS = 20e-6
 # From here on a wait is a long one: it need not be noticed at once when it ends.
 _LONG_SECONDS = 0.01
 _LONG_SLEEP_SECONDS = 0.0005
+# What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
+# different kinds wait for each other in vain (see hpctrain.comm.crossed).
+REDUCTION, CONTROL, END = "reduction", "control", "end"
 # Calls of MPI that nobody waits for any more.
 _abandoned: list[MPI.Request] = []
 
@@ -60,11 +63,20 @@ class Wait:
         what: is waited for, in words.
         since: ``time.monotonic`` of its begin.
         blocked: inside an MPI call, where no exception can be raised.
+        kind: ``REDUCTION``, ``CONTROL``, ``END``, or another word for what has messages of its own.
+        leads: the rank does nothing else meanwhile; not so where a thread beside the script uses the control plane.
     """
 
     what: str
     since: float
     blocked: bool = False
+    kind: str = CONTROL
+    leads: bool = True
+
+
+def _leads(kind: str) -> bool:
+    # Autograd reduces in threads of its own, for which the script waits.
+    return kind != CONTROL or threading.current_thread() is threading.main_thread()
 
 
 def _no_pause() -> None: ...
@@ -77,12 +89,15 @@ def _as_it_is(error: BaseException) -> None:
 class Blocking:
     """Says that a thread is inside a blocking MPI call: ``with`` it for each call, in one thread at a time."""
 
-    def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is) -> None:
+    def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is, kind: str = CONTROL) -> None:
         self.what = what
+        self.kind = kind
         self.since: float | None = None
+        self.leads = True
         self._explain = explain
 
     def __enter__(self) -> None:
+        self.leads = _leads(self.kind)
         self.since = time.monotonic()
 
     def __exit__(
@@ -107,6 +122,8 @@ class Patience:
             :mod:`hpctrain.comm.stalls`.
         first_ranks: the ranks' numbers at the start of the run, by which messages name them; empty where they are the
             numbers they have.
+        leaving: this rank's work is done, and what it waits for is the others' end.
+        crossed: what to raise in every wait, because none of them can end; see :mod:`hpctrain.comm.crossed`.
     """
 
     def __init__(
@@ -121,6 +138,8 @@ class Patience:
         self.timeout = timeout_seconds()
         self.stalled: Callable[[], Sequence[str]] = lambda: ()
         self.first_ranks: Sequence[int] = ()
+        self.leaving = False
+        self.crossed: Callable[[], HpctrainError | None] = lambda: None
         self._waits: dict[int, Wait] = {}
         self._blocking: dict[str, Blocking] = {}
 
@@ -129,6 +148,7 @@ class Patience:
         start: Callable[[], MPI.Request],
         what: str,
         *,
+        kind: str = CONTROL,
         heed: bool = True,
         pause: Callable[[], object] = _no_pause,
     ) -> None:
@@ -139,7 +159,7 @@ class Patience:
             self._explain(error)
             raise
         try:
-            self.wait(request.Test, what, heed=heed, pause=pause)
+            self.wait(request.Test, what, kind=kind, heed=heed, pause=pause)
         except BaseException:
             # MPI may write into its buffers until it ends, and a request holds them.
             _abandoned.append(request)
@@ -151,6 +171,7 @@ class Patience:
         what: str,
         missing: Callable[[], Sequence[int]] = lambda: (),
         *,
+        kind: str = CONTROL,
         heed: bool = True,
         pause: Callable[[], object] = _no_pause,
     ) -> None:
@@ -160,15 +181,17 @@ class Patience:
             done: a look that costs little.
             what: is waited for, in words.
             missing: the ranks that are known not to have come yet, where that is known.
+            kind: of the wait, see :class:`Wait`.
             heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two looks.
 
         Raises:
             RanksLostError: a rank died.
-            HpctrainError: it is not done in time; exit code 4, because no rank has failed.
+            HpctrainError: it is not done in time, with exit code 4, because no rank has failed; or the ranks wait in
+                different places.
         """
         try:
-            self._wait(done, what, missing, heed=heed, pause=pause)
+            self._wait(done, what, missing, kind=kind, heed=heed, pause=pause)
         except Exception as error:
             self._explain(error)
             raise
@@ -179,6 +202,7 @@ class Patience:
         what: str,
         missing: Callable[[], Sequence[int]],
         *,
+        kind: str,
         heed: bool,
         pause: Callable[[], object],
     ) -> None:
@@ -190,32 +214,42 @@ class Patience:
             if done():
                 return
         thread = threading.get_ident()
-        self._waits[thread] = Wait(what=what, since=begin)
+        self._waits[thread] = Wait(what=what, since=begin, kind=END if self.leaving else kind, leads=_leads(kind))
         try:
             while not done():
                 pause()
                 waited = time.monotonic() - begin
                 if heed:
                     self._check()
+                    if error := self.crossed():
+                        raise error
                 if waited > self.timeout:
                     raise self.out_of_time(what, missing())
                 time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:
             del self._waits[thread]
 
-    def blocking(self, what: str) -> Blocking:
+    def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
         """For blocking MPI calls of a few microseconds, which cannot be polled; the same object for the same words."""
-        return self._blocking.setdefault(what, Blocking(what, self._explain))
+        return self._blocking.setdefault(what, Blocking(what, self._explain, kind))
 
     def oldest(self) -> Wait | None:
         """The wait that lasts longest of those of all threads. For a thread that watches over them."""
+        return min(self._all_waits(), key=lambda wait: wait.since, default=None)
+
+    def leading(self) -> Wait | None:
+        """The longest of those during which the rank does nothing else."""
+        return min((wait for wait in self._all_waits() if wait.leads), key=lambda wait: wait.since, default=None)
+
+    def _all_waits(self) -> list[Wait]:
         waits = list(self._waits.values())
         for blocking in list(self._blocking.values()):
             # read once: its thread may leave the call at any moment
             since = blocking.since
             if since is not None:
-                waits.append(Wait(what=blocking.what, since=since, blocked=True))
-        return min(waits, key=lambda wait: wait.since, default=None)
+                kind = END if self.leaving else blocking.kind
+                waits.append(Wait(what=blocking.what, since=since, blocked=True, kind=kind, leads=blocking.leads))
+        return waits
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """What to raise when the time for a wait is over."""

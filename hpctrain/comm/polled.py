@@ -6,6 +6,7 @@ import pickle  # nosec B403  # objects of the ranks of one run
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.comm.patience import Patience
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+# MPI counts a message's bytes to 2^31 - 1.
+_MESSAGE_BYTES = 2**30
 
 
 def duplicate(comm: MPI.Intracomm, patience: Patience, what: str) -> MPI.Intracomm:
@@ -29,16 +32,27 @@ def duplicate(comm: MPI.Intracomm, patience: Patience, what: str) -> MPI.Intraco
 
 
 def allgather(comm: MPI.Intracomm, patience: Patience, value: T, what: str) -> list[T]:
-    """The values of all ranks, in the order of the ranks."""
-    from mpi4py import MPI
-
-    payload = pickle.dumps(value)
+    """The values of all ranks, in the order of the ranks; of any size."""
+    payload = memoryview(pickle.dumps(value))
     lengths = np.empty(comm.size, dtype=np.int64)
     own = np.array([len(payload)], dtype=np.int64)
     patience.finish(lambda: comm.Iallgather(own, lengths), what)
+    block = max(1, _MESSAGE_BYTES // comm.size)
+    rounds = [
+        _allgather_bytes(comm, patience, payload[begin : begin + block], np.clip(lengths - begin, 0, block), what)
+        for begin in range(0, int(lengths.max()), block)
+    ]
+    return [pickle.loads(b"".join(parts)) for parts in zip(*rounds, strict=True)]  # nosec B301  # noqa: S301 - of this very run
+
+
+def _allgather_bytes(
+    comm: MPI.Intracomm, patience: Patience, payload: memoryview, lengths: NDArray[np.int64], what: str
+) -> list[memoryview]:
+    """The bytes of all ranks, whose lengths are known."""
+    from mpi4py import MPI
+
     joined = bytearray(int(lengths.sum()))
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
     patience.finish(lambda: comm.Iallgatherv(payload, [joined, lengths, starts, MPI.BYTE]), what)
     view = memoryview(joined)
-    parts = zip(starts, lengths, strict=True)
-    return [pickle.loads(view[start : start + length]) for start, length in parts]  # nosec B301  # noqa: S301 - of this very run
+    return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]

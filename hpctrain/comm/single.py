@@ -34,7 +34,7 @@ class SingleCommunicator(Communicator):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         return array.copy()
 
-    def _group(self, size: int | None) -> Group:
+    def _group(self, size: int | None, what: str) -> Group:
         return _Alone()
 
     def torch(self) -> SingleTorchEngine:
@@ -76,7 +76,7 @@ class SingleTorchEngine:
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return tensor
 
-    def broadcast(self, tensor: torch.Tensor, name: str) -> None: ...
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None: ...
 
 
 class SingleTensorFlowEngine:

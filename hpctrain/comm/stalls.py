@@ -15,10 +15,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.comm.crossed import HEARD, Crossings
 from hpctrain.comm.patience import Patience, Wait, stall_seconds
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import Process, look_at
@@ -83,9 +84,12 @@ class RollCall:
         world: the ranks, of which a communicator of its own is taken.
         patience: the waits.
         member: this rank.
+        passes: how many backward passes it has begun.
     """
 
-    def __init__(self, world: MPI.Intracomm, patience: Patience, member: Member) -> None:
+    def __init__(
+        self, world: MPI.Intracomm, patience: Patience, member: Member, passes: Callable[[], int] = lambda: 0
+    ) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -102,6 +106,8 @@ class RollCall:
         self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
         self._closing = threading.Event()
         patience.stalled = self._names
+        self._crossings = Crossings(self._comm.rank, self._comm.size, self._send, self._name, passes)
+        patience.crossed = lambda: self._crossings.error
         self._thread = threading.Thread(target=self._watch_waits, name="hpctrain-stalls", daemon=True)
         self._thread.start()
 
@@ -141,6 +147,9 @@ class RollCall:
         if not self._mute:
             self._receive()
             self._proceed(now)
+            self._crossings.look(self._patience.leading(), now)
+        if wait and wait.blocked and self._crossings.error:
+            self._give_up(self._crossings.error)
         if wait and wait.blocked and now - wait.since > self._patience.timeout:
             self._give_up(self._patience.out_of_time(wait.what))
 
@@ -227,6 +236,9 @@ class RollCall:
         found = [self._members[rank] for rank in call.stalled] if call else []
         return [f"rank {member.first_rank} on {member.host}" for member in found]
 
+    def _name(self, rank: int) -> str:
+        return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
+
     def _waits(self, call: _Call) -> str:
         """What is waited for; where it is not the same for all, with the ranks."""
         by_what: dict[str, list[int]] = {call.wait.what: [self._members[self._comm.rank].first_rank]}
@@ -261,6 +273,8 @@ class RollCall:
 
     def _handle(self, source: int, kind: str, *values: Any) -> None:
         call = self._call
+        if kind in HEARD:
+            self._crossings.hear(source, kind, *values)
         if kind == "call":
             # Answered as soon as this rank waits. A call of its own only follows a call that is no older than a wait.
             self._called_by[source] = values[0]

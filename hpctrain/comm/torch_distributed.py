@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
+from hpctrain.comm.crossed_store import StoreCrossings
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.patience import Patience, timeout_seconds
+from hpctrain.comm.patience import CONTROL, END, REDUCTION, Patience, timeout_seconds
 from hpctrain.comm.rendezvous import listening_at, meet
 from hpctrain.errors import HpctrainError, TransientError
 
@@ -70,6 +71,7 @@ class TorchDistributedCommunicator(Communicator):
         except RuntimeError as error:
             raise self._failed(error, "the making of the group") from error
         self.patience = Patience(f"rank {self.rank} on {self.host}")
+        self._engine: TorchDistributedEngine | None = None
         if backend == "nccl":
             try:
                 _take_gpu(self)
@@ -99,6 +101,7 @@ class TorchDistributedCommunicator(Communicator):
         dist.init_process_group(_GROUPS[self.backend], store=store, rank=self.rank, world_size=self.size, timeout=limit)
         # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
         sys.excepthook = show
+        self._crossings = StoreCrossings(store, self.rank, self.size, self.host, lambda: self.passes)
 
     # The control plane: tensors in the CPU's memory, so Gloo's.
 
@@ -123,8 +126,11 @@ class TorchDistributedCommunicator(Communicator):
         self._reduce(torch.from_numpy(received), _OPERATIONS[reduction], f"allreduce ({reduction})")
         return received / self.size if reduction == "mean" else received
 
-    def _group(self, size: int | None) -> TorchDistributedGroup:
-        size = size or self.size
+    def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
+        return TorchDistributedGroup(self, self._new_group(size or self.size), what)
+
+    def _new_group(self, size: int) -> Any:
+        """Connections of their own for ``size`` neighbouring ranks."""
         limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
         try:
             with listening_at(self._address):
@@ -135,22 +141,23 @@ class TorchDistributedCommunicator(Communicator):
                 ]
         except RuntimeError as error:
             raise self._failed(error, "the making of groups of ranks") from error
-        return TorchDistributedGroup(self, groups[self.rank // size])
+        return groups[self.rank // size]
 
     def _reduce(self, tensor: torch.Tensor, operation: Any, what: str) -> None:
         self.run(dist.all_reduce, tensor, operation, what=what)
 
     # What both planes stand on.
 
-    def gather(self, flat: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """The flat tensors of all ranks, which may differ in length."""
+    def gather(self, flat: torch.Tensor, what: str, members: Any = None) -> list[torch.Tensor]:
+        """The flat tensors of all ranks, which may differ in length; ``members``: the group whose connections it is."""
         lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        self.run(dist.all_gather, lengths, torch.tensor([len(flat)]), what=what)
+        kind = REDUCTION if members is not None else CONTROL
+        self.run(dist.all_gather, lengths, torch.tensor([len(flat)]), members, what=what, kind=kind)
         longest = max(1, *(int(length) for length in lengths))
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self.run(dist.all_gather, parts, padded, what=what)
+        self.run(dist.all_gather, parts, padded, members, what=what, kind=kind)
         return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
@@ -162,19 +169,20 @@ class TorchDistributedCommunicator(Communicator):
         except RuntimeError as error:
             raise self._failed(error, collective.__name__) from error
 
-    def finish(self, handle: Any, what: str, *, on_gpu: bool = False) -> None:
+    def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                self.patience.wait(handle.is_completed, what)
+                with self._crossings.told(END if self.patience.leaving else kind, what) as pause:
+                    self.patience.wait(handle.is_completed, what, kind=kind, pause=pause)
             handle.wait()
         except RuntimeError as error:
             raise self._failed(error, what) from error
 
-    def run(self, collective: Callable[..., Any], *arguments: Any, what: str) -> None:
+    def run(self, collective: Callable[..., Any], *arguments: Any, what: str, kind: str = CONTROL) -> None:
         """Start a collective and wait for it."""
         tensors = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
-        self.finish(self.start(collective, *arguments), what, on_gpu=tensors[0].is_cuda)
+        self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
 
     def _failed(self, error: Exception, what: str) -> HpctrainError:
         # Gloo begins with its source file, and ends with advice.
@@ -188,13 +196,22 @@ class TorchDistributedCommunicator(Communicator):
     # The data plane.
 
     def torch(self) -> TorchDistributedEngine:
-        return TorchDistributedEngine(self)
+        """Collective at its first call: gradients have connections of their own.
+
+        A gradient of one rank can then never be added to what another one sends on the control plane.
+        """
+        if self._engine is None:
+            self._engine = TorchDistributedEngine(self, self._new_group(self.size))
+        return self._engine
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(
             f"backend {self.backend!r} reduces PyTorch's gradients, and this is Keras",
             "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
         )
+
+    def _leave_training(self) -> None:
+        self.patience.leaving = True
 
     def abort(self, exit_code: int) -> None:
         if self._by_mpi:
@@ -213,6 +230,10 @@ class TorchDistributedCommunicator(Communicator):
             # A rank that leaves closes its connections, and rank 0 the store.
             self.barrier()
         finally:
+            if self._engine is not None:
+                self._engine.close()
+            # It holds the store, and rank 0's listens for as long as anybody does.
+            del self._crossings
             dist.destroy_process_group()
 
 
@@ -232,9 +253,10 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
 class TorchDistributedGroup(Group):
     """Some of the ranks: tensors on GPUs travel with NCCL, others with Gloo."""
 
-    def __init__(self, comm: TorchDistributedCommunicator, group: Any) -> None:
+    def __init__(self, comm: TorchDistributedCommunicator, group: Any, what: str) -> None:
         self._comm = comm
         self._members = group
+        self._what = what
 
     def allreduce(self, array: AnyArray) -> AnyArray:
         reduced: AnyArray = self.allreduce_torch(torch.from_numpy(array)).numpy()
@@ -242,8 +264,8 @@ class TorchDistributedGroup(Group):
 
     def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
-        what = "adding up over a group of ranks"
-        self._comm.run(dist.all_reduce, reduced, dist.ReduceOp.SUM, self._members, what=what)
+        summed = (reduced, dist.ReduceOp.SUM, self._members)
+        self._comm.run(dist.all_reduce, *summed, what=self._what, kind=self._what)
         return reduced
 
 
@@ -257,7 +279,7 @@ class _Work:
         self._on_gpu = on_gpu
 
     def wait(self) -> None:
-        self._comm.finish(self._handle, self._name, on_gpu=self._on_gpu)
+        self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
         # It keeps Gloo's sockets open, even those of a group that has ended.
         self._handle = None
 
@@ -271,21 +293,24 @@ class _WideWork:
 
     finite = None
 
-    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str) -> None:
+    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
         self._comm = comm
+        self._members = members
         self._buffer = buffer
         self._name = name
         self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
         self._sent[: len(buffer)] = buffer
         self._received = torch.empty_like(self._sent)
-        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent)
+        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
 
     def wait(self) -> None:
-        self._comm.finish(self._handle, self._name)
+        self._comm.finish(self._handle, self._name, kind=REDUCTION)
         self._handle = None
         parts = self._received.view(self._comm.size, -1)
         mean = parts.float().mean(dim=0).to(self._buffer.dtype)
-        self._comm.run(dist.all_gather, list(self._sent.chunk(self._comm.size)), mean, what=self._name)
+        everyone = list(self._sent.chunk(self._comm.size))
+        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name, kind=REDUCTION)
+        self._members = None
         self._buffer.copy_(self._sent[: len(self._buffer)])
 
 
@@ -294,9 +319,14 @@ class TorchDistributedEngine:
 
     in_place = True
 
-    def __init__(self, comm: TorchDistributedCommunicator) -> None:
+    def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
         self._comm = comm
+        self._members = members
         self._narrowing = Narrowing()
+
+    def close(self) -> None:
+        """Let go of the group: its sockets stay open for as long as anybody holds it."""
+        self._members = None
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type == "cuda" and self._comm.backend == "gloo":
@@ -307,18 +337,18 @@ class TorchDistributedEngine:
         if wire:
             return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
-            return _WideWork(self._comm, buffer, name)
-        handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG)
+            return _WideWork(self._comm, buffer, name, self._members)
+        handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
         return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Bytes travel the same for every type.
-        parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name)
+        parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name, self._members)
         joined = torch.cat([part.view(tensor.dtype) for part in parts])
         return joined.view(-1, *tensor.shape[1:])
 
-    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
         flat = tensor.detach().reshape(-1)
-        self._comm.run(dist.broadcast, flat.view(torch.uint8), 0, what=name)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name, kind=REDUCTION)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hpctrain.checks import Check
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.cluster.mpi import BUILD_HINT
+from hpctrain.horovod.check import AN_MPI
 
 MPI_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/launching-apps/slurm.html"
 _VERSIONS_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/version-numbering.html"
@@ -30,12 +31,15 @@ class World:
     claimed: int | None = None
 
 
-def horovod(checks: Sequence[Check], gpus: int) -> list[Check]:
+def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[Check]:
     """The checks of ``hpctrain horovod check`` under names of their own; GPUs want NCCL.
+
+    Where nobody asks for it and there is no GPU, no run takes Horovod, and what it lacks is not missing.
 
     Args:
         checks: of :func:`hpctrain.horovod.check.report`.
         gpus: of this host.
+        asked: runs are to use it.
     """
     named = []
     for check in checks:
@@ -43,6 +47,9 @@ def horovod(checks: Sequence[Check], gpus: int) -> list[Check]:
         if check.name == "nccl" and gpus and check.status == "not applicable":
             found = f"{gpus} GPUs, but {check.found}"
             named.append(replace(check, name=name, status="failed", found=found, wanted="NCCL for the GPUs"))
+        elif check.status == "failed" and check.wanted != AN_MPI and not (gpus or asked):
+            found = f"{check.found}, and without a GPU only --backend horovod needs it"
+            named.append(replace(check, name=name, status="not applicable", found=found))
         else:
             named.append(replace(check, name=name))
     return named

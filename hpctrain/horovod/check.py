@@ -13,6 +13,8 @@ from hpctrain.horovod.fingerprint import mpi_identity, package_version
 from hpctrain.horovod.install import find_accelerator
 from hpctrain.horovod.installed import Installed, find_installed
 
+# Which the engine of hpctrain's own needs too.
+AN_MPI = "an MPI"
 _SOURCE = "https://horovod.readthedocs.io/en/stable/install_include.html"
 
 
@@ -59,7 +61,7 @@ def _mpi(installed: Installed | None) -> Check:
     try:
         mpi = mpi_identity(find_mpi())
     except HpctrainError as error:
-        return Check(name="mpi", status="failed", found=error.message, wanted="an MPI", mend=error.hint)
+        return Check(name="mpi", status="failed", found=error.message, wanted=AN_MPI, mend=error.hint)
     built = installed.fingerprint if installed else None
     if built and built.mpi != mpi:
         return Check(

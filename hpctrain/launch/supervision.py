@@ -50,7 +50,7 @@ class Supervisor:
         self._directory = directory
         self._machine = machine
         self._notice = notice
-        # The steps of a script are not known: there those attempts count that worked for long.
+        # A script's steps begin at 1 in each attempt: there those attempts count that worked for long.
         self._step = attempt.iteration or int(plan.script is not None)
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
         self._stepped = False
@@ -61,7 +61,7 @@ class Supervisor:
         if event["event"] == "start":
             self._stepped = self._plan.script is not None
             self._begin = time.monotonic()
-        elif event["event"] == "step":
+        elif event["event"] == "step" and self._plan.recipe:
             self._stepped = True
             self._step = max(self._step, event["iteration"])
 

@@ -107,6 +107,9 @@ class Console:
         self.close()
         self._run_event = event
         self._steps = []
+        if event["epochs"] is None:
+            # A script's, which tells of itself what it wants to be told.
+            return
         ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
         epochs = "1 epoch" if event["epochs"] == 1 else f"{event['epochs']} epochs"
         self._progress_line(
@@ -126,6 +129,8 @@ class Console:
             self._bar.start()
 
     def _step(self, event: Event) -> None:
+        if self._run_event and self._run_event["epochs"] is None:
+            return
         self._steps.append(event)
         if self._bar:
             detail = (

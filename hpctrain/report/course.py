@@ -41,7 +41,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     Raises:
         HpctrainError: the batch depends on their number, and it is None, or they are so many that an epoch has no step.
     """
-    each, samples = recipe.batch.per_rank, training_samples(recipe.data)
+    each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
@@ -74,6 +74,8 @@ def course(recipe: Recipe) -> dict[str, Any]:
         "global_batch": recipe.global_batch,
         "epochs": recipe.epochs,
         "training_samples": samples,
+        "samples_per_epoch": recipe.data.per_epoch(samples),
+        "repeats": recipe.data.repeats,
         "iterations_per_epoch": rate.iterations_per_epoch,
         "learning_rate": [rate(epoch * rate.iterations_per_epoch) for epoch in range(recipe.epochs + 1)],
         "momentum": [momentum(recipe.optimizer)] * (recipe.epochs + 1),
@@ -94,9 +96,11 @@ def table(found: dict[str, Any]) -> Table:
     from rich.table import Table
 
     epochs = "1 epoch" if found["epochs"] == 1 else f"{found['epochs']} epochs"
+    samples = found["samples_per_epoch"]
+    images = -(-samples // found["repeats"])
     title = (
         f"{found['name']}: batch {found['global_batch']}, {epochs} of {found['iterations_per_epoch']} iterations over "
-        f"{found['training_samples']:,} samples"
+        f"{samples:,} samples" + (f", {images:,} images {found['repeats']} times" if images < samples else "")
     )
     rows = Table(title=escape(title), box=box.SIMPLE_HEAD)
     for column in ("epoch", "learning rate", "momentum"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,8 @@ _STYLE: dict[Any, Any] = {
 }
 # More points than this a curve cannot show: it is averaged down to them.
 _POINTS = 600
+# So few are marked each.
+_MARKED = 30
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
@@ -61,6 +64,8 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
         record: the run's events.
         reported: the result that the recipe's source states, drawn beside the same metric's curve.
     """
+    if not record.by_epoch:
+        return _by_step_alone(record)
     pictures: dict[str, str] = {}
     if record.steps:
         pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record))
@@ -70,6 +75,21 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
         pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, record))
         pictures["Throughput, samples/s"] = _picture("throughput", lambda axes: _throughput(axes, record))
     return pictures
+
+
+def _by_step_alone(record: Record) -> dict[str, str]:
+    """Of a script: what it logged, by name, and what is known of its steps."""
+    series: dict[str, list[tuple[int, float | None]]] = {
+        name: [(event["iteration"], event["values"][name]) for event in record.logs if name in event["values"]]
+        for name in record.logged
+    }
+    series["Learning rate"] = [(step["iteration"], step["learning_rate"]) for step in record.steps]
+    series["Seconds a step"] = [(step["iteration"], step["seconds"]) for step in record.timed_steps]
+    return {
+        name: _picture("script", partial(_points, points=points))
+        for name, points in series.items()
+        if any(value is not None for _, value in points)
+    }
 
 
 def overlap(timeline: Sequence[tuple[float, str, int]]) -> str:
@@ -106,9 +126,8 @@ def _loss(axes: Axes, record: Record) -> None:
 def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
     _by_epoch(axes, record, "test_accuracy", color=_FIRST, label="this run")
     if reported and reported.metric == "test_accuracy":
-        axes.axhline(
-            reported.value, color=_SECOND, linestyle="--", linewidth=1.2, label=f"reported: {reported.value:g}"
-        )
+        label = f"reported: {reported.value:g}" + (", of other values" if reported.of_other_values else "")
+        axes.axhline(reported.value, color=_SECOND, linestyle="--", linewidth=1.2, label=label)
         axes.legend()
     _finish(axes)
 
@@ -129,8 +148,15 @@ def _throughput(axes: Axes, record: Record) -> None:
     _finish(axes)
 
 
-def _finish(axes: Axes) -> None:
-    axes.set_xlabel("epoch")
+def _points(axes: Axes, points: Sequence[tuple[int, float | None]]) -> None:
+    x, y = (np.array(values, float) for values in zip(*points, strict=True))
+    parts = min(len(points), _POINTS)
+    axes.plot(_means(x, parts), _means(y, parts), color=_FIRST, marker="." if parts < _MARKED else "")
+    _finish(axes, "step")
+
+
+def _finish(axes: Axes, x: str = "epoch") -> None:
+    axes.set_xlabel(x)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

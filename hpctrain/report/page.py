@@ -99,6 +99,11 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     if recipe:
         value = summary["metrics"].get(result_name(recipe))
         figures.append((result_title(recipe), "—" if value is None else f"{value:.4f}", reported_text(recipe)))
+    else:
+        figures += [
+            (name, "—" if value is None else f"{value:.6g}", "as logged last")
+            for name, value in summary["metrics"].items()
+        ]
     if summary["samples_per_s"] is not None:
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
     if summary["communication_share"] is not None:
@@ -106,7 +111,8 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     if summary["data_share"] is not None:
         figures.append(("data", f"{summary['data_share']:.1%}", "of a step, waiting for samples"))
     if summary.get("seconds") is not None:
-        figures.append(("time", _duration(summary["seconds"]), f"{summary['epochs']} epochs, {summary['steps']} steps"))
+        epochs = "" if summary["epochs"] is None else f"{summary['epochs']} epochs, "
+        figures.append(("time", _duration(summary["seconds"]), f"{epochs}{summary['steps']} steps"))
     return figures
 
 

@@ -13,9 +13,9 @@ from hpctrain.rundir import RunDirectory
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
 _WINDOW = 100
-# Where the kind stands, behind the time, in a step that EventWriter wrote.
-_STEP = b'"event": "step"'
-_STEP_WITHIN = 64
+# Where the kind stands, behind the time, in a line that EventWriter wrote.
+_STEP, _LOG = b'"event": "step"', b'"event": "log"'
+_WITHIN = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Progress:
         survived: the faults of all attempts that the run got over by itself.
         damaged: the events of this kind of all attempts.
         stalls: of the last attempt.
-        steps: the last ones of the last attempt.
+        steps, logs: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
         jobs: Slurm's numbers of the jobs of all attempts.
     """
@@ -42,6 +42,7 @@ class Progress:
     damaged: Sequence[Event]
     stalls: Sequence[Event]
     steps: Sequence[Event]
+    logs: Sequence[Event]
     last_time: float | None
     jobs: tuple[str, ...]
 
@@ -57,12 +58,11 @@ class Progress:
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         where = str(directory.events)
-        numbers = [number for number, line in enumerate(lines) if not _is_step(line)]
+        numbers = [number for number, line in enumerate(lines) if not (_is(_STEP, line) or _is(_LOG, line))]
         others = [parse_event(lines[number], where) for number in numbers]
         starts = (number for number, event in zip(numbers, others, strict=True) if event["event"] == "start")
         begin = max(starts, default=0)
-        newest = islice((line for line in reversed(lines[begin:]) if _is_step(line)), _WINDOW)
-        steps = [_parse_step(line, where) for line in newest][::-1]
+        steps, logs = (_newest(lines[begin:], mark, where) for mark in (_STEP, _LOG))
         last = {event["event"]: event for event in others}
         attempts = past_attempts(others)
         return cls(
@@ -75,6 +75,7 @@ class Progress:
             damaged=[event for event in others if event["event"] == "damaged"],
             stalls=attempts[-1].stalls if attempts else (),
             steps=steps,
+            logs=logs,
             last_time=parse_event(lines[-1], where)["time"] if lines else None,
             jobs=tuple(dict.fromkeys(str(event["job"]) for event in others if event.get("job"))),
         )
@@ -83,15 +84,22 @@ class Progress:
     def iteration(self) -> int | None:
         """How many steps are done, those before this attempt with them."""
         iteration: int | None = self.steps[-1]["iteration"] if self.steps else self.start.get("iteration")
-        return iteration
+        # A script can count by itself, and says nothing of its steps until it does.
+        own = self.logs[-1]["iteration"] if self.logs else None
+        return own or iteration or (iteration if self.run else None)
+
+    @property
+    def logged(self) -> dict[str, float | None]:
+        """The newest values that a script logged, by name."""
+        return {name: value for event in self.logs for name, value in event["values"].items()}
 
     @property
     def iterations(self) -> int | None:
         """How many there are in all, or at least; ranks that died can have made batches smaller, and steps more."""
-        if not self.run:
+        if self.run.get("epochs") is None or self.run["iterations_per_epoch"] is None:
             return None
         epoch = self.steps[-1]["epoch"] if self.steps else self.run["epochs"]
-        return iterations(self.run, self.iteration or 0, epoch)
+        return None if epoch is None else iterations(self.run, self.iteration or 0, epoch)
 
     @property
     def timed_steps(self) -> Sequence[Event]:
@@ -127,19 +135,26 @@ def _last_epoch(lines: Sequence[bytes], others: Iterable[tuple[int, Event]], whe
                 begin, done = number, event["iteration"]
                 epochs = {epoch: ended for epoch, ended in epochs.items() if ended[0] < done}
             case "epoch":
-                steps = (lines[before] for before in range(number - 1, begin, -1) if _is_step(lines[before]))
+                steps = (lines[before] for before in range(number - 1, begin, -1) if _is(_STEP, lines[before]))
                 last = next(steps, None)
-                epochs[event["epoch"]] = (_parse_step(last, where)["iteration"] if last else done, event)
+                epochs[event["epoch"]] = (_parse(last, "step", where)["iteration"] if last else done, event)
     return epochs[max(epochs)][1] if epochs else {}
 
 
-def _parse_step(line: bytes, where: str) -> Event:
+def _newest(lines: Sequence[bytes], mark: bytes, where: str) -> list[Event]:
+    """The last events of a frequent kind."""
+    kind = mark.decode().split('"')[-2]
+    newest = islice((line for line in reversed(lines) if _is(mark, line)), _WINDOW)
+    return [_parse(line, kind, where) for line in newest][::-1]
+
+
+def _parse(line: bytes, kind: str, where: str) -> Event:
     event = parse_event(line, where)
     # A key that is there twice has its last value.
-    if event["event"] != "step":
-        raise HpctrainError(f"{where}: not an event: a step that is called {event['event']!r} too")
+    if event["event"] != kind:
+        raise HpctrainError(f"{where}: not an event: a {kind} that is called {event['event']!r} too")
     return event
 
 
-def _is_step(line: bytes) -> bool:
-    return line.find(_STEP, 0, _STEP_WITHIN) >= 0
+def _is(mark: bytes, line: bytes) -> bool:
+    return line.find(mark, 0, _WITHIN) >= 0

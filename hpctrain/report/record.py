@@ -36,12 +36,10 @@ class PastAttempt:
 class Record:
     """What one run recorded, each step and epoch once, however often the run was resumed.
 
-    All of it is empty for a script that emits no events.
-
     Attributes:
         run: the newest event of its kind, empty until it happened.
         events: all of them without what was lost and done again, in order.
-        steps, epochs, checkpoints, overlaps: the events of these kinds, in order.
+        steps, epochs, checkpoints, overlaps, logs: the events of these kinds, in order.
         attempts: the starts of the run, in order.
         last_time: when the last event happened, in seconds since the epoch.
     """
@@ -52,6 +50,7 @@ class Record:
     epochs: list[Event]
     checkpoints: list[Event]
     overlaps: list[Event]
+    logs: list[Event]
     attempts: list[PastAttempt]
     last_time: float | None
 
@@ -80,6 +79,7 @@ class Record:
             epochs=kinds["epoch"],
             checkpoints=kinds["checkpoint"],
             overlaps=kinds["overlap"],
+            logs=kinds["log"],
             attempts=past_attempts(whole),
             last_time=whole[-1]["time"] if whole else None,
         )
@@ -103,6 +103,17 @@ class Record:
     def end(self) -> Event:
         """The end of the last attempt; empty until then."""
         return self.attempts[-1].end if self.attempts else {}
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether it is known of each step in which epoch it was, as of a recipe's, and not of a script's."""
+        counts = (self.run.get("epochs"), self.run.get("iterations_per_epoch"))
+        return None not in (*counts, *(step["epoch"] for step in self.steps))
+
+    @property
+    def logged(self) -> dict[str, float | None]:
+        """The last value of each name that a script logged."""
+        return {name: value for event in self.logs for name, value in event["values"].items()}
 
     @property
     def timed_steps(self) -> list[Event]:
@@ -149,9 +160,12 @@ def _last(events: Sequence[Event], kind: str) -> Event:
 
 
 def samples_per_s(steps: Sequence[Event]) -> float | None:
-    """Samples of all ranks over the seconds of the steps."""
+    """Samples of all ranks over the seconds of the steps; None for a script's, whose samples are not known."""
     seconds = sum(step["seconds"] for step in steps)
-    return sum(step["samples"] for step in steps) / seconds if seconds else None
+    if not seconds or any(step["samples"] is None for step in steps):
+        return None
+    speed: float = sum(step["samples"] for step in steps) / seconds
+    return speed
 
 
 def communication_share(steps: Sequence[Event]) -> float | None:

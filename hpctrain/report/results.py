@@ -51,9 +51,10 @@ def reported_rows(recipe: Recipe) -> list[Reported]:
 
 
 def row_text(row: Reported) -> str:
-    """``0.7626 ± 0.0009 (remark)``."""
+    """``0.7626 ± 0.0009 (of other values; remark)``."""
     deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
-    return f"{row.value:g}{deviation}" + (f" ({row.remark})" if row.remark else "")
+    remarks = [text for text in ("of other values" if row.of_other_values else "", row.remark) if text]
+    return f"{row.value:g}{deviation}" + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
 def finite(function: Callable[[list[float]], float], values: Iterable[float | None], least: int = 1) -> float | None:

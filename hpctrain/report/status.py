@@ -44,6 +44,9 @@ class RunStatus(BaseModel):
         job_ids: of all attempts, and of what waits.
         jobs: those that Slurm still knows.
         hosts: in the order of the ranks.
+        step_loss: of the last step.
+        train_loss, test_accuracy: of the last epoch, as in ``summary.json``.
+        logged: the newest values that a script logged, by name.
         samples_per_s, step_seconds: over the last steps; the second with what is between the steps.
         elapsed_s: of this attempt.
         remaining_s: until the training is done, at ``step_seconds`` a step.
@@ -72,8 +75,10 @@ class RunStatus(BaseModel):
     steps: int | None = None
     epoch: int | None = None
     epochs: int | None = None
-    loss: float | None = None
+    step_loss: float | None = None
+    train_loss: float | None = None
     test_accuracy: float | None = None
+    logged: dict[str, float | None] = {}
     samples_per_s: float | None = None
     step_seconds: float | None = None
     elapsed_s: float | None = None
@@ -148,7 +153,7 @@ def _alive(directory: RunDirectory, start: Event) -> bool | None:
     records = read_records(directory).values()
     if any(record.process() for record in records):
         return True
-    elsewhere = start or any(record.host != socket.gethostname() for record in records)
+    elsewhere = start.get("host") or any(record.host != socket.gethostname() for record in records)
     return None if elsewhere else False
 
 
@@ -194,8 +199,10 @@ class KnownRun:
             steps=progress.iterations,
             epoch=progress.steps[-1]["epoch"] if progress.steps else progress.epoch.get("epoch"),
             epochs=progress.run.get("epochs"),
-            loss=_finite(progress.steps[-1]["loss"] if progress.steps else None),
+            step_loss=_finite(progress.steps[-1]["loss"] if progress.steps else None),
+            train_loss=_finite(progress.epoch.get("train_loss")),
             test_accuracy=_finite(progress.epoch.get("test_accuracy")),
+            logged=progress.logged,
             samples_per_s=samples_per_s(progress.timed_steps),
             step_seconds=progress.step_seconds,
             survived=(*map(fault_line, progress.survived), *map(damaged_line, progress.damaged)),

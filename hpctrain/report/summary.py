@@ -44,8 +44,9 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput
         and shares are over all steps but the first of each attempt, which also compiles and allocates. ``metrics`` are
-        those of the last epoch, and the median of several where that is the recipe's result. ``survived`` are the
-        faults that the run got over by itself, each with its attempt, by whose start its rank is numbered.
+        those of the last epoch, and the median of several where that is the recipe's result; of a script the last value
+        of each name that it logged. ``survived`` are the faults that the run got over by itself, each with its attempt,
+        by whose start its rank is numbered.
     """
     return summarise_record(Record.read(directory), plan, status)
 
@@ -60,7 +61,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "framework": record.run.get("framework", plan.framework),
         "backend": record.run.get("backend", asked),
         "ranks": plan.ranks,
-        "epochs": len(record.epochs) if record.run else None,
+        "epochs": len(record.epochs) if record.run.get("epochs") is not None else None,
         "steps": len(record.steps) if record.run else None,
         "samples_per_s": samples_per_s(record.timed_steps),
         "communication_share": communication_share(record.timed_steps),
@@ -70,7 +71,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
             {"attempt": attempt} | {key: value for key, value in fault.items() if key not in _OF_EVENTS}
             for attempt, fault in record.survived_in
         ],
-        "metrics": _metrics(record.epochs, plan),
+        "metrics": record.logged if plan.script else _metrics(record.epochs, plan),
     }
 
 

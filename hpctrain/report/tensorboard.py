@@ -20,9 +20,9 @@ _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"
 
 
 class TensorBoardWriter:
-    """Writes events as TensorBoard scalars: ``step/…`` and ``epoch/…``, both over the number of the step.
+    """Writes events as TensorBoard scalars over the number of the step: ``step/…``, ``epoch/…``, and what scripts log.
 
-    The file is made at the first of them, so a script that emits no events leaves none.
+    The file is made at the first of them, so a script that takes no step and logs nothing leaves none.
 
     A ``RecordWriter`` over a plain file: TensorBoard's own ``EventFileWriter`` imports TensorFlow where it finds it.
     """
@@ -52,9 +52,12 @@ class TensorBoardWriter:
                 self._begin_again(event)
             case "step":
                 self._iteration = event["iteration"]
-                self._write(event, "step", _step_scalars(event))
+                self._write(event, _named("step", _step_scalars(event)))
             case "epoch":
-                self._write(event, "epoch", {**metrics(event), "samples_per_s": event["samples_per_s"]})
+                self._write(event, _named("epoch", {**metrics(event), "samples_per_s": event["samples_per_s"]}))
+            case "log":
+                self._iteration = event["iteration"]
+                self._write(event, event["values"])
 
     def _begin_again(self, start: Event) -> None:
         """Write the file anew with what the run keeps of its earlier attempts."""
@@ -66,12 +69,8 @@ class TensorBoardWriter:
             if event["event"] != "start":
                 self.show(event)
 
-    def _write(self, event: Event, group: str, scalars: dict[str, float | None]) -> None:
-        values = [
-            Summary.Value(tag=f"{group}/{name}", simple_value=value)
-            for name, value in scalars.items()
-            if value is not None
-        ]
+    def _write(self, event: Event, scalars: dict[str, float | None]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
         self._append(TensorBoardEvent(wall_time=event["time"], step=self._iteration, summary=Summary(value=values)))
 
     def _append(self, entry: TensorBoardEvent) -> None:
@@ -88,10 +87,15 @@ class TensorBoardWriter:
 
 
 def _step_scalars(step: Event) -> dict[str, float | None]:
-    communication = step["communication_seconds"]
+    communication, samples = step["communication_seconds"], step["samples"]
     return {
         "loss": step["loss"],
         "learning_rate": step["learning_rate"],
-        "samples_per_s": step["samples"] / step["seconds"],
+        "seconds": step["seconds"],
+        "samples_per_s": None if samples is None else samples / step["seconds"],
         "communication_share": None if communication is None else communication / step["seconds"],
     }
+
+
+def _named(group: str, scalars: dict[str, float | None]) -> dict[str, float | None]:
+    return {f"{group}/{name}": value for name, value in scalars.items()}

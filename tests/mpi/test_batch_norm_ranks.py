@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.models.torch_resnet import Basic, ResNet  # noqa: E402
+from hpctrain.recipes.weights import InitialWeights  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "batch_norm.py"
 RANKS = 4
@@ -31,7 +32,7 @@ def plain(channels: int) -> torch.nn.BatchNorm2d:
 
 
 def network() -> torch.nn.Module:
-    return ResNet(Basic, (1, 1), classes=5, zero_gamma=False, norm=plain).double()
+    return ResNet(Basic, (1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=plain).double()
 
 
 @pytest.fixture(scope="module")

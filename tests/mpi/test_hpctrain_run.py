@@ -6,6 +6,7 @@ The program waits for 600 s, so a run that is not ended at once fails at the lim
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from launching import Launch
 
+from hpctrain.events import read_events
 from hpctrain.planning.machine import usable_cores
 from hpctrain.records import read_records
 from hpctrain.rundir import RunDirectory
@@ -53,6 +55,35 @@ def test_a_script_in_odd_places(hpctrain: Launch, tmp_path: Path) -> None:
         0: (HOST, "done"),
         1: (HOST, "done"),
     }
+
+
+def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    asked = ["run", str(PROGRAM), "-np", "2", "--run-dir", "run"]
+    printed = subprocess.run(
+        [str(Path(sys.executable).parent / "hpctrain"), *asked, "--dry-run", "--", "metrics"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    (tmp_path / "printed.sh").write_text(printed)
+    subprocess.run(["sh", "printed.sh"], cwd=tmp_path, check=True, timeout=120)
+    run_dir = RunDirectory(tmp_path / "run")
+    for rank in range(2):
+        said = run_dir.log(rank).read_text()
+        assert "samples 41 of [21, 20]" in said
+        assert float(said.split("loss off by ")[1].split()[0]) < 1e-14
+        assert "accuracy off by 0.0\n" in said
+    assert "  test/accuracy " in run_dir.log(0).read_text()
+    events = list(read_events(run_dir.events))
+    assert [event["event"] for event in events] == ["run", "step", "log", "step", "log", "log"]
+    assert all(
+        math.isfinite(event["values"]["loss"]) for event in events if event["event"] == "log" and event["iteration"] < 2
+    )
+    result = hpctrain("report", "run")
+    assert result.returncode == 0 and "<figcaption>test/accuracy</figcaption>" in run_dir.report.read_text()
 
 
 def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:

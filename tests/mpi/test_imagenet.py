@@ -55,6 +55,27 @@ def test_resnet50_learns_and_is_reported(hpctrain: Launch, tmp_path: Path, shard
     assert "1 image could not be decoded" in page and "waiting for samples" in page
 
 
+def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
+    hpctrain: Launch, tmp_path: Path, shards: Path
+) -> None:
+    """Augmented by workers, repeated, mixed across ranks and averaged; a broken image among them."""
+    pytest.importorskip("torch")
+    # Groups of 6, 5 and 5: the ranks, with 8 each, mix across their border.
+    few = ["model.name=resnet18", "data.limit=32", "epochs=2", "mixing.group=6"]
+    arguments = options(shards, *few)
+    result = hpctrain("run", "torchvision-v2", *arguments, "--framework", "torch", "--run-dir", "two")
+    assert result.returncode == 0, result.stdout
+    alone = [word if word != "2" else "1" for word in arguments]
+    result = hpctrain("run", "torchvision-v2", *alone, "--framework", "torch", "--run-dir", "one")
+    assert result.returncode == 0, result.stdout
+    one, two = (of_kind(tmp_path / name, "step") for name in ("one", "two"))
+    assert [step["samples"] for step in two] == [16, 16, 16, 16]
+    assert [step["order"] for step in one] == [step["order"] for step in two]
+    # Behind the second step rounding shows.
+    assert [step["loss"] for step in two[:2]] == pytest.approx([step["loss"] for step in one[:2]], rel=1e-3)
+    assert two[0]["loss"] != two[1]["loss"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_stopped_and_resumed_to_the_same_bits(hpctrain: Launch, tmp_path: Path, shards: Path, framework: str) -> None:

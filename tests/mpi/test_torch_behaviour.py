@@ -12,14 +12,15 @@ pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "torch_behaviour.py"
 
 
-BACKENDS = ("mpi", "horovod")
+BACKENDS = ("mpi", "horovod", "gloo")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, mpirun):
     # one start of the ranks serves every test of this file
     folder = tmp_path_factory.mktemp("behaviour")
-    mpirun(PROGRAM, 2, ",".join(BACKENDS), str(folder / "out"))
+    result = mpirun(PROGRAM, 2, ",".join(BACKENDS), str(folder / "out"))
+    (folder / "output").write_text(result.stdout)
     return folder
 
 
@@ -99,3 +100,82 @@ def test_wrong_settings_name_the_valid_ones(ranks):
     assert "above 0" in bucket
     assert all("not a torch.optim.Optimizer" in text for text in optimizers)
     assert "builtins.str" in model and "torch.nn.Module" in model
+
+
+def test_models_whose_backward_passes_come_in_another_order_are_refused_on_every_rank(ranks):
+    for rank in ranks:
+        texts = [*rank["models_in_another_order_on_another_rank"], rank["a_model_that_one_rank_alone_trains"]]
+        assert len(texts) == 5
+        assert all("(Red) on rank" in text and "(Blue) on rank" in text for text in texts)
+
+
+def test_one_backward_pass_through_several_models_equals_one_process(ranks):
+    assert all(rank["one_backward_pass_through_several_models"] < 1e-6 for rank in ranks)
+
+
+def test_what_is_added_or_replaced_after_distribute_is_refused_in_that_step(ranks):
+    for rank in ranks:
+        texts = rank["replaced_parameters"]
+        assert all("is not among those that ht.distribute got" in texts[how] for how in ("assign", "head", "added"))
+        assert all("whose gradient is not reduced" in texts[how] for how in ("hidden", "closure"))
+        assert "has become torch.float64" in texts["dtype"]
+        # converted and back: the gradients still lie in the bucket
+        assert texts["back"] == ["", ranks[0]["replaced_parameters"]["back"][1]]
+
+
+def test_a_changed_model_that_is_distributed_again_equals_one_process(ranks):
+    assert all(rank["replaced_and_distributed_again"] < 1e-12 for rank in ranks)
+
+
+def test_an_optimizer_made_anew_is_looked_at(ranks):
+    for rank in ranks:
+        first, second = rank["an_optimizer_made_anew"]
+        assert first == "" and "'bias' differs" in second
+
+
+def test_an_optimizer_of_something_else_is_left_alone_with_a_word(ranks, folder):
+    # 1 - 2 steps x 0.5 x (1 + rank)
+    assert [rank["an_optimizer_of_something_else"] for rank in ranks] == [0.0, -1.0]
+    assert (folder / "output").read_text().count("SGD updates 1 parameters of no model") == len(BACKENDS)
+
+
+def test_what_reduces_gradients_by_itself_is_refused(ranks):
+    for rank in ranks:
+        assert len(rank["wrapped"]) >= 2
+        assert all("gradients would be reduced twice" in text for text in rank["wrapped"].values())
+
+
+def test_errors_from_inside_torch_say_what_to_do(ranks):
+    for rank in ranks:
+        texts = rank["refused_parts"]
+        assert "call the model on one batch" in texts["lazy"]
+        assert "'mask' is a sparse tensor" in texts["sparse"]
+        assert "torch.autograd.grad" in texts["graph"]
+        assert rank["a_gradient_penalty"] < 1e-5
+
+
+def test_copies_of_a_model_are_plain_models(ranks):
+    assert all(rank["the_models_own_copies"] == [0, 0, 0] for rank in ranks)
+
+
+def test_what_differs_after_the_last_check_is_found_at_the_end(ranks):
+    for rank in ranks:
+        present, gone = rank["an_end_before_the_next_check"]
+        assert "after step 3" in present and "element [0, 1] is" in present
+        assert "after step 3" in gone and "'weight' differs" in gone
+
+
+def test_ranks_that_are_through_join_the_others_as_one_process_would(ranks):
+    for rank in ranks:
+        assert max(rank["loops_of_different_length"]) < 1e-6
+        assert "which ht.distribute did not get" in rank["join_of_what_was_not_given"]
+
+
+def test_synchronised_batch_norm_equals_one_process_on_the_whole_batch(ranks):
+    for rank in ranks:
+        assert max(rank["synchronised_batch_norm"]) < 1e-5
+
+
+def test_complex_parameters_get_the_mean_of_all_ranks(ranks):
+    for rank in ranks:
+        assert max(rank["complex_parameters"]) < 1e-5

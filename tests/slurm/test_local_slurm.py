@@ -12,6 +12,7 @@ import local_slurm
 import psutil
 import pytest
 from launching import Launch
+from listings import listing
 from local_slurm import AS_ROOT, LocalSlurm, Settings, SlurmError
 
 from hpctrain.launch.fabric import known_fabric
@@ -125,6 +126,25 @@ def test_a_converted_fabric_is_taken_by_slurmctld(slurm: LocalSlurm, hpctrain: L
         tree = other.run("scontrol", "show", "topology")
     assert "SwitchName=leaf004 Level=0 LinkSpeed=1 Nodes=node[0007-0008]" in tree
     assert "SwitchName=core001 Level=2 LinkSpeed=1 Nodes=node[0001-0010] Switches=spine001,spine003,spine005" in tree
+
+
+def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_path: Path) -> None:
+    """Leaves below spines, one on the core, one on that leaf, and a host on the core."""
+    cables = [("leaf1", "spine1"), ("leaf2", "spine1"), ("leaf3", "spine2"), ("leaf4", "spine2")]
+    cables += [("spine1", "core"), ("spine2", "core"), ("leaf5", "core"), ("leaf6", "leaf5"), ("n7 mlx5_0", "core")]
+    cables += [(f"n{number} mlx5_0", f"leaf{number}") for number in range(1, 7)]
+    (tmp_path / "fabric").write_text(listing(cables))
+    converted = hpctrain("topology", "convert", str(tmp_path / "fabric"), "--to", "topology.conf").stdout
+    names = tuple(f"n{number}" for number in range(1, 8))
+    with LocalSlurm(Settings(nodes=names, topology=converted)) as other:
+        tree = other.run("scontrol", "show", "topology")
+        ran = other.run("srun", "--nodes=7", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR")
+        assert "Nodes=n[1-7] Switches=" in tree
+        assert "Nodes=n[1-2] Switches=leaf1,leaf2" in tree
+        assert "core.spine1.leaf2.n2" in ran
+        assert "core.joins-leaf5.leaf6.n6" in ran
+        assert len(ran.split()) == 7
+        assert "lack access to" not in (other.folder / "slurmctld.log").read_text()
 
 
 def test_a_lost_node_comes_back_and_nothing_stays_after_the_end(tmp_path: Path) -> None:

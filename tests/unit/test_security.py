@@ -33,6 +33,8 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/comm/mpi.py": "objects between the ranks of one run",
         "hpctrain/comm/polled.py": "objects between the ranks of one run",
         "hpctrain/comm/torch_distributed.py": "objects between the ranks of one run",
+        "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
+        "tests/unit/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
         "tests/unit/data/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
     "runpy": {
@@ -42,11 +44,15 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "text for a shell": {
         "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
+        "tests/slurm/test_local_slurm.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/unit/batch/test_job_control_flow.py": "that a command that is shown can be pasted",
         "tests/unit/data/test_sharding.py": "that a command that is shown can be pasted",
         "tests/unit/launch/test_command.py": "that a command that is shown can be pasted",
     },
     'unpacking without filter="data"': {"tests/unit/cluster/test_profiles.py": "the package's own wheel, just built"},
+    "torch.load without weights_only=True": {
+        "tests/mpi/programs/torch_misuse.py": "that a model's copy is a plain one"
+    },
     "listening on all interfaces": {"tests/unit/test_security.py": "what the rule looks for"},
 }
 

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from hpctrain.adapters.guard import Guard
+from hpctrain.adapters.keras.distribution import distribution_of
 from hpctrain.adapters.keras.metrics import join_logs, join_metrics
-from hpctrain.adapters.keras.optimizer import reduction_of, scale_alike, synchronise
+from hpctrain.adapters.keras.recording import RecordSteps
+from hpctrain.adapters.keras.reducing import distributed_optimizers, reduction_of, scale_alike, synchronise
+from hpctrain.adapters.keras.steps import end_of_data
 from hpctrain.adapters.keras.variables import broadcast, guard_of
 from hpctrain.comm import Communicator, current
+from hpctrain.models.keras_batch_norm import average_statistics
 
 
 class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
@@ -22,17 +27,52 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
         self._comm = comm
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        optimizer = self.model.optimizer
-        if reduction_of(optimizer):
-            scale_alike(optimizer)
+        scale_alike(self.model.optimizer)
+        distributed = distributed_optimizers(self.model)
+        for optimizer in distributed:
             synchronise(self.model, optimizer)
-        else:
+        if not distributed:
             # Not every wrapper of an optimizer can list its variables; the guard will judge what it does.
             broadcast(self._comm, self.model)
 
 
+class Restored(Broadcast):
+    """Lets every rank go on from what BackupAndRestore, which one rank alone has, restored there."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
+
+
+class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops ranks that have another number of batches, where ``ht.shard`` did not make these."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+        self._over = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._over = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._end()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        distribution = distribution_of(self.model)
+        if distribution and distribution.fitting and distribution.own_data and not self._over:
+            self._over = True
+            end_of_data(self._comm)
+
+
 class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Puts the metrics of all ranks' samples into the logs of an epoch, those of validation included."""
+    """Puts the metrics of all ranks' samples into the logs of an epoch, those of validation included.
+
+    The moving statistics of batch normalisation become the mean over the ranks before validation and an epoch's end.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
@@ -51,6 +91,7 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validation starts from the same metric objects, so the epoch's own state has to be taken here.
+        average_statistics(self.model, self._comm)
         if self._training:
             self._results = join_metrics(self._comm, self.model)
 
@@ -60,6 +101,8 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
             self._results |= {f"val_{name}": value for name, value in results.items()}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # What is saved or evaluated from here on is the same on every rank.
+        average_statistics(self.model, self._comm)
         results = join_metrics(self._comm, self.model) if self._results is None else self._results
         if logs:
             join_logs(self._comm, logs, results)
@@ -83,13 +126,42 @@ class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
         self._guard.step_done()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        assert self._guard is not None
         self._take_over(False)
+        # A short run may have parted since the first step.
+        self._guard.check()
 
     def _take_over(self, guarded: bool) -> None:
         """The optimizer has a guard for loops without ``fit``; one of the two is enough."""
-        reduction = reduction_of(self.model.optimizer)
-        if reduction:
+        for optimizer in distributed_optimizers(self.model):
+            reduction = reduction_of(optimizer)
+            assert reduction is not None
             reduction.guarded = guarded
+
+
+class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops all ranks where a callback of one of them has asked for it; they would wait for that rank.
+
+    Args:
+        comm: the ranks.
+        each_batch: callbacks may ask after any batch, as TerminateOnNaN does.
+    """
+
+    def __init__(self, comm: Communicator, *, each_batch: bool) -> None:
+        super().__init__()
+        self._comm = comm
+        self._each_batch = each_batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._each_batch:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        stops = self._comm.allreduce(np.array([self.model.stop_training], dtype=np.int64), "max")
+        self.model.stop_training = bool(stops[0])
 
 
 class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
@@ -117,8 +189,14 @@ def callbacks(
 ) -> list[keras.callbacks.Callback]:
     """The callbacks that ``fit`` needs on several ranks; put them before your own, which then see joined metrics.
 
-    ``evaluate`` takes them too, but returns this rank's own numbers, which Keras picks up before its callbacks end.
-    ``model.get_metrics_result()`` right after it gives those of all ranks.
+    ``fit`` of a distributed model takes them by itself where none of them are among its callbacks. Of callbacks that
+    write files, ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard, those that would write to one path act
+    on the first rank alone, and what BackupAndRestore reads there reaches every rank.
+
+    Parameters are the same on one rank and on several, to rounding. What a layer computes from the samples of a rank
+    is not: BatchNormalization normalises over a rank's part of a batch (over all ranks with ``synchronized=True``),
+    and Dropout draws a mask of its own on each rank. The moving statistics of batch normalisation become the mean
+    over the ranks at the end of an epoch and before validation, so that every rank evaluates and saves one model.
 
     Args:
         guard_every: batches between two proofs that all ranks hold equal parameters; the first batch is always
@@ -127,7 +205,13 @@ def callbacks(
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
     """
     comm = comm or current()
-    chosen: list[keras.callbacks.Callback] = [Broadcast(comm), JoinMetrics(comm), GuardParameters(comm, guard_every)]
+    chosen: list[keras.callbacks.Callback] = [
+        Broadcast(comm),
+        EndOfData(comm),
+        JoinMetrics(comm),
+        RecordSteps(comm),
+        GuardParameters(comm, guard_every),
+    ]
     if schedule:
         chosen.append(LearningRateSchedule(schedule))
     return chosen

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from hpctrain.adapters.keras.batch_norm import take_moments
+from hpctrain.adapters.keras.distribution import Distribution, distribution_of, new_distribution
+from hpctrain.adapters.keras.fitting import take_fits
+from hpctrain.adapters.keras.reducing import Reducing, ScalingAlike, put_in_front, reduction_of, synchronise
 from hpctrain.adapters.keras.reduction import WIRE, Compression, Reduction
 from hpctrain.adapters.keras.steps import take_shares, unwrap_errors
-from hpctrain.adapters.keras.variables import broadcast
+from hpctrain.adapters.keras.variables import is_built
+from hpctrain.adapters.keras.watch import watch_updates
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
-
-
-class _Reducing:
-    """What is put in front of the class of the user's optimizer.
-
-    ``_clip_gradients`` is the one place of a Keras 3 optimizer that runs once per real update: after the gradients of
-    micro-batches were added up, before they are clipped. ``apply`` runs once a micro-batch.
-    """
-
-    _reduction: Reduction
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        return super().apply(self._reduction.weighted(grads), trainable_variables)  # type: ignore[misc]
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        if not self._reduction.ahead:
-            grads = self._reduction.mean(grads, [self._iterations.value])  # type: ignore[attr-defined]
-        return super()._clip_gradients(grads)  # type: ignore[misc]
-
-    def _backend_update_step(self, *args: Any) -> None:
-        super()._backend_update_step(*args)  # type: ignore[misc]
-        self._reduction.updated()
-
-
-class _ScalingAlike:
-    """What is put in front of LossScaleOptimizer."""
-
-    _reduction: Reduction
-
-    def check_finite(self, grads: Sequence[Any]) -> tf.Tensor:
-        return self._reduction.all_finite(super().check_finite(grads))  # type: ignore[misc]
 
 
 def distribute(
@@ -56,6 +29,16 @@ def distribute(
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Let ``optimizer`` update with the mean gradient over all ranks.
+
+    Give it every optimizer that updates the model: both of a GAN, and the new one of a second ``compile``. An update of
+    the model by any other is refused, as is one of a copy or of a model around it by this one.
+
+    ``fit`` trains on datasets of :func:`shard` as one process does on the whole batches. Of other data (arrays, a
+    generator, a dataset of the rank's own) every rank computes all that it is given, and an update is the mean over the
+    samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every
+    rank passes over them once a rank. Losses that ``compile`` gets are those of the global batch, whatever they do with
+    it: masked entries count together, and of a function that gives one number for a batch, the predictions of all
+    ranks are gathered. What ``add_loss`` or a ``train_step`` adds must be a mean over samples.
 
     Model and optimizer are the ones that were given. The optimizer stays an instance of its class, saves as that
     class and keeps its state. A model that is built already gets rank 0's weights, and the optimizer rank 0's state,
@@ -75,44 +58,38 @@ def distribute(
             before, an unknown compression, or ranks with different models.
     """
     _check(optimizer, compression, guard_every)
-    comm = comm or current()
-    reduction = Reduction(comm, model, compression, guard_every)
-    inner = optimizer
+    distribution = _distributed(model, comm or current())
+    comm = distribution.comm
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    reduction = Reduction(distribution, model, compression, guard_every, adds_rows=_is_linear(inner))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        inner = optimizer.inner_optimizer
-        _put_in_front(optimizer, _ScalingAlike, reduction)
+        put_in_front(optimizer, ScalingAlike, reduction)
     else:
         reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
-    _put_in_front(inner, _Reducing, reduction)
-    take_shares(model, reduction)
-    unwrap_errors(model)
-    if comm.backend != "single":
-        _compile_without_xla(model, comm)
-    if model.built:
+    put_in_front(inner, Reducing, reduction)
+    take_moments(model, distribution)
+    distribution.optimizers.append(optimizer)
+    # What was traced before knows nothing of other ranks.
+    model.train_function = model.test_function = model.predict_function = None
+    if is_built(model):
         synchronise(model, optimizer)
     return model, optimizer
 
 
-def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | None:
-    """What ``distribute`` gave this optimizer, or the optimizer that it wraps."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner._reduction if isinstance(inner, _Reducing) else None
-
-
-def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let a LossScaleOptimizer that ``compile`` put around a distributed optimizer skip steps on all ranks alike."""
-    reduction = reduction_of(optimizer)
-    if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        _put_in_front(optimizer, _ScalingAlike, reduction)
-        reduction.scaled_alike = True
-
-
-def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Broadcast model and optimizer from rank 0, after which the optimizer may update."""
-    reduction = reduction_of(optimizer)
-    assert reduction is not None
-    broadcast(reduction.comm, model, optimizer)
-    reduction.synchronised = True
+def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
+    """What the model's optimizers share, which the first of them makes."""
+    known = distribution_of(model)
+    if known and known.comm is comm:
+        return known
+    distribution = new_distribution(model, comm)
+    take_shares(model, distribution)
+    take_fits(model, distribution)
+    unwrap_errors(model)
+    if comm.backend != "single":
+        _compile_without_xla(model, comm)
+    if comm.size > 1:
+        watch_updates()
+    return distribution
 
 
 def _check(optimizer: Any, compression: str, guard_every: int) -> None:
@@ -132,13 +109,10 @@ def _check(optimizer: Any, compression: str, guard_every: int) -> None:
         raise HpctrainError(f"guard_every={guard_every} must be above 0")
 
 
-def _put_in_front(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
-    """Re-class this very instance, so that its state and whoever refers to it stay valid."""
-    own = type(optimizer)
-    # Keras saves an object under what its __class__ says, and looks up registered names by it.
-    members = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__class__": property(lambda _: own)}
-    optimizer.__class__ = type(own.__name__, (mixin, own), members)
-    optimizer._reduction = reduction
+def _is_linear(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the update of a sum of gradients is that of the gradients one after the other."""
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    return type(optimizer) is keras.optimizers.SGD and not clips
 
 
 def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:

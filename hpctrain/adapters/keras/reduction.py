@@ -10,8 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.adapters.keras.variables import BUILD_HINT, checksums, guard_of
-from hpctrain.comm import Communicator
+from hpctrain.adapters.keras.distribution import Distribution
+from hpctrain.adapters.keras.share import check_used
+from hpctrain.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
+from hpctrain.adapters.keras.watch import check_compiler, check_fitted, check_updated
 from hpctrain.comm.graph_errors import noting
 from hpctrain.errors import HpctrainError
 
@@ -30,47 +32,91 @@ class Reduction:
         scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
         guarded: something else, the callback of ``fit``, checks the parameters.
         ahead: the optimizer gets gradients that :meth:`mean` has reduced before.
-        share: what the gradients of the step in work are multiplied by; None in loops that weight their own loss.
         waited: seconds from the moment that the last update had all its gradients to the moment that it had all means.
     """
 
-    def __init__(self, comm: Communicator, model: keras.Model, compression: Compression, guard_every: int) -> None:
+    def __init__(
+        self,
+        distribution: Distribution,
+        model: keras.Model,
+        compression: Compression,
+        guard_every: int,
+        *,
+        adds_rows: bool,
+    ) -> None:
+        comm = distribution.comm
         self.comm = comm
         self.synchronised = False
         self.scaled_alike = True
         self.guarded = False
         self.ahead = False
-        self.share: tf.Tensor | None = None
+        self._distribution = distribution
+        self._seen: set[tuple[int, ...]] = set()
         self._engine = comm.tensorflow()
         self._model = model
         self._wire = WIRE[compression]
         self._every = guard_every
-        self._guard = guard_of(comm, model, every=guard_every) if model.built else None
+        self._guard = guard_of(comm, model, every=guard_every) if is_built(model) else None
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
+        # Adding up repeated rows in parallel has no fixed order on a GPU, and ranks would drift apart by rounding.
+        self._adds_rows = adds_rows or bool(tf.config.get_visible_devices("GPU"))
+
+    def check_update(self, variables: Sequence[Any]) -> None:
+        """Refuse an update that the ranks would not make alike, before it is made."""
+        if self.comm.size == 1:
+            return
+        if self._distribution.share is None and not self.ahead:
+            check_used()
+        check_fitted(self._model)
+        check_compiler()
+        identities = tuple(map(id, variables))
+        if identities not in self._seen:
+            check_updated(self._model, variables)
+            self._seen.add(identities)
 
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients times this rank's share of the global batch; a variable without one has None."""
-        if self.share is None:
-            return list(gradients)
-        return [g if g is None else tf.math.scalar_mul(tf.cast(self.share, g.dtype), g) for g in gradients]
+        """The gradients times this rank's share of the global batch; a variable without one has None.
 
-    def mean(self, gradients: Sequence[Any], counters: Sequence[tf.Variable] = ()) -> list[tf.Tensor]:
-        """The mean of each gradient over the ranks; the optimizer's counters are not to move before it is there."""
+        The share is None in loops that weight their own loss.
+        """
+        share = self._distribution.share
+        if share is None:
+            return list(gradients)
+        return [g if g is None else tf.math.scalar_mul(tf.cast(share, g.dtype), g) for g in gradients]
+
+    def mean(self, gradients: Sequence[Any], counters: Sequence[tf.Variable] = ()) -> list[Any]:
+        """The mean of each gradient over the ranks; the optimizer's counters are not to move before it is there.
+
+        The rows of an embedding's gradient stay rows, those of all ranks one after the other as in one process: Keras
+        clips and squares each occurrence by itself. Where that comes to the same, and on GPUs, they are added up.
+        """
         self._check_ready()
-        # Gathering the slices of an embedding would spare memory, but adding up repeated rows in parallel has no fixed
-        # order on a GPU, and ranks would drift apart by rounding.
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        with tf.control_dependencies(dense):
+        as_rows = [isinstance(gradient, tf.IndexedSlices) and not self._adds_rows for gradient in gradients]
+        dense = [tf.convert_to_tensor(each) for each, rows in zip(gradients, as_rows, strict=True) if not rows]
+        slices = [each for each, rows in zip(gradients, as_rows, strict=True) if rows]
+        own = dense + [part for each in slices for part in (each.values, each.indices)]
+        with tf.control_dependencies(own):
             begin = tf.timestamp()
-        reduced = self._engine.allreduce(dense, self._name, self._wire)
-        with tf.control_dependencies(reduced):
+        joined = [self._rows(each, number) for number, each in enumerate(slices)]
+        reduced = self._engine.allreduce(dense, self._name, self._wire) if dense else []
+        with tf.control_dependencies(reduced + [part for each in joined for part in (each.values, each.indices)]):
             self.waited.assign(tf.timestamp() - begin)
             # Who changes a variable waits for who read it before: a reduction that fails leaves the counters alone.
             for counter in (self._updates, *counters):
                 tf.convert_to_tensor(counter)
-        return reduced
+        sources = {True: iter(joined), False: iter(reduced)}
+        return [next(sources[rows]) for rows in as_rows]
+
+    def _rows(self, slices: tf.IndexedSlices, number: int) -> tf.IndexedSlices:
+        values = slices.values / self.comm.size
+        name = f"{self._name}.{number}"
+        return tf.IndexedSlices(
+            self._engine.allgather(values, f"{name}.values"),
+            self._engine.allgather(slices.indices, f"{name}.indices"),
+            slices.dense_shape,
+        )
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
@@ -100,15 +146,16 @@ class Reduction:
         return True
 
     def _check_ready(self) -> None:
+        if self.comm.size == 1:
+            return
         if not self.synchronised:
             raise HpctrainError(
                 "the first update comes before the ranks were given the same weights: the model was not built when "
                 "ht.distribute saw it",
-                f"{BUILD_HINT}. Or build it after that, and pass callbacks=ht.keras.callbacks() to fit",
+                f"{BUILD_HINT}. Or build it after that, and train it with fit",
             )
         if not self.scaled_alike:
             raise HpctrainError(
                 "mixed_float16 scales the loss, and the ranks did not agree on skipping a step that overflows",
-                "give ht.distribute a keras.optimizers.LossScaleOptimizer(optimizer), or pass "
-                "callbacks=ht.keras.callbacks() to fit",
+                "give ht.distribute a keras.optimizers.LossScaleOptimizer(optimizer), or train with fit",
             )

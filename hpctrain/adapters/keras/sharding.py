@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hpctrain.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.adapters.keras.share import Share
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import batch_count, epoch_order, global_batches, share
 from hpctrain.errors import HpctrainError
@@ -27,24 +29,29 @@ def shard(
 
     The mean over the ranks of share x mean loss is the mean loss over the global batch, whatever its size: the share
     is own samples x ranks / samples of the batch. A rank without a sample of a batch computes another rank's with
-    share 0, so every rank has the same number of batches. ``fit`` and ``evaluate`` of a distributed model take the
-    dataset as it is; a loop of your own multiplies its mean loss by the share::
+    share 0, so every rank has the same number of batches. The share is part of the element, so it stays with its
+    samples whatever becomes of the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
+
+    ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and a ``train_step`` of your own gets
+    what ``data`` holds. Without ``fit`` you get the share yourself: multiply the mean loss by it, as nobody else can::
 
         for x, y, sample_weight, share in ht.shard(dataset):
             with tf.GradientTape() as tape:
                 value = loss(y, model(x, training=True), sample_weight=sample_weight) * share
 
     Args:
-        data: a tf.data.Dataset whose elements are global batches ``(x, y)`` or ``(x, y, sample_weight)``, the same
-            on every rank (give its ``shuffle`` a seed); or a tuple of such arrays.
+        data: a tf.data.Dataset whose elements are global batches ``(x, y)``, ``(x, y, sample_weight)`` or ``x``, the
+            same on every rank (give its ``shuffle`` a seed); or a tuple of such arrays, or one array.
         batch_size: samples of a global batch; for arrays only.
         shuffle: for arrays only, by default true: a new order an epoch, from the seed and the epoch alone. An epoch
-            is one pass over the returned dataset.
+            is one pass over the returned dataset, and its first pass is epoch 0 in a run that is resumed, too: give
+            that another seed, or shuffle a tf.data.Dataset yourself, to have it go on with new orders.
         seed: of the order.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Returns:
-        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar.
+        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar. Of ``x`` alone:
+        ``(x, share)``. Weights of a part with share 0 are 0. To ``dataset.map`` it is one named tuple.
 
     Raises:
         HpctrainError: data of another form, or settings that do not belong to it.
@@ -57,9 +64,12 @@ def shard(
                 "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
             )
         return _shard_dataset(data, comm)
-    if not isinstance(data, tuple) or len(data) not in (2, 3):
+    if isinstance(data, np.ndarray | tf.Tensor):
+        data = (data,)
+    if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
         raise HpctrainError(
-            f"{type(data).__name__} cannot be sharded", "give a tf.data.Dataset or a tuple (x, y[, sample_weight])"
+            f"{type(data).__name__} cannot be sharded",
+            "give a tf.data.Dataset, a tuple (x, y[, sample_weight]) or an array x",
         )
     if batch_size is None or batch_size < 1:
         raise HpctrainError(f"batch_size={batch_size}: arrays need the number of samples of a global batch")
@@ -68,22 +78,24 @@ def shard(
 
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-        raise HpctrainError(f"the dataset yields {spec}", "it must yield batches (x, y) or (x, y, sample_weight)")
+    if is_sharded(dataset):
+        raise HpctrainError("this dataset was sharded before", "call ht.shard once")
+    if isinstance(spec, tuple) and len(spec) > 3:
+        raise HpctrainError(
+            f"the dataset yields {len(spec)} values", "it must yield batches (x, y), (x, y, sample_weight) or x"
+        )
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
         raise HpctrainError("the dataset yields single samples", "use dataset.batch(GLOBAL_BATCH) before ht.shard")
 
-    def part(*batch: Any) -> tuple[Any, Any, tf.Tensor, tf.Tensor]:
+    def part(*batch: Any) -> Part | UnweightedPart | InputPart:
         samples = tf.shape(tf.nest.flatten(batch)[0])[0]
         base, longer = samples // comm.size, samples % comm.size
         start = comm.rank * base + tf.minimum(comm.rank, longer)
         count = base + tf.cast(comm.rank < longer, tf.int32)
         # A rank without a sample takes the first, as hpctrain.data.sampling.share does.
         start, rows = tf.where(count > 0, start, 0), tf.maximum(count, 1)
-        x, y, *given = tf.nest.map_structure(lambda tensor: tensor[start : start + rows], batch)
-        floatx = keras.config.floatx()
-        weight = tf.cast(given[0], floatx) if given else tf.ones([rows], floatx)
-        return x, y, weight, tf.cast(count * comm.size / samples, floatx)
+        own = tf.nest.map_structure(lambda tensor: tensor[start : start + rows], batch)
+        return _part(own, rows, tf.cast(count * comm.size / samples, keras.config.floatx()))
 
     return dataset.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -97,26 +109,37 @@ def _shard_arrays(
         raise HpctrainError(f"the arrays have different numbers of samples: {sorted(lengths)}")
     samples = lengths.pop()
     epochs = itertools.count()
-    floatx = keras.config.floatx()
 
-    def parts() -> Iterator[tuple[Any, Any, Any, float]]:
+    def parts() -> Iterator[tuple[Any, float]]:
         epoch = next(epochs)
         order = epoch_order(samples, seed=seed, epoch=epoch) if shuffle else np.arange(samples)
         for batch in global_batches(order, batch_size, drop_last=False):
             own = share(batch, comm.rank, comm.size)
-            x, y, *given = tf.nest.map_structure(lambda array, rows=own.indices: array[rows], arrays)
-            weight = given[0] if given else np.ones(len(own.indices))
-            yield x, y, weight.astype(floatx), own.weight
+            yield tf.nest.map_structure(lambda array, rows=own.indices: array[rows], arrays), own.weight
 
-    *inputs, _ = arrays if len(arrays) == 3 else (*arrays, None)
-    x, y = (tf.nest.map_structure(_batch_spec, part) for part in inputs)
-    weights = tf.TensorSpec((None, *(arrays[2].shape[1:] if len(arrays) == 3 else ())), floatx)
-    share_spec = tf.TensorSpec((), floatx)
+    def part(own: tuple[Any, ...], share: tf.Tensor) -> Part | UnweightedPart | InputPart:
+        return _part(own, tf.shape(tf.nest.flatten(own)[0])[0], share)
+
+    signature = (tf.nest.map_structure(_batch_spec, arrays), tf.TensorSpec((), keras.config.floatx()))
     batches = batch_count(samples, batch_size, drop_last=False)
     # Keras would draw a PyDataset's batches in an order of its own, another on each rank; a tf.data.Dataset it leaves.
-    return tf.data.Dataset.from_generator(parts, output_signature=(x, y, weights, share_spec)).apply(
-        tf.data.experimental.assert_cardinality(batches)
-    )
+    drawn = tf.data.Dataset.from_generator(parts, output_signature=signature)
+    return drawn.map(part).apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | UnweightedPart | InputPart:
+    """What ``own`` samples are handed out as: (x,), (x, y) or (x, y, sample_weight)."""
+    floatx = keras.config.floatx()
+    if len(own) == 1:
+        return InputPart(own[0], Share(share))
+
+    def marked(weight: tf.Tensor) -> tf.Tensor:
+        return tf.where(share > 0, tf.cast(weight, floatx), NO_SAMPLE)
+
+    x, y, *given = own
+    if not given:
+        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), Share(share))
+    return Part(x, y, tf.nest.map_structure(marked, given[0]), Share(share))
 
 
 def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:

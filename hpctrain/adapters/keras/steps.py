@@ -1,80 +1,152 @@
-"""The steps of ``fit`` and ``evaluate`` on the parts of global batches that ``shard`` yields."""
+"""The steps of ``fit`` and ``evaluate`` on what each rank has of a global batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from hpctrain.adapters.keras.reduction import Reduction
+from hpctrain.adapters.keras.batch_norm import take_moments
+from hpctrain.adapters.keras.distribution import Distribution
+from hpctrain.adapters.keras.losses import take_losses
+from hpctrain.adapters.keras.parts import batch_of, is_part, samples_of, share_of
+from hpctrain.adapters.keras.ranks import group_of, in_step
+from hpctrain.adapters.keras.watch import only_distributed
+from hpctrain.comm.base import AnyArray, Communicator
 from hpctrain.comm.graph_errors import unwrapped
 from hpctrain.errors import HpctrainError
 
 Step = Callable[[Any], Any]
-Part = tuple[Any, Any, tf.Tensor, tf.Tensor]
 
 
-def take_shares(model: keras.Model, reduction: Reduction) -> None:
-    """Let ``fit`` and ``evaluate`` take ``(x, y, sample_weight, share)``; other batches pass as they are.
+def take_shares(model: keras.Model, distribution: Distribution) -> None:
+    """Let ``fit`` and ``evaluate`` take the parts that ``ht.shard`` yields, and weight other batches by their samples.
 
-    The share weights the gradients alone: loss and metrics are those of this rank's own samples, so that their sums
-    over the ranks are those of the global batch.
+    A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
+    optimizers get them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are
+    those of the global batch.
     """
-    train, test = model.train_step, model.test_step
+    train, test, predict = model.train_step, model.test_step, model.predict_step
 
     def train_step(data: Any) -> Any:
-        _check_losses(model)
-        if not _is_part(data):
-            return train(data)
-        reduction.share = data[-1]
-        try:
-            return _run(model, train, data)
-        finally:
-            reduction.share = None
+        share = share_of(data) if is_part(data) else _share_of(data, distribution.comm)
+        with only_distributed(model):
+            return train(data) if share is None else _run(model, distribution, train, data, share)
 
     def test_step(data: Any) -> Any:
-        return _run(model, test, data) if _is_part(data) else test(data)
+        return _run(model, distribution, test, data, share_of(data)) if is_part(data) else test(data)
 
-    model.train_step, model.test_step = train_step, test_step
+    def predict_step(data: Any) -> Any:
+        if is_part(data):
+            raise HpctrainError(
+                "predict of a sharded dataset would give this rank's samples alone",
+                "give predict the dataset that ht.shard was given",
+            )
+        return predict(data)
+
+    model.train_step, model.test_step, model.predict_step = train_step, test_step, predict_step
 
 
 def unwrap_errors(model: keras.Model) -> None:
-    """Let ``fit`` raise what a reduction or the guard raised inside its graph, and not TensorFlow's error about it."""
-    make = model.make_train_function
+    """Let ``fit`` and ``evaluate`` raise what an exchange or the guard raised inside their graphs.
 
-    def make_train_function(force: bool = False) -> None:
-        if model.train_function is None or force:
+    TensorFlow's error about it hides what it was.
+    """
+    for name in ("train_function", "test_function"):
+        setattr(model, f"make_{name}", _making(model, name))
+
+
+def _making(model: keras.Model, name: str) -> Callable[..., None]:
+    make = getattr(model, f"make_{name}")
+
+    def told(function: Step) -> Step:
+        def run(iterator: Any) -> Any:
+            try:
+                with unwrapped():
+                    return function(iterator)
+            except HpctrainError:
+                # TensorFlow keeps a graph whose making was broken off, and would run that.
+                setattr(model, name, None)
+                raise
+
+        return run
+
+    def make_and_tell(force: bool = False) -> None:
+        if getattr(model, name) is None or force:
             make(force)
-            model.train_function = unwrapped()(model.train_function)
+            setattr(model, name, told(getattr(model, name)))
 
-    model.make_train_function = make_train_function
-
-
-def _is_part(data: Any) -> bool:
-    return isinstance(data, tuple) and len(data) == 4
+    return make_and_tell
 
 
-def _run(model: keras.Model, step: Step, part: Part) -> Any:
-    *batch, share = part
-    # Keras makes a metric's variables at its first update, and the state before that update is needed below.
-    model._symbolic_build(data_batch=tuple(batch))
-    before = [tf.identity(variable.value) for variable in model.metrics_variables]
-    logs = step(tuple(batch))
+def end_of_data(comm: Communicator) -> None:
+    """Say that this rank has no further batch of its own data. Collective with the others' last or next batch.
+
+    Raises:
+        HpctrainError: another rank has.
+    """
+    _all_counts(comm, np.zeros(comm.size))
+
+
+def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
+    """Of a batch that every rank got by itself: own samples x ranks / samples of all."""
+    if comm.size == 1:
+        return None
+    samples = samples_of(data)
+    # One more than there are: nothing at all says that a rank has no batch.
+    own = tf.one_hot(comm.rank, comm.size, dtype=tf.float64) * (samples + 1)
+    counts = in_step(functools.partial(_all_counts, comm), own)
+    counts = tf.ensure_shape(counts, [comm.size])
+    return samples * comm.size / (tf.reduce_sum(counts) - comm.size)
+
+
+def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
+    counts = group_of(comm).allreduce(np.asarray(own))
+    done = np.flatnonzero(counts == 0).tolist()
+    if done and len(done) < comm.size:
+        raise HpctrainError(
+            f"rank {', '.join(map(str, done))} has come to the end of its data, and other ranks have more batches",
+            "give fit a dataset from ht.shard, or steps_per_epoch=…, which every rank has",
+        )
+    return counts
+
+
+def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
+    batch = batch_of(data) if is_part(data) else data
+    with distribution.computing(share), _one_mean_a_batch(share):
+        take_losses(model, distribution)
+        take_moments(model, distribution)
+        before = {id(variable): tf.identity(variable.value) for variable in model.metrics_variables}
+        logs = step(batch)
     # A rank without a sample of this batch computes another rank's, which must not count twice.
-    for variable, old in zip(model.metrics_variables, before, strict=True):
+    for variable in model.metrics_variables:
+        # Of a metric that its first update has just built, the state before that was what Keras resets it to.
+        old = before.get(id(variable), tf.zeros_like(variable.value))
         variable.assign(tf.where(share > 0, variable.value, old))
     return logs
 
 
-def _check_losses(model: keras.Model) -> None:
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean"):
-            raise HpctrainError(
-                f"{type(loss).__name__} has reduction={reduction!r}, and the mean over the ranks of such a loss is not "
-                "that of the global batch",
-                'use reduction="sum_over_batch_size" or "mean"; where it was "sum", multiply the learning rate by the '
-                "samples of a global batch",
-            )
+@contextmanager
+def _one_mean_a_batch(share: tf.Tensor) -> Iterator[None]:
+    """Let a batch count as one where a metric gets one value for all of it, on all ranks together.
+
+    Keras does that with the losses of several outputs, and users with their own trackers of a loss.
+    """
+    kind = keras.metrics.Mean
+    update = kind.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
+            sample_weight = tf.cast(share, metric.dtype)
+        update(metric, values, sample_weight=sample_weight)
+
+    kind.update_state = update_state
+    try:
+        yield
+    finally:
+        kind.update_state = update

@@ -30,11 +30,29 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
     Raises:
         HpctrainError: the model is not built, or ranks hold different models or optimizers.
     """
-    if not model.built:
+    if not is_built(model):
         raise HpctrainError("the model has no weights yet that every rank could start from", BUILD_HINT)
     variables = model.weights + (_state(model, optimizer) if optimizer else [])
     check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
+
+
+def is_built(model: keras.Model) -> bool:
+    """Whether all weights are there.
+
+    A model that is trained by its parts, as a GAN is, is never built itself; and ``model.build`` says that a subclassed
+    model is, although its layers are not.
+    """
+    layers = list(model._flatten_layers(include_self=False))
+    if not (model.built or (layers and model.weights)):
+        return False
+    return all(layer.built or not _makes_weights(layer) for layer in layers)
+
+
+def _makes_weights(layer: keras.layers.Layer) -> bool:
+    import keras
+
+    return type(layer).build is not keras.layers.Layer.build
 
 
 def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

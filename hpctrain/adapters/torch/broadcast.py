@@ -1,4 +1,4 @@
-"""Start every rank from rank 0's weights, buffers and optimizer state."""
+"""Give every rank one rank's weights, buffers and optimizer state: at the start rank 0's."""
 
 from __future__ import annotations
 
@@ -33,20 +33,31 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
                 )
 
 
-def broadcast_model(comm: Communicator, model: torch.nn.Module) -> None:
-    """Overwrite parameters and buffers by rank 0's."""
-    _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)])
+def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:
+    """Overwrite parameters and buffers by those of rank ``root``."""
+    _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)], root)
 
 
-def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer) -> None:
-    """Overwrite the optimizer's settings and state by rank 0's: a checkpoint may be loaded on rank 0 alone."""
-    own = optimizer.state_dict()
+def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+    """Overwrite the optimizer's settings and state by one rank's: a checkpoint may be loaded on rank 0 alone."""
+    before = optimizer.state_dict()
+    own = pytree.tree_map_only(torch.Tensor, _dense, before)
     # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
-    state = comm.broadcast_object(pytree.tree_map_only(torch.Tensor, _Shape.of, own))
-    state = own if comm.rank == 0 else pytree.tree_map_only(_Shape, _Shape.empty, state)
-    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)])
-    if comm.rank != 0:
+    shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, own)
+    state = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
+    state = own if comm.rank == root else pytree.tree_map_only(_Shape, _Shape.empty, state)
+    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)], root)
+    if comm.rank != root or any(map(_is_sparse, pytree.tree_leaves(before))):
         optimizer.load_state_dict(state)
+
+
+def _is_sparse(leaf: object) -> bool:
+    """What SGD keeps of sparse gradients is; ranks that add to it in another layout than others round otherwise."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_sparse
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 class _Shape:
@@ -68,24 +79,24 @@ def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     yield from model.named_buffers()
 
 
-def _broadcast(comm: Communicator, tensors: Iterable[torch.Tensor]) -> None:
+def _broadcast(comm: Communicator, tensors: Iterable[torch.Tensor], root: int) -> None:
     """Many tensors in few messages: their bytes joined, whatever their types."""
     engine = comm.torch()
     chunk: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
         if chunk and (size + tensor.nbytes > _CHUNK_BYTES or tensor.device != chunk[0].device):
-            _broadcast_chunk(engine, chunk)
+            _broadcast_chunk(engine, chunk, root)
             chunk, size = [], 0
         chunk.append(tensor)
         size += tensor.nbytes
     if chunk:
-        _broadcast_chunk(engine, chunk)
+        _broadcast_chunk(engine, chunk, root)
 
 
-def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor]) -> None:
+def _broadcast_chunk(engine: TorchEngine, tensors: list[torch.Tensor], root: int) -> None:
     joined = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-    engine.broadcast(joined, f"broadcast.{next(_numbers)}")
+    engine.broadcast(joined, f"broadcast.{next(_numbers)}", root)
     for tensor, part in zip(tensors, joined.split([tensor.nbytes for tensor in tensors]), strict=True):
         # a part starts at any byte, but a view as a wider type must be aligned: clone
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

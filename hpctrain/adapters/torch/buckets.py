@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from hpctrain.comm.base import TorchEngine, Work
+from hpctrain.errors import HpctrainError
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -23,14 +24,54 @@ class Slot:
 
     Attributes:
         gradient: while the bucket is reduced, the memory of this parameter's gradient, in the parameter's layout.
+        offset: of its first element in the bucket.
         ready: whether the gradient of this backward pass is in place.
+        address: of its memory in the bucket.
+        kind: the parameter's type, device and shape as the bucket was made for them.
     """
 
     name: str
     parameter: torch.nn.Parameter
     bucket: Bucket
     gradient: torch.Tensor
+    offset: int = 0
     ready: bool = False
+
+    def __post_init__(self) -> None:
+        self.address = self.gradient.data_ptr()
+        self.kind = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
+
+
+def differs(slot: Slot) -> bool:
+    """Whether the parameter is of another type, shape or device than when its slot was made."""
+    parameter = slot.parameter
+    dtype, device, shape = slot.kind
+    return parameter.dtype is not dtype or parameter.device != device or parameter.shape != shape
+
+
+def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+    """Refuse a gradient that cannot be replaced by its mean.
+
+    Raises:
+        HpctrainError: the parameter was moved or converted, or the gradient is part of a graph itself.
+    """
+    if differs(slot):
+        dtype, device, shape = slot.kind
+        now = slot.parameter
+        raise HpctrainError(
+            f"parameter {slot.name!r} has become {now.dtype} {tuple(now.shape)} on {now.device}; ht.distribute got it "
+            f"as {dtype} {tuple(shape)} on {device}",
+            "convert or move the model before ht.distribute, or give it to ht.distribute again after that",
+            exit_code=1,
+        )
+    if gradient.requires_grad:
+        raise HpctrainError(
+            f"backward(create_graph=True): the gradient of {slot.name!r} is part of a graph, which does not pass "
+            "through the mean over the ranks",
+            "take the inner derivative by torch.autograd.grad(…, create_graph=True), add what follows from it to the "
+            "loss, and call loss.backward()",
+            exit_code=1,
+        )
 
 
 class Bucket(ABC):
@@ -97,28 +138,38 @@ class FlatBucket(Bucket):
         super().__init__(index, engine, name)
         first = parameters[0][1]
         gradients = sum(parameter.numel() for _, parameter in parameters)
-        self._flat = engine.allocate(gradients + flags, first.dtype, first.device)
+        # Engines reduce real numbers, of which a complex one is two.
+        numbers = gradients * (2 if first.is_complex() else 1)
+        self._reduced = engine.allocate(numbers + flags, first.dtype.to_real(), first.device)
+        self._flat = self._reduced
+        if first.is_complex():
+            self._flat = torch.view_as_complex(self._reduced[:numbers].view(-1, 2))
         narrower = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
         self._wire = wire if narrower else None
-        self.flags = self._flat[gradients:]
+        self.flags = self._reduced[numbers:]
         self.slots = []
         offset = 0
         for key, parameter in parameters:
             view = _view_like(parameter, self._flat, offset)
-            self.slots.append(Slot(name=key, parameter=parameter, bucket=self, gradient=view))
+            self.slots.append(Slot(name=key, parameter=parameter, bucket=self, gradient=view, offset=offset))
             offset += parameter.numel()
         self.reset()
 
     def fill(self, slot: Slot) -> None:
         gradient = slot.parameter.grad
+        if slot.gradient.data_ptr() != slot.address:
+            # The model was moved or converted, and PyTorch gave the view other memory with it.
+            slot.gradient = _view_like(slot.parameter, self._flat, slot.offset)
         if gradient is None:
             slot.gradient.zero_()
-        elif gradient.is_sparse or gradient.data_ptr() != slot.gradient.data_ptr():
+            return
+        check_gradient(slot, gradient)
+        if gradient.is_sparse or gradient.data_ptr() != slot.address:
             slot.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             slot.parameter.grad = slot.gradient
 
     def launch(self) -> None:
-        self._work = self._engine.allreduce(self._flat, self._name, self._wire)
+        self._work = self._engine.allreduce(self._reduced, self._name, self._wire)
 
 
 class LargeGradient(Bucket):
@@ -135,7 +186,9 @@ class LargeGradient(Bucket):
         parameter, gradient = slot.parameter, slot.parameter.grad
         if gradient is None:
             slot.gradient = torch.zeros_like(parameter)
-        elif gradient.is_sparse or gradient.stride() != parameter.stride():
+            return
+        check_gradient(slot, gradient)
+        if gradient.is_sparse or gradient.stride() != parameter.stride():
             # every rank's elements must lie in the same order
             slot.gradient = torch.empty_like(parameter).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             parameter.grad = slot.gradient
@@ -145,6 +198,8 @@ class LargeGradient(Bucket):
     def launch(self) -> None:
         gradient = self.slots[0].gradient
         flat = gradient.as_strided((gradient.numel(),), (1,))
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).view(-1)
         self._work = self._engine.allreduce(flat, self._name)
 
     def reset(self) -> None:

@@ -12,16 +12,26 @@ import xxhash
 
 from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers
+from hpctrain.adapters.torch.changes import watch_changes
+from hpctrain.adapters.torch.recording import step_recorder
+from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
+from hpctrain.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.adapters.torch.sparse import sparse_parameters
+from hpctrain.adapters.torch.steps import Trained, trained, watch_steps
+from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.models.torch_batch_norm import warn_of_own_statistics
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 Compression = Literal["none", "fp16", "bf16"]
 
 _guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
+_OWN_STATISTICS = (
+    "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
+    "ht.average_statistics(model) on all ranks behind each epoch, before the model evaluates or is saved"
+)
 _WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -38,10 +48,12 @@ def distribute(
 
     Model and optimizer are the ones that were given, their classes and arguments untouched; every rank starts from
     rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment;
-    an optimizer that updates others stops with an error at its first step. As in DistributedDataParallel with
+    an optimizer that updates others stops with an error at its first step, also one that is made later. After layers
+    were replaced, or the model was converted or moved, call it again. As in DistributedDataParallel with
     ``gradient_as_bucket_view``, ``parameter.grad`` can lie in a buffer that the next backward pass writes again: clone
     a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters get
     copies of their gradients then, and a tensor that was taken from ``parameter.grad`` before must not be used.
+    Synchronised batch norms (``nn.SyncBatchNorm.convert_sync_batchnorm``) normalise over all ranks, on each engine.
 
     Args:
         model: the same on every rank.
@@ -53,9 +65,13 @@ def distribute(
         guard_every: steps between two proofs that all ranks hold equal parameters.
 
     Raises:
-        HpctrainError: no model or no optimizer, ranks with different models, or a wrong setting.
+        HpctrainError: no model or no optimizer, one that something else makes parallel already, a layer without
+            weights yet, ranks with different models, or a wrong setting.
     """
     optimizers = _optimizers(model, optimizer)
+    check_model(model)
+    for each in optimizers:
+        check_optimizer(each)
     if compression not in _WIRE:
         raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, _WIRE))
     if guard_every < 1 or not bucket_mb > 0:
@@ -65,18 +81,41 @@ def distribute(
     broadcast_model(comm, model)
     for each in optimizers:
         broadcast_optimizer(comm, each)
-    known = set().union(*(reducer.managed for reducer in reducers()))
-    fresh = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
-    if fresh:
-        wire = _WIRE[compression]
-        sparse = sparse_parameters(model)
-        keep(GradientReducer(comm, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire), model)
-        guard = _guard(comm, model, every=guard_every)
-        optimizers[0].register_step_post_hook(lambda *_: guard.step_done())
-        _guards[optimizers[0]] = guard
-    for each in optimizers:
-        each.register_step_pre_hook(_check_step)
+    synchronise_batch_norms(comm, model)
+    _take_care(comm, model, optimizers, bucket_mb=bucket_mb, compression=compression, guard_every=guard_every)
     return model, optimizer
+
+
+def _take_care(
+    comm: Communicator,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    *,
+    bucket_mb: float,
+    compression: Compression,
+    guard_every: int,
+) -> None:
+    """Reduce what no call before this one did, and look at the steps."""
+    for reducer in reducers_of(model):
+        if reducer.changed:
+            reducer.rebuild()
+    known = set[int]().union(*(reducer.managed for reducer in reducers()))
+    fresh = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    record = trained.setdefault(model, Trained(comm))
+    record.add(optimizers)
+    if fresh:
+        wire, sparse, title = _WIRE[compression], sparse_parameters(model), type(model).__name__
+        reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire)
+        keep(reducer, model)
+        record.keep(reducer)
+        record.lead(optimizers[0], model)
+        guard = _guards[optimizers[0]] = _guard(comm, model, every=guard_every)
+        record.prove(guard)
+        record.note = step_recorder(comm, model)
+        if comm.size > 1:
+            warn_of_own_statistics(model, lambda: comm.say(_OWN_STATISTICS))
+    watch_changes(model)
+    watch_steps()
 
 
 def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
@@ -91,36 +130,10 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
     return optimizers
 
 
-def _check_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Before each update: refuse gradients that are this rank's alone.
-
-    Raises:
-        HpctrainError: a parameter that no call of ``distribute`` saw, or a backward pass that did not reach its end.
-    """
-    everyone = reducers()
-    if any(reducer.interrupted for reducer in everyone):
-        raise HpctrainError(
-            "an error ended a backward pass before its gradients were reduced, so the ranks no longer agree",
-            "let an error in backward() end the run",
-            exit_code=1,
-        )
-    reduced = set().union(*(reducer.managed for reducer in everyone))
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if parameter.grad is not None and id(parameter) not in reduced:
-            raise HpctrainError(
-                f"the optimizer updates a parameter of shape {tuple(parameter.shape)} whose gradient is not reduced: "
-                "it belongs to no model that ht.distribute got, or did not require a gradient then",
-                "give ht.distribute every model that the optimizer updates, with all its trainable layers unfrozen",
-                exit_code=1,
-            )
-
-
 def statistics(model: torch.nn.Module) -> GradientReducer:
     """The reducer of a model, for its ``timeline`` and ``communication_seconds``."""
-    own = {id(parameter) for parameter in model.parameters()}
-    for reducer in reducers():
-        if reducer.managed & own:
-            return reducer
+    for reducer in reducers_of(model):
+        return reducer
     raise HpctrainError("this model was not given to ht.distribute")
 
 
@@ -147,6 +160,11 @@ def _checksum(flat: torch.Tensor) -> int:
     return int(words.sum(dtype=torch.int64))
 
 
+def _version(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Another one after each write to the tensors, but for those through ``tensor.data`` or of another library."""
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+
+
 def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
     """Over all parameters: one that is unfrozen later, and then not reduced, is caught by it."""
     names, tensors = zip(*model.named_parameters(), strict=True)
@@ -157,4 +175,4 @@ def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
         own: Values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         return own
 
-    return Guard(comm, names, lambda: checksums(tensors), values, every=every)
+    return Guard(comm, names, lambda: checksums(tensors), values, every=every, version=lambda: _version(tensors))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import Share, batch_count, epoch_order, global_batches, share
 from hpctrain.errors import HpctrainError
@@ -16,12 +17,13 @@ from hpctrain.errors import HpctrainError
 class ShardedLoader:
     """This rank's part of each batch of a loader, in one order for all ranks, a new one each epoch.
 
-    While a batch is in work, ``comm.batch_weight`` holds its weight in the global batch. Each ``iter()`` is an epoch.
+    Each ``iter()`` is an epoch.
     """
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
-        self._comm = comm
+        self._weights = batch_weights(comm)
         self._evaluation = evaluation
+        self._started = 0
         self._sampler = _ShareSampler(loader, comm, shuffled=_is_shuffled(loader), evaluation=evaluation, seed=seed)
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
@@ -42,27 +44,23 @@ class ShardedLoader:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        # The loader's workers read ahead, so the shares are computed a second time at the pace of the training.
-        shares = self._sampler.shares()
-        try:
-            for batch, own in zip(self._loader, shares, strict=True):
-                if not self._evaluation:
-                    self._weigh(own.weight)
-                yield batch
-        finally:
-            self._comm.batch_weight, self._comm.batch_weighed = 1.0, True
-            self._sampler.epoch += 1
+        epoch = self._sampler.epoch
+        batches = iter(self._loader)  # takes the epoch's order
+        self._sampler.epoch += 1
+        self._started += 1
+        self._weights.expect(self._sampler.totals(), evaluation=self._evaluation)
+        return self._draw(batches, epoch, self._started)
 
-    def _weigh(self, weight: float) -> None:
-        """Let the next backward pass use the weight of the batch that was drawn last: it cannot know of another."""
-        if weight != self._comm.batch_weight and not self._comm.batch_weighed and torch.is_grad_enabled():
-            raise HpctrainError(
-                "a batch was drawn from a sharded loader before the backward pass of the one before, and the two weigh "
-                "differently because a batch does not divide evenly over the ranks",
-                "draw one batch a backward pass, under torch.no_grad() where there is none, or give the loader a "
-                "batch_size that is a multiple of the ranks and drop_last=True",
-            )
-        self._comm.batch_weight, self._comm.batch_weighed = weight, False
+    def _draw(self, batches: Iterator[Any], epoch: int, started: int) -> Iterator[Any]:
+        # The loader's workers read ahead, so the shares are computed a second time at the pace of the training.
+        for batch, (total, _) in zip(batches, self._sampler.shares(epoch), strict=True):
+            if self._loader.persistent_workers and started != self._started:
+                raise HpctrainError(
+                    "two iterators of one loader at a time share its persistent workers, and mix up their batches",
+                    "use one after the other, or persistent_workers=False",
+                )
+            self._weights.drawn(batch, total, evaluation=self._evaluation)
+            yield batch
 
 
 class _ShareSampler(torch.utils.data.Sampler[list[int]]):
@@ -84,24 +82,36 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
 
     def __len__(self) -> int:
         if self._evaluation:
-            return sum(1 for _ in self.shares())
+            return sum(1 for _ in self.shares(self.epoch))
         return batch_count(self._samples, self._size, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for own in self.shares():
-            yield own.indices.tolist()
+        # Not a generator: the epoch is the one at the moment of the call.
+        return (self._computed(own) for _, own in self.shares(self.epoch))
 
-    def shares(self) -> Iterator[Share]:
-        """This epoch's parts. In an evaluation, which reduces nothing, a rank skips a batch it has no sample of."""
+    def _computed(self, own: Share) -> list[int]:
+        samples: list[int] = own.indices.tolist()
+        return samples if own.count else samples * SPARE_SAMPLES
+
+    def totals(self) -> set[int]:
+        """The numbers of samples of the global batches of an epoch."""
+        rest = 0 if self._drop_last else self._samples % self._size
+        return {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
+
+    def shares(self, epoch: int) -> Iterator[tuple[int, Share]]:
+        """An epoch's parts, each with the number of samples of its global batch.
+
+        In an evaluation, which reduces nothing, a rank skips a batch it has no sample of.
+        """
         order = (
-            epoch_order(self._samples, seed=self._seed, epoch=self.epoch)
+            epoch_order(self._samples, seed=self._seed, epoch=epoch)
             if self._shuffled
             else torch.arange(self._samples).numpy()
         )
         for batch in global_batches(order, self._size, drop_last=self._drop_last):
             own = share(batch, self._comm.rank, self._comm.size)
             if own.count or not self._evaluation:
-                yield own
+                yield len(batch), own
 
 
 def shard(
@@ -110,10 +120,12 @@ def shard(
     """Divide each batch of a loader over the ranks.
 
     The loader's ``batch_size`` is that of the global batch, so the script gives the same numbers on any number of
-    ranks. Where it does not divide evenly, gradients are weighted by the samples behind them, and the mean over the
-    ranks stays the mean over the batch; a rank without a sample of its own gets one of another's with the weight 0.
-    The weight is that of the batch drawn last, so draw a batch after the backward pass of the one before;
-    ``torch.autograd.grad`` sees weighted gradients too.
+    ranks. Where it does not divide evenly, gradients are weighted by the samples that they were computed from, and
+    the mean over the ranks stays the mean over the batch; a rank without a sample of its own gets another's, with the
+    weight 0. Batches may be drawn ahead, again or in vain: the weight follows the tensors into the model
+    (:mod:`hpctrain.adapters.torch.weights`). Where hpctrain cannot tell which batch a model computed, the backward
+    pass raises HpctrainError before a gradient is reduced: pass the model the tensors that the loader yields, or
+    views or copies of whole ones. ``torch.autograd.grad`` sees weighted gradients too.
 
     Args:
         loader: over a map-style dataset, with ``shuffle=True`` or the default order.

@@ -18,16 +18,19 @@ from typing import Literal
 
 import torch
 
-from hpctrain.adapters.torch.buckets import make_buckets
+from hpctrain.adapters.torch.buckets import differs, make_buckets
 from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.sparse import reduce_sparse
+from hpctrain.adapters.torch.turns import turns_of
+from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm.base import Communicator
 from hpctrain.errors import HpctrainError
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
-# By the modules that own the parameters: hooks hold a reducer weakly, so that it goes when they go.
-_reducers: weakref.WeakKeyDictionary[torch.nn.Module, GradientReducer] = weakref.WeakKeyDictionary()
+# By the modules that own the parameters: hooks hold a reducer weakly, so that it goes when they go. A module has
+# several where its parameters were unfrozen one after the other.
+_reducers: weakref.WeakKeyDictionary[torch.nn.Module, set[GradientReducer]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _paused = False
 
@@ -48,24 +51,23 @@ def no_sync() -> Iterator[None]:
 
 def reducers() -> set[GradientReducer]:
     """Those whose parameters are in use."""
-    return set(_reducers.values())
+    return set[GradientReducer]().union(*_reducers.values())
+
+
+def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
+    """Those of a model's parameters, in the order of their making."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return sorted((each for each in reducers() if each.managed & own), key=lambda each: each.number)
 
 
 def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
     """Let a reducer live as long as the modules whose parameters it takes care of."""
     for module in model.modules():
-        if any(id(parameter) in reducer.managed for parameter in module.parameters(recurse=False)):
-            _reducers[module] = reducer
-
-
-def _weigh(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor | None:
-    """Apply the share that this rank's samples have in the global batch, before they are added to others."""
-    weight = comm.batch_weight
-    comm.batch_weighed = True
-    if weight == 1.0:
-        return None
-    # Not 0 x gradient: a rank without samples must not pass on a NaN.
-    return gradient * weight if weight else torch.zeros_like(gradient)
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        if own & reducer.managed:
+            # One whose parameters were all replaced has nothing left to do here.
+            before = {each for each in _reducers.get(module, ()) if each.managed & own}
+            _reducers[module] = before | {reducer}
 
 
 class GradientReducer:
@@ -73,6 +75,7 @@ class GradientReducer:
 
     Args:
         comm: the ranks.
+        title: the model in a word, for messages.
         parameters: names and parameters that require a gradient, in the same order on every rank.
         sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
         bucket_bytes: a bucket is closed when it holds this much.
@@ -81,11 +84,14 @@ class GradientReducer:
     Attributes:
         timeline: of the last backward pass: seconds since its first gradient, what happened, in which bucket.
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
+        managed: the ids of the parameters.
+        number: its place among the reducers of these ranks.
     """
 
     def __init__(
         self,
         comm: Communicator,
+        title: str,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         *,
         sparse: frozenset[str],
@@ -95,13 +101,14 @@ class GradientReducer:
         self._comm = comm
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
+        self._turns = turns_of(comm)
+        self.number = self._turns.enter(comm, title)
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
         self._make_buckets = functools.partial(
             make_buckets, dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
         )
-        self._buckets, self._used = self._make_buckets()
-        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        self._take_buckets()
         self._launched = 0
         self._running = False
         self._left = False
@@ -135,10 +142,20 @@ class GradientReducer:
         """
         for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
             parameter.grad = None
-        self._buckets, self._used = self._make_buckets()
-        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        self._turns.renew(self._comm)
+        self._take_buckets()
         self._launched = 0
         self._running = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether a parameter has another type, shape or device than the place of its gradient."""
+        return any(differs(slot) for slot in self._slots)
+
+    def _take_buckets(self) -> None:
+        self._buckets, self._used = self._make_buckets()
+        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        self._place = {slot.name: index for index, slot in enumerate(self._slots)}
 
     def _leave_buffers(self) -> None:
         """Gradients that lie in the engine's buffers move out of them."""
@@ -152,13 +169,13 @@ class GradientReducer:
     def _register(self) -> None:
         # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
         own = weakref.proxy(self)
-        weigh = functools.partial(_weigh, self._comm)
-        for index, slot in enumerate(self._slots):
-            slot.parameter.register_post_accumulate_grad_hook(lambda _, index=index: own._arrived(index))
-            slot.parameter.register_hook(weigh)
+        weights = batch_weights(self._comm)
+        for slot in self._slots:
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
+            weights.weigh(slot.parameter)
         for _, parameter in self._sparse:
             parameter.register_post_accumulate_grad_hook(lambda _: own._begin())
-            parameter.register_hook(weigh)
+            weights.weigh(parameter)
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
@@ -167,16 +184,18 @@ class GradientReducer:
         if self._left:
             raise HpctrainError("backward() of a model that ht.distribute got, after ht.shutdown()", exit_code=1)
         self._running = True
+        self._comm.passes += 1
         self._start = time.perf_counter()
         self.timeline = []
         self._used.fill_(1)
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._turns.begin(self)
 
-    def _arrived(self, index: int) -> None:
+    def _arrived(self, name: str) -> None:
         if _paused:
             return
         self._begin()
-        slot = self._slots[index]
+        slot = self._slots[self._place[name]]
         if slot.ready:
             if slot.bucket.index >= self._launched:
                 return
@@ -188,9 +207,24 @@ class GradientReducer:
         slot.ready = True
         slot.bucket.missing -= 1
         self._note("gradient", slot.bucket.index)
+        if self._turns.has(self):
+            self.launch_ready()
+
+    def launch_ready(self) -> None:
         # Strictly in order, because ranks may fill their buckets in different orders.
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
             self._launch()
+        if self._launched == len(self._buckets) and not self._passes_at_end:
+            self._turns.done(self)
+
+    @property
+    def _passes_at_end(self) -> bool:
+        """Whether it is another model's turn only when all of this one's is done, on every rank.
+
+        What is sparse is reduced last. And a rank that shadows the others waits for a model before it hears of the
+        next one.
+        """
+        return bool(self._sparse) or self._turns.joined
 
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
@@ -202,21 +236,53 @@ class GradientReducer:
         """At the end of the backward pass: send what is left, wait for all."""
         begin = time.perf_counter()
         unused = self._fill_rest()
-        while self._launched < len(self._buckets):
-            self._launch()
-        for bucket in self._buckets:
-            bucket.finish()
-            self._note("finished", bucket.index)
+        self._reduce_rest()
         for index in unused:
             if self._used[index] > 0:
                 self._slots[index].parameter.grad = self._slots[index].gradient
+        self._end()
+        self.communication_seconds = time.perf_counter() - begin
+
+    def shadow(self) -> None:
+        """Take part in a backward pass of the other ranks with zeros, without a batch of one's own."""
+        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
+            parameter.grad = None
+        self.timeline = []
+        self._used.fill_(1)
+        self._fill_rest()
+        self._reduce_rest()
+        for _, parameter in self._sparse:
+            parameter.grad = None
+        self._end()
+
+    def _reduce_rest(self) -> None:
+        """Start what is left, and wait for all."""
+        while self._launched < len(self._buckets):
+            self._launch()
+        if not self._passes_at_end:
+            self._turns.done(self)
+        for bucket in self._buckets:
+            bucket.finish()
+            self._note("finished", bucket.index)
         for name, parameter in self._sparse:
             reduce_sparse(self._comm, self._engine, parameter, f"{self._name}.{name}")
+        if (factor := self._turns.factor) != 1:
+            self._multiply(factor)
+
+    def _multiply(self, factor: float) -> None:
+        for slot in self._slots:
+            slot.gradient.mul_(factor)
+        for _, parameter in self._sparse:
+            if parameter.grad is not None:
+                parameter.grad *= factor
+
+    def _end(self) -> None:
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0
         self._running = False
-        self.communication_seconds = time.perf_counter() - begin
+        if self._passes_at_end:
+            self._turns.done(self)
 
     def _fill_rest(self) -> list[int]:
         """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.kernels import Array, add_up, blocks, cut
 from hpctrain.comm.shared.segments import Pause
 
@@ -67,10 +67,11 @@ class Exchange:
             if travelling is not own:
                 np.copyto(travelling, own, casting="unsafe")
             self.sent_bytes += leaving
-            self._patience.finish(lambda: self._peers.Ialltoallv(there, here), what, pause=pause)
+            self._patience.finish(lambda: self._peers.Ialltoallv(there, here), what, kind=REDUCTION, pause=pause)
             for terms in sums:
                 add_up(terms[0], terms)
-            self._patience.finish(lambda: self._peers.Iallgatherv(received[0].view(word), there), what, pause=pause)
+            mean = received[0].view(word)
+            self._patience.finish(lambda: self._peers.Iallgatherv(mean, there), what, kind=REDUCTION, pause=pause)
             if travelling is not own:
                 np.copyto(own, travelling)
 

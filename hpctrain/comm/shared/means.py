@@ -7,6 +7,7 @@ and here it is in a core's cache. Of small ones the look would be much of the ti
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Array, Crew, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
+from hpctrain.errors import HpctrainError
 
 _LOOK_BYTES = 1_000_000
 
@@ -57,11 +59,17 @@ class Buffer:
         return [view[self.start : self.start + self.nbytes].view(self.dtype) for view in self.segment.views]
 
 
-def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
+def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, str]) -> Mean:
     """For small buffers on one node: every rank copies its own into a slot and adds all of them up by itself.
 
     One meeting is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
     meeting, and so have the others, which have read it before.
+
+    Args:
+        buffer: what is reduced.
+        slots: of all such buffers.
+        ranks: on all nodes.
+        known: all such buffers in words, by what tells them apart; this one is put into it.
     """
     own = buffer.own()
     factor = np.array(1 / ranks, dtype=sum_type(buffer.dtype))
@@ -74,18 +82,39 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int) -> Mean:
     source = _bytes(own.view(np.uint8))
     name, meet = buffer.name, slots.meet
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
+    # All small buffers share the slots, so each says whose numbers it put there.
+    identity = zlib.crc32(str(buffer).encode())
+    own_marks, others = slots.marks[slots.index], [m for rank, m in enumerate(slots.marks) if rank != slots.index]
+    other = others[0] if others else own_marks
+    known[identity] = str(buffer)
+
+    def differ(theirs: int) -> HpctrainError:
+        return HpctrainError(
+            f"a rank reduces {known.get(theirs, 'something else')} where another reduces {buffer}",
+            "make the same calls of backward(), in the same order, on every rank",
+            exit_code=1,
+        )
 
     def mean(pause: Pause) -> None:
-        slot, terms = turns[slots.meetings & 1]
+        turn = slots.meetings & 1
+        slot, terms = turns[turn]
         slot[:] = source
+        own_marks[turn] = identity
         meet(name, pause)
+        for marks in others:
+            if marks[turn] != identity:
+                raise differ(marks[turn])
         add_up(own, terms, factor)
 
     def mean_of_two(pause: Pause) -> None:
         # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
-        slot, first, second = halves[slots.meetings & 1]
+        turn = slots.meetings & 1
+        slot, first, second = halves[turn]
         np.multiply(own, factor, slot)
+        own_marks[turn] = identity
         meet(name, pause)
+        if other[turn] != identity:
+            raise differ(other[turn])
         np.add(first, second, own)
 
     return mean_of_two if len(slots.views) == 2 and own.itemsize > 2 else mean

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Crew
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
@@ -74,6 +74,7 @@ class Reducer:
         # By address, in the order of their making, which is the same on all ranks.
         self._segments: dict[int, Segment] = {}
         self._addresses: list[int] = []
+        self._small: dict[int, str] = {}
         self._slots = Segment(self.node, 2 * _AT_ONCE_BYTES, self._patience)
         self.worker.pause = os.sched_yield if self.node.crowded else _no_pause
 
@@ -138,7 +139,7 @@ class Reducer:
         """
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
-            return mean_at_once(buffer, self._slots, self._world.size)
+            return mean_at_once(buffer, self._slots, self._world.size, self._small)
         return mean_by_slices(buffer, self.node, self._exchange, self._crew, self._world.size, look=self.looks)
 
     def _agree(self, description: str) -> None:
@@ -146,7 +147,8 @@ class Reducer:
             return
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
-        self._patience.finish(lambda: self._world.Iallgather(own, everyone), f"agreeing on {description}")
+        what = f"agreeing on {description}"
+        self._patience.finish(lambda: self._world.Iallgather(own, everyone), what, kind=REDUCTION)
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))

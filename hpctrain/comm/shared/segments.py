@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.errors import HpctrainError
 
@@ -41,6 +41,7 @@ class Segment:
         index: this rank's place among the views.
         meetings: how often the ranks met.
         words: each local rank's: what one stores ahead of a meeting is what the others load behind it.
+        marks: two more of them each, for meetings in turn.
     """
 
     def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
@@ -78,6 +79,7 @@ class Segment:
         self.own = self.views[comm.rank]
         self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
         self.words = [memoryview(memory).cast("B")[8:16].cast("q") for memory in memories]
+        self.marks = [memoryview(memory).cast("B")[16:32].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
         self._sync = self._window.Sync
         self.own[:] = 0
@@ -122,7 +124,8 @@ class Segment:
                     break
                 pause()
             else:
-                self._patience.wait(functools.partial(_has_come, counter, count), what, self._missing, pause=pause)
+                come = functools.partial(_has_come, counter, count)
+                self._patience.wait(come, what, self._missing, kind=REDUCTION, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:
@@ -135,6 +138,7 @@ class Segment:
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
         self.words = []
+        self.marks = []
 
     def free(self) -> None:
         """No view may be used after it."""

@@ -86,7 +86,7 @@ class MpiTensorFlowEngine:
         if key not in self._compiled:
             # A graph here too: outside one, numpy_function copies all that it gives and gets.
             operation = functools.partial(self._operation, function)
-            self._compiled[key] = tf.function(operation, autograph=False)
+            self._compiled[key] = tf.function(operation, autograph=False, reduce_retracing=True)
         with unwrapped():
             return list(self._compiled[key](tensors))
 

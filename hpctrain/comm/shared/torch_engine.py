@@ -61,10 +61,10 @@ class MpiTorchEngine:
         joined = torch.from_numpy(np.concatenate(parts)).view(flat.dtype)
         return joined.view(-1, *tensor.shape[1:])
 
-    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
         _check_in_memory(tensor.device)
         flat = tensor.detach().contiguous()
-        self._control.broadcast_bytes(flat.view(-1).view(torch.uint8).numpy())
+        self._control.broadcast_bytes(flat.view(-1).view(torch.uint8).numpy(), root)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
 

@@ -31,9 +31,10 @@ def torch_step(layers, given, comm) -> dict[str, np.ndarray]:
 
     from hpctrain.models.torch_batch_norm import BatchNorm, average_statistics
     from hpctrain.models.torch_resnet import Basic, ResNet
+    from hpctrain.recipes.weights import InitialWeights
 
     norm = functools.partial(BatchNorm, extent=layers, momentum=MOMENTUM)
-    model = ResNet(Basic, (1, 1), classes=5, zero_gamma=False, norm=norm).double()
+    model = ResNet(Basic, (1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm).double()
     model.load_state_dict({name: torch.from_numpy(value) for name, value in given["state"].items()})
     x = torch.from_numpy(given["images"]).movedim(-1, 1).requires_grad_()
     logits = model(x)
@@ -54,12 +55,14 @@ def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
 
     from hpctrain.models.convert import load_state, state_of
     from hpctrain.models.keras_batch_norm import BatchNorm, average_statistics
-    from hpctrain.models.keras_resnet import _basic, _resnet
+    from hpctrain.models.keras_resnet import _basic, _Layers, _resnet
+    from hpctrain.recipes.weights import InitialWeights
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     norm = functools.partial(BatchNorm, extent=layers, momentum=MOMENTUM)
-    model = _resnet(_basic, (1, 1), classes=5, zero_gamma=False, norm=norm)
+    own = _Layers(norm=norm, weights=InitialWeights(), zero_gamma=False)
+    model = _resnet(_basic, (1, 1), own, classes=5)
     load_state(model, given["state"])
 
     @tf.function

@@ -12,28 +12,16 @@ import time
 from pathlib import Path
 
 import keras
+import keras_misuse
 import numpy as np
 import tensorflow as tf
+from keras_small import LOSS, network, refused, samples, update
 
 import hpctrain as ht
 from hpctrain.comm.base import RanksLostError
 from hpctrain.data.samples import Samples
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.keras_trainer import KerasTrainer
-
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(2)
-LOSS = keras.losses.BinaryCrossentropy()
-
-
-def network() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid", name="only")])
-
-
-def samples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    x = random.normal(size=(count, 4)).astype("float32")
-    return x, (x.sum(1) + random.normal(size=count) > 0).astype("float32")[:, None], random.random(count)
 
 
 def metrics_are_those_of_the_joined_samples() -> None:
@@ -89,8 +77,7 @@ def uneven_parts_give_the_numbers_of_one_process(eagerly: bool) -> None:
         history = model.fit(
             shard(data), epochs=2, validation_data=shard(validation), verbose=0, callbacks=callbacks
         ).history
-        model.evaluate(shard(validation), verbose=0, callbacks=callbacks)
-        found = {name: float(value) for name, value in model.get_metrics_result().items()}
+        found = model.evaluate(shard(validation), verbose=0, callbacks=callbacks, return_dict=True)
         return history, found, model.get_weights()
 
     (history, found, ours), (expected, alone, theirs) = train(True), train(False)
@@ -108,22 +95,22 @@ def uneven_parts_give_the_numbers_of_one_process(eagerly: bool) -> None:
 def different_metrics_are_refused() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
-    _refused(lambda: model.fit(*samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks()), "metric variable")
+    refused(lambda: model.fit(*samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks()), "metric variable")
 
 
 def different_models_are_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2 + (RANK == 1))])
-    _refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "on rank 1")
+    refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "on rank 1")
 
 
 def an_update_before_the_broadcast_is_refused() -> None:
     model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
     x, y, _ = samples(8, RANK)
-    _refused(lambda: _step(model, optimizer, x, y), "build the model before ht.distribute")
-    for callbacks, text in (([], "build the model before ht.distribute"), (ht.keras.callbacks(), "no weights yet")):
+    refused(lambda: update(model, optimizer, x, y), "build the model before ht.distribute")
+    for callbacks, text in (([], "no weights yet"), (ht.keras.callbacks(), "no weights yet")):
         model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
         model.compile(optimizer, LOSS)
-        _refused(functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks), text)
+        refused(functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks), text)
 
 
 def half_precision_needs_an_agreed_loss_scale() -> None:
@@ -131,7 +118,10 @@ def half_precision_needs_an_agreed_loss_scale() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS)
     x, y, _ = samples(8, RANK)
-    _refused(lambda: model.fit(x, y, verbose=0), "mixed_float16")
+    refused(lambda: model.train_on_batch(x, y), "mixed_float16")
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    model.fit(x, y, verbose=0)
     keras.config.set_dtype_policy("float32")
 
 
@@ -146,17 +136,17 @@ def the_guard_watches_every_loop() -> None:
         if "fit" in loop:
             run = functools.partial(model.fit, x, y, verbose=0, callbacks=callbacks)
         else:
-            run = functools.partial(tf.function(_step) if loop == "graph" else _step, model, optimizer, x, y)
+            run = functools.partial(tf.function(update) if loop == "graph" else update, model, optimizer, x, y)
         # A tf.function of the user's own turns errors into others.
         kind = Exception if loop == "graph" else ht.HpctrainError
-        message = _refused(run, "after step 1 the ranks hold different parameters: '", kind)
+        message = refused(run, "after step 1 the ranks hold different parameters: '", kind)
         assert "only/" in message and COMM.host in message, message
 
 
 def the_guard_sees_one_flipped_bit_later() -> None:
     x, y, _ = samples(8, 0)
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1), guard_every=4)
-    step = tf.function(_step)
+    step = tf.function(update)
     step(model, optimizer, x, y)
     if RANK == 1:
         kernel = model.weights[0].numpy()
@@ -164,7 +154,7 @@ def the_guard_sees_one_flipped_bit_later() -> None:
         model.weights[0].assign(kernel)
     step(model, optimizer, x, y)
     step(model, optimizer, x, y)
-    message = _refused(lambda: step(model, optimizer, x, y), "after step 4")
+    message = refused(lambda: step(model, optimizer, x, y), "after step 4")
     assert f"rank 1 ({COMM.host}) from" in message, message
 
 
@@ -185,7 +175,7 @@ def a_model_saves_as_the_users_own(folder: Path) -> None:
     assert type(loaded.optimizer) is Mine and loaded.optimizer.beta_1 == 0.8
     for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-    _refused(lambda: ht.distribute(model, optimizer), "before")
+    refused(lambda: ht.distribute(model, optimizer), "before")
 
 
 def the_learning_rate_follows_the_schedule() -> None:
@@ -239,14 +229,14 @@ def a_failed_reduction_changes_nothing_and_raises_its_own_error() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.Adam(0.1))
     model.compile(optimizer, LOSS)
     model.fit(x, y, verbose=0, callbacks=ht.keras.callbacks())
-    step = tf.function(_step)
+    step = tf.function(update)
     step(model, optimizer, x, y)
     before = [variable.numpy() for variable in [*model.weights, *optimizer.variables]]
     engine = optimizer._reduction._engine
     works, engine._copies = engine._copies, _fails
-    _refused(lambda: step(model, optimizer, x, y), "rank 7 died")
-    _refused(lambda: model.fit(x, y, verbose=0, callbacks=ht.keras.callbacks()), "rank 7 died", RanksLostError)
-    _refused(lambda: _step(model, optimizer, x, y), "rank 7 died", RanksLostError)
+    refused(lambda: step(model, optimizer, x, y), "rank 7 died")
+    refused(lambda: model.fit(x, y, verbose=0, callbacks=ht.keras.callbacks()), "rank 7 died", RanksLostError)
+    refused(lambda: update(model, optimizer, x, y), "rank 7 died", RanksLostError)
     engine._copies = works
     for value, variable in zip(before, [*model.weights, *optimizer.variables], strict=True):
         np.testing.assert_array_equal(value, variable.numpy(), err_msg=variable.path)
@@ -293,22 +283,6 @@ def _compile(model, optimizer):
     )
 
 
-def _step(model, optimizer, x, y):
-    with tf.GradientTape() as tape:
-        loss = LOSS(y, model(x))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-
-def _refused(action, text: str, kind: type[Exception] = Exception) -> str:
-    try:
-        action()
-    except kind as error:
-        assert text in str(error), f"{error!r} lacks {text!r}"
-        return str(error)
-    raise AssertionError(f"nothing was raised, wanted: {text}")
-
-
 def main(folder: Path) -> None:
     uneven_parts_give_the_numbers_of_one_process(eagerly=False)
     means_stay_as_they_are()
@@ -324,6 +298,7 @@ def main(folder: Path) -> None:
     the_guard_watches_every_loop()
     a_model_saves_as_the_users_own(folder)
     the_learning_rate_follows_the_schedule()
+    keras_misuse.check(COMM, folder)
     reductions_of_one_graph_keep_their_order()
     a_failed_reduction_changes_nothing_and_raises_its_own_error()
     an_overflow_on_one_rank_leaves_the_update_out_on_all()

@@ -9,6 +9,46 @@ import numpy as np
 
 import hpctrain as ht
 
+
+def metrics(comm) -> None:
+    """A metric over all ranks' samples is that of one process on all of them, which each rank computes beside it."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    x = torch.randn(41, 4, dtype=torch.float64)
+    y = (x.sum(1) > 0).long()
+    data = TensorDataset(x, y)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).double()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    # Of the 41 samples the last batch has one, so that a rank has fewer batches than the other.
+    tested = ht.shard(DataLoader(data, batch_size=8), evaluation=True)
+    loss_of = torch.nn.functional.cross_entropy
+    for own_x, own_y in ht.shard(DataLoader(data, batch_size=20, shuffle=True, drop_last=True)):
+        optimizer.zero_grad()
+        loss = loss_of(model(own_x), own_y)
+        loss.backward()
+        optimizer.step()
+        ht.log(loss=ht.mean(loss, weight=len(own_x)))
+    ht.average_statistics(model)
+    model.eval()
+    seen, total, pairs = 0, 0.0, []
+    with torch.no_grad():
+        for own_x, own_y in tested:
+            logits = model(own_x)
+            total += loss_of(logits, own_y, reduction="sum").item()
+            seen += len(own_y)
+            pairs.append((logits.argmax(1), own_y))
+        alone = model(x)
+    found = ht.mean(total / seen, weight=seen)
+    predicted, labels = (torch.cat(each) for each in zip(*ht.gather(pairs), strict=True))
+    accuracy = (predicted == labels).double().mean().item()
+    ht.log({"test/accuracy": accuracy})
+    print("samples", len(labels), "of", comm.allgather_object(seen))
+    print("loss off by", abs(found - loss_of(alone, y).item()))
+    print("accuracy off by", abs(accuracy - (alone.argmax(1) == y).double().mean().item()), flush=True)
+
+
 what = sys.argv[1]
 if what == "leave":
     # Without MPI: the launcher alone has to end the others.
@@ -21,6 +61,8 @@ print("arguments", sys.argv[2:], flush=True)
 match what:
     case "sum":
         print("sum", comm.allreduce(np.array([comm.rank + 1.0]), "sum"), os.environ["OMP_NUM_THREADS"], flush=True)
+    case "metrics":
+        metrics(comm)
     case "raise":
         if comm.rank == 1:
             print("about to fail")

@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 
 import torch
+import torch_misuse
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -218,4 +219,5 @@ for backend in backends.split(","):
     ht.shutdown()
     comm = ht.init(backend)
     results = {name: function() for name, function in CHECKS.items()}
+    results |= {name: function(ht.init()) for name, function in torch_misuse.CHECKS.items()}
     Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))

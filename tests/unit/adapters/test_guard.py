@@ -157,3 +157,46 @@ def test_torch_parameters_of_any_type(dtype):
 
     assert "'bias' differs on rank 2 (n2)" in (text := on_ranks(3, work)[0])
     assert "its element [0] is 0.5 (bits 3f" in text and "-0.5 (bits bf" in text
+
+
+END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
+
+
+@pytest.mark.parametrize("end", END)
+def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys):
+    torch = pytest.importorskip("torch")
+    from hpctrain.adapters.torch.distribute import _guard
+
+    def work(comm: Member) -> str:
+        model = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            model.weight.fill_(1.5)
+            model.bias.zero_()
+        guard = _guard(comm, model, every=100)
+        guard.step_done()
+        with torch.no_grad():
+            model.bias.fill_(float(end == "a rank differed before" and comm.rank == 1))
+        guard.step_done()
+        if end == "rank 0 loads others" and comm.rank == 0:
+            model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+        if end == "all ranks write the same":
+            model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+        if end == "it was collected before":
+            with torch.no_grad():
+                model.bias.fill_(1.0 if comm.rank == 1 else 2.0)
+            guard.updated()
+            if comm.rank == 1:
+                guard.seal()
+            else:
+                guard.step_done()
+        try:
+            guard.check_last()
+        except TransientError as error:
+            return error.message
+        return ""
+
+    found = on_ranks(3, work)
+    assert len(set(found)) == 1
+    assert ("'bias' differs on rank 1" in found[0]) == (end == "a rank differed before")
+    told = "not proven" in capsys.readouterr().err
+    assert told == (end in ("rank 0 loads others", "it was collected before"))

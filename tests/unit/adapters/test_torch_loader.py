@@ -12,6 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset  # noqa: E402
 
 from hpctrain.adapters.torch import shard  # noqa: E402
+from hpctrain.adapters.torch.weights import computed_samples, own_samples  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.errors import HpctrainError  # noqa: E402
 
@@ -27,24 +28,36 @@ def loader(samples: int, batch: int, **settings) -> DataLoader:
 
 
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7), epochs=st.integers(1, 3))
-def test_training_sees_each_sample_once_an_epoch_with_the_weight_of_its_batch(samples, batch, ranks, epochs):
+def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
     comms = [rank_of(rank, ranks) for rank in range(ranks)]
     loaders = [shard(loader(samples, batch, shuffle=True), comm=comm, seed=1) for comm in comms]
     for epoch in range(epochs):
-        seen = []
         order = np.random.default_rng((1, epoch)).permutation(samples)
         for step, parts in enumerate(zip(*loaders, strict=True)):
-            for comm in comms:
-                comm.batch_weighed = True  # as a backward pass does
             whole = order[step * batch : (step + 1) * batch]
-            own = [part[0].tolist() if comm.batch_weight else [] for part, comm in zip(parts, comms, strict=True)]
+            for rank, (part,) in enumerate(parts):
+                assert len(part) == computed_samples(len(whole), rank, ranks)
+            own = [part[0].tolist() for rank, part in enumerate(parts) if own_samples(len(whole), rank, ranks)]
             assert sum(own, []) == whole.tolist()
-            for part, comm in zip(own, comms, strict=True):
-                assert comm.batch_weight == pytest.approx(len(part) * ranks / len(whole))
-            seen += sum(own, [])
-        assert sorted(seen) == list(range(samples))
         assert step + 1 == len(loaders[0])
-        assert all(comm.batch_weight == 1.0 for comm in comms)
+
+
+def test_iterators_of_one_loader_are_epochs_of_their_own():
+    sharded = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
+    drawn = [part.tolist() for pair in zip(sharded, sharded, strict=True) for (part,) in pair]
+    again = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
+    first, second = ([part.tolist() for (part,) in again] for _ in range(2))
+    assert drawn[::2] == first and drawn[1::2] == second and first != second
+
+
+def test_iterators_that_share_worker_processes_are_refused():
+    settings = {"num_workers": 1, "persistent_workers": True}
+    sharded = shard(loader(12, 4, **settings), comm=rank_of(0, 2))
+    first = iter(sharded)
+    next(first)
+    next(iter(sharded))
+    with pytest.raises(HpctrainError, match="share its persistent workers"):
+        next(first)
 
 
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7))
@@ -56,27 +69,11 @@ def test_evaluation_sees_each_sample_once_in_order(samples, batch, ranks):
     assert all(len(each) == len(list(each)) for each in loaders)
 
 
-def test_training_in_the_given_order_weighs_as_well():
-    comm = rank_of(0, 2)
-    with torch.no_grad():
-        seen = [(x.tolist(), comm.batch_weight) for (x,) in shard(loader(5, 4), comm=comm)]
-    assert seen == [([0, 1], 1.0), ([4], 2.0)]
-
-
-def test_drawing_ahead_is_refused_where_it_would_mix_up_weights():
-    with pytest.raises(HpctrainError, match="before the backward pass of the one before"):
-        list(shard(loader(5, 4), comm=rank_of(0, 2)))
-    assert len(list(shard(loader(8, 4), comm=rank_of(0, 2)))) == 2
-
-
-def test_worker_processes_read_ahead_without_disturbing_the_weights():
-    comm = rank_of(0, 2)
-    sharded = shard(loader(10, 4, shuffle=True, num_workers=1), comm=comm)
-    weights = [comm.batch_weight for _ in sharded]
-    assert weights == [1.0, 1.0, 1.0]
-    sharded = shard(loader(9, 4, shuffle=True, num_workers=1), comm=comm)
-    with torch.no_grad():
-        assert [comm.batch_weight for _ in sharded] == [1.0, 1.0, 2.0]
+def test_worker_processes_read_ahead_in_the_same_order():
+    settings = {"shuffle": True, "num_workers": 1}
+    ahead, alone = (shard(loader(9, 4, **each), comm=rank_of(0, 2)) for each in (settings, {"shuffle": True}))
+    for _ in range(2):
+        assert [part.tolist() for (part,) in ahead] == [part.tolist() for (part,) in alone]
 
 
 def few_of(data, **settings) -> DataLoader:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from written_checkpoints import progress_of, write_checkpoint
 from hpctrain.cli.main import main
 from hpctrain.data.manifest import read_manifest
 from hpctrain.events import read_events
-from hpctrain.plan import Plan
+from hpctrain.plan import Plan, Script
 from hpctrain.rundir import RunDirectory, read_model
 
 
@@ -315,6 +316,34 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert not list(Path("run").glob(".hpctrain-probe-*"))
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
     assert "its last 2 attempts ended without a stop in good order" in capfd.readouterr().err
+
+
+def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    script = Path("it's.py")
+    script.write_text("import sys\nprint('hello', sys.argv[1:])\nsys.exit(4)\n")
+    arguments = ["it's.py", "--backend", "single", "--run-dir", "a run"]
+    assert main(["run", *arguments, "--dry-run", "--", "$HOME", "it's"]) == 0
+    printed = capfd.readouterr().out
+    assert not Path("a run").exists()
+    Path("printed.sh").write_text(printed)
+    assert subprocess.run(["sh", "printed.sh"], timeout=60).returncode == 4
+    directory = RunDirectory(Path("a run"))
+    log = directory.log(0)
+    assert "hello ['$HOME', \"it's\"]\n" in log.read_text()
+    assert read_model(directory.plan, Plan).script == Script(path=script.absolute(), arguments=("$HOME", "it's"))
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    # Once: another run's plan is not written over, and nothing is started.
+    before = log.read_text()
+    assert subprocess.run(["sh", "printed.sh"], capture_output=True, timeout=60).returncode
+    assert log.read_text() == before
+    # But a run that is there can go on by hand too.
+    capfd.readouterr()
+    assert main(["run", "--resume", "--run-dir", "a run", "--dry-run"]) == 0
+    script.write_text("print('again')\n")
+    Path("printed.sh").write_text(capfd.readouterr().out)
+    subprocess.run(["sh", "printed.sh"], check=True, timeout=60)
+    assert log.read_text() == f"{before}again\n"
+    assert [event["attempt"] for event in read_events(directory.events) if event["event"] == "start"] == [1]
 
 
 def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

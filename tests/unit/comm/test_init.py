@@ -131,3 +131,17 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
     with pytest.raises(HpctrainError, match="number of seconds above 0"):
         timeout_seconds()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ValueError('broken')", 1, "ValueError: broken"),
+        ("ht.HpctrainError('differ', exit_code=4)", 4, "hpctrain: differ"),
+    ],
+)
+def test_any_error_of_the_last_checks_ends_the_run_with_what_was_printed_before(error, code, said):
+    check = f"comm = ht.init(); comm.make_last_checks = lambda: (_ for _ in ()).throw({error}); print('result')"
+    result = init(check)
+    assert (result.returncode, result.stdout) == (code, "result\n")
+    assert said in result.stderr

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpctrain.comm.patience import Patience, stall_seconds
+from hpctrain.comm.patience import REDUCTION, Patience, stall_seconds
 from hpctrain.errors import HpctrainError
 
 
@@ -102,3 +102,28 @@ def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("HPCTRAIN_STALL", text)
     with pytest.raises(HpctrainError, match=f"HPCTRAIN_STALL={text!r} is not a number of seconds above 0"):
         stall_seconds()
+
+
+def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(monkeypatch):
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
+    waiting = Patience("rank 1 on here")
+    ends = threading.Event()
+    threads = []
+
+    def begin(what: str, **kind: str) -> None:
+        threads.append(threading.Thread(target=waiting.wait, args=(ends.is_set, what), kwargs=kind, daemon=True))
+        threads[-1].start()
+        while len(waiting._waits) < len(threads):
+            time.sleep(0.001)
+
+    begin("a checkpoint")
+    assert waiting.oldest().what == "a checkpoint" and waiting.leading() is None
+    with waiting.blocking("small"):
+        assert waiting.leading().what == "small"
+    # Autograd has threads of its own, for which the script waits.
+    begin("bucket 3", kind=REDUCTION)
+    assert waiting.oldest().what == "a checkpoint" and waiting.leading().what == "bucket 3"
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert waiting.leading() is None

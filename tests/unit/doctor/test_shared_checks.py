@@ -14,6 +14,7 @@ from hpctrain.doctor.hosts import host_order
 from hpctrain.doctor.ranks import Reduction
 from hpctrain.doctor.software import World
 from hpctrain.doctor.storage import Disk
+from hpctrain.horovod.check import AN_MPI
 from hpctrain.topology.build import build_fabric
 from hpctrain.topology.readers import slurm
 
@@ -94,6 +95,12 @@ def test_gpus_want_nccl() -> None:
         source="https://a",
     )
     refused(software.horovod([without], gpus=2)[0], "2 GPUs, but the frameworks are built for CPUs", "build")
+    missing = Check(name="horovod", status="failed", found="Horovod is not built", wanted="0.28.1")
+    no_mpi = Check(name="mpi", status="failed", found="no mpirun", wanted=AN_MPI)
+    # Nothing takes it by itself where there is no GPU, but the other engine needs an MPI too.
+    assert [check.status for check in software.horovod([missing, no_mpi], gpus=0)] == ["not applicable", "failed"]
+    assert [check.status for check in software.horovod([missing], gpus=0, asked=True)] == ["failed"]
+    assert [check.status for check in software.horovod([missing], gpus=1)] == ["failed"]
     (cpu,) = software.horovod([without], gpus=0)
     assert (cpu.name, cpu.status) == ("Horovod nccl", "not applicable")
 

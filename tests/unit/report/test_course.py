@@ -36,6 +36,15 @@ def test_digits_on_any_world(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["value"] for row in found["reported"]] == [0.975]
 
 
+def test_repeated_samples_are_counted_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, "torchvision-v2", "--world", "8")
+    assert (found["training_samples"], found["samples_per_epoch"], found["repeats"]) == (1_281_167, 5004 * 256, 4)
+    assert found["iterations_per_epoch"] == 5004 * 256 / 1024
+    assert main(["recipes", "show", "torchvision-v2", "--world", "8"]) == 0
+    title = " ".join(capsys.readouterr().out.split())
+    assert "1251 iterations over 1,281,024 samples, 320,256 images 4 times" in title
+
+
 @pytest.mark.parametrize(("world", "peak"), [(8, 0.1), (256, 3.2), (2048, 25.6)])
 def test_goyal(capsys: pytest.CaptureFixture[str], world: int, peak: float) -> None:
     found = shown(capsys, "goyal2017", "--world", str(world))

@@ -133,7 +133,7 @@ def test_cause_that_the_launcher_found(finished: RunDirectory) -> None:
 @pytest.mark.parametrize("events", [None, []])
 def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] | None) -> None:
     page = _Page(write_run(tmp_path / "run", script_plan(), events))
-    assert "A script records no steps" in page.text
+    assert "took no step" in page.text
     assert "arguments --lr 0.1" in page.text
     assert "svg" not in page.tags
 

@@ -77,7 +77,7 @@ def test_a_running_job(tmp_path: Path) -> None:
     status = known(tmp_path, [start(), *run_events(2)])
     assert (status.state, status.attempt, status.hosts, status.message) == ("running", 1, ("n1", "n3"), "")
     assert (status.step, status.steps, status.epoch, status.epochs) == (8, 12, 2, 3)
-    assert (status.loss, status.test_accuracy, status.samples_per_s) == (0.25, 0.85, 128.0)
+    assert (status.step_loss, status.test_accuracy, status.samples_per_s) == (0.25, 0.85, 128.0)
     # Steps 2 to 8 are at 2, 4, 5, 7 … 10 s: an event lies between some of them.
     assert status.step_seconds == pytest.approx(8 / 6)
     assert status.remaining_s == pytest.approx(4 * 8 / 6)
@@ -135,7 +135,7 @@ def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
     assert (status.attempt, status.step, status.test_accuracy, status.samples_per_s) == (2, 5, 0.7, None)
     again = [event for event in run_events(2) if event.get("iteration", 0) == 6 and event["event"] == "step"]
     status = known(tmp_path / "b", [start(), *run_events(2), resumed, *again])
-    assert (status.step, status.loss, status.epoch) == (6, 2 / 6, 2)
+    assert (status.step, status.step_loss, status.epoch) == (6, 2 / 6, 2)
 
 
 def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
 from hpctrain.adapters import keras as adapter  # noqa: E402
+from hpctrain.adapters.keras import parts  # noqa: E402
 from hpctrain.adapters.keras.variables import checksums  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.errors import HpctrainError  # noqa: E402
@@ -46,12 +47,34 @@ def test_mean_losses_of_shards_average_to_the_mean_over_each_global_batch(sample
             shard = adapter.shard(tf.data.Dataset.from_tensor_slices(data).batch(batch), comm=place)
         assert int(shard.cardinality()) == -(-samples // batch)
         shards.append([tuple(part.numpy() for part in step) for step in shard])
-    for number, parts in enumerate(zip(*shards, strict=True)):
+    for number, each_part in enumerate(zip(*shards, strict=True)):
         rows = order[number * batch : (number + 1) * batch]
         expected = np.mean(losses[rows] * (1 + rows if weighted else 1))
-        means = [share * np.mean(loss * weight) for _, loss, weight, share in parts]
+        means = [share * np.mean(loss * weight) for _, loss, weight, share in each_part]
         assert np.mean(means) == pytest.approx(expected, rel=1e-5)
-        np.testing.assert_array_equal(np.concatenate([own for own, _, _, share in parts if share > 0]), rows)
+        np.testing.assert_array_equal(np.concatenate([own for own, _, _, share in each_part if share > 0]), rows)
+
+
+@pytest.mark.parametrize("given", [("x",), ("x", "y"), ("x", "y", "weight")])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_gets_what_the_dataset_held(given, by_name):
+    arrays = {"x": np.arange(7.0), "y": np.arange(7) % 2, "weight": np.arange(7) / 8}
+    data = tuple({"in": arrays[name]} if by_name and name == "x" else arrays[name] for name in given)
+    whole = tf.data.Dataset.from_tensor_slices(data if len(data) > 1 else data[0]).batch(3)
+    for rank in range(3):
+        # Of the batches of 3, 3 and 1, the last has a sample for the first rank alone.
+        sharded = adapter.shard(whole, comm=Place(rank, 3))
+        for number, part in enumerate(list(sharded.repeat(2).prefetch(1).take(3))):
+            batch = parts.batch_of(part)
+            own = batch if len(given) == 1 else batch[0]
+            row = 3 * number + rank if number < 2 else 6
+            np.testing.assert_array_equal(own["in"] if by_name else own, arrays["x"][row : row + 1])
+            assert len(given) == 1 or len(batch) == len(given)
+            assert float(parts.share_of(part)) == (1 if number < 2 else 3 * (rank == 0))
+            if len(given) > 1:
+                there = number < 2 or rank == 0
+                assert float(parts.samples_of(tuple(part[:3]))) == there
+                assert float(part.sample_weight[0]) == (there and (arrays["weight"][row] if len(given) == 3 else 1))
 
 
 def test_arrays_come_in_a_new_order_each_epoch():
@@ -117,12 +140,11 @@ def test_misuse_of_distribute(optimizer, settings, message):
         adapter.distribute(model, optimizer(), comm=SingleCommunicator("test"), **settings)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", None])
-def test_a_loss_whose_mean_over_ranks_is_not_that_of_the_batch_is_refused(reduction):
+def test_a_loss_without_a_value_for_the_batch_is_refused():
     comm = SingleCommunicator("test")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model, optimizer = adapter.distribute(model, keras.optimizers.SGD(), comm=comm)
-    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=reduction))
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=None))
     data = adapter.shard((np.zeros((4, 3)), np.zeros((4, 2))), batch_size=2, comm=comm)
     with pytest.raises(HpctrainError, match="MeanSquaredError has reduction="):
         model.fit(data, verbose=0)
@@ -138,10 +160,11 @@ def test_another_backend_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        (np.zeros(3), {"batch_size": 2}, "cannot be sharded"),
+        (({}, {}, {}, {}), {"batch_size": 2}, "cannot be sharded"),
         ((np.zeros(3), np.zeros(3)), {}, "batch_size=None"),
         ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, r"\[3, 4\]"),
-        (tf.data.Dataset.range(3).batch(2), {}, "must yield batches"),
+        (tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2), {}, "must yield batches"),
+        (adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1), {}, "sharded before"),
         (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "single samples"),
         (tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1), {"batch_size": 2}, "belong to arrays"),
     ],

@@ -1,0 +1,62 @@
+"""What the ranks have to know of one distributed model while it is trained."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+from hpctrain.comm import Communicator
+
+_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+class Distribution:
+    """Of one model; its optimizers, of which a GAN has two, share it.
+
+    Attributes:
+        share: samples of the part in work x ranks / samples of its global batch, within a step of ``fit``. None in
+            loops that weight their own loss.
+        optimizers: those that were distributed for this model.
+        fitting: ``fit`` is on its way.
+        own_data: it trains on data that ``ht.shard`` did not make.
+        told: that was said.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.share: tf.Tensor | None = None
+        self.optimizers: list[keras.optimizers.Optimizer] = []
+        self.fitting = False
+        self.own_data = False
+        self.told = False
+
+    @contextmanager
+    def computing(self, share: tf.Tensor) -> Iterator[None]:
+        """Within it, gradients are those of a part with this share."""
+        self.share = share
+        try:
+            yield
+        finally:
+            self.share = None
+
+
+def distribution_of(model: keras.Model) -> Distribution | None:
+    """What ``ht.distribute`` made for this very model."""
+    known: Distribution | None = getattr(model, "_distribution", None)
+    return known
+
+
+def new_distribution(model: keras.Model, comm: Communicator) -> Distribution:
+    """Remember that ``model`` is distributed; for as long as it lives, since its optimizers refer to it."""
+    model._distribution = distribution = Distribution(comm)
+    _MODELS.add(model)
+    return distribution
+
+
+def distributed_models() -> list[keras.Model]:
+    """All that live."""
+    return list(_MODELS)

@@ -1,0 +1,95 @@
+"""One rank's part of a global batch, which carries its share of that batch with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hpctrain.adapters.keras.share import Share, taken
+from hpctrain.errors import HpctrainError
+
+# The weight of samples that are another rank's; no other weight has the sign of this zero.
+NO_SAMPLE = -0.0
+
+
+class Part(NamedTuple):
+    """Of a dataset with sample weights."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    share: Any
+
+
+class UnweightedPart(NamedTuple):
+    """Of a dataset of ``(x, y)``: its weights are ones, which a ``train_step`` does not get to see."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    share: Any
+
+
+class InputPart(NamedTuple):
+    """Of a dataset of inputs alone."""
+
+    x: Any
+    share: Any
+
+
+_KINDS = (Part, UnweightedPart, InputPart)
+
+
+def is_part(data: Any) -> bool:
+    """Whether ``data`` is a part, or the type of one; ``dataset.map`` may have made a plain tuple of it."""
+    if isinstance(data, _KINDS):
+        return True
+    return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], Share | Share.Spec)
+
+
+def samples_of(batch: Any) -> tf.Tensor:
+    """How many samples ``(x, y, sample_weight)`` has, float64: none where they are another rank's."""
+    inputs = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
+    samples = tf.cast(tf.shape(inputs)[0], tf.float64)
+    if not (isinstance(batch, tuple) and len(batch) == 3 and batch[2] is not None):
+        return samples
+    weight = tf.cast(tf.nest.flatten(batch[2])[0], tf.float64)
+    return tf.where(tf.reduce_all(tf.math.reciprocal(weight) == -math.inf), tf.zeros_like(samples), samples)
+
+
+def share_of(part: Any) -> tf.Tensor:
+    """What the gradients of a part are multiplied by."""
+    return taken(part[-1])
+
+
+def batch_of(part: Any) -> Any:
+    """What the user's dataset held: ``(x, y, sample_weight)``, ``(x, y)`` or ``x``."""
+    if isinstance(part, InputPart):
+        return part.x
+    return tuple(part[:2]) if isinstance(part, UnweightedPart) else tuple(part[:3])
+
+
+def is_sharded(data: Any) -> bool:
+    """Whether ``data`` is a dataset of parts.
+
+    Raises:
+        HpctrainError: the parts lie within something else, where neither ``fit`` nor a step finds their share.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        return False
+    spec = data.element_spec
+    if not is_part(spec) and _holds_part(spec):
+        raise HpctrainError(
+            f"the dataset yields {type(spec).__name__} with the parts of ht.shard inside",
+            "call ht.shard last: ht.shard(tf.data.Dataset.zip(…))",
+        )
+    return is_part(spec)
+
+
+def _holds_part(spec: Any) -> bool:
+    if isinstance(spec, _KINDS):
+        return True
+    members = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, tuple | list) else ()
+    return any(_holds_part(member) for member in members)

@@ -1,0 +1,98 @@
+"""The classes that are put in front of those of a user's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpctrain.adapters.keras.distribution import distribution_of
+from hpctrain.adapters.keras.reduction import Reduction
+from hpctrain.adapters.keras.variables import broadcast
+
+
+class Reducing:
+    """What is put in front of the class of the user's optimizer.
+
+    ``_clip_gradients`` is the one place of a Keras 3 optimizer that runs once per real update: after the gradients of
+    micro-batches were added up, before they are clipped. ``apply`` runs once a micro-batch.
+    """
+
+    _reduction: Reduction
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+        self._reduction.check_update(variables)
+        return super().apply(  # type: ignore[misc]
+            self._reduction.weighted(grads), trainable_variables if trainable_variables is None else variables
+        )
+
+    def assign_add(self, variable: Any, value: Any) -> None:
+        super().assign_add(variable, _in_order(value))  # type: ignore[misc]
+
+    def assign_sub(self, variable: Any, value: Any) -> None:
+        super().assign_sub(variable, _in_order(value))  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        if not self._reduction.ahead:
+            grads = self._reduction.mean(grads, [self._iterations.value])  # type: ignore[attr-defined]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _backend_update_step(self, *args: Any) -> None:
+        super()._backend_update_step(*args)  # type: ignore[misc]
+        self._reduction.updated()
+
+
+def _in_order(value: Any) -> Any:
+    """Added to a variable row by row, repeated rows have no fixed order, and ranks would drift apart by rounding."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
+
+
+class ScalingAlike:
+    """What is put in front of LossScaleOptimizer."""
+
+    _reduction: Reduction
+
+    def check_finite(self, grads: Sequence[Any]) -> tf.Tensor:
+        return self._reduction.all_finite(super().check_finite(grads))  # type: ignore[misc]
+
+
+def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | None:
+    """What ``distribute`` gave this optimizer, or the optimizer that it wraps."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner._reduction if isinstance(inner, Reducing) else None
+
+
+def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Those that the ranks make updates with together; the one that ``compile`` put around one stands for it."""
+    distribution = distribution_of(model)
+    around = reduction_of(model.optimizer)
+    known = distribution.optimizers if distribution else []
+    return [model.optimizer if around and reduction_of(each) is around else each for each in known]
+
+
+def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let a LossScaleOptimizer that ``compile`` put around a distributed optimizer skip steps on all ranks alike."""
+    reduction = reduction_of(optimizer)
+    if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        put_in_front(optimizer, ScalingAlike, reduction)
+        reduction.scaled_alike = True
+
+
+def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Broadcast model and optimizer from rank 0, after which the optimizer may update."""
+    reduction = reduction_of(optimizer)
+    assert reduction is not None
+    broadcast(reduction.comm, model, optimizer)
+    reduction.synchronised = True
+
+
+def put_in_front(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
+    """Re-class this very instance, so that its state and whoever refers to it stay valid."""
+    own = type(optimizer)
+    # Keras saves an object under what its __class__ says, and looks up registered names by it.
+    members = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__class__": property(lambda _: own)}
+    optimizer.__class__ = type(own.__name__, (mixin, own), members)
+    optimizer._reduction = reduction

@@ -1,0 +1,158 @@
+"""What a user's script tells of its training: its steps, by themselves, and what it logs, as events of the run.
+
+Of the process, and of rank 0 alone: the other ranks record nothing, and nothing here is collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.cluster.launcher import detect
+from hpctrain.comm import Communicator
+from hpctrain.errors import HpctrainError
+from hpctrain.events import EventWriter
+
+# What is logged more often is printed no more often.
+_PRINT_SECONDS = 1.0
+
+
+class Recording:
+    """Counts steps, keeps what is logged, and prints it now and then.
+
+    Args:
+        path: the run's events; None for a script that was started without ``hpctrain run``.
+
+    Attributes:
+        steps: how many are done.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.steps = 0
+        # Beside the launcher, and ranks that report a stall.
+        self._events = EventWriter(path, alone=False) if path else None
+        self._model: weakref.ref[object] | None = None
+        self._step_began = time.perf_counter()
+        self._printed_at = -_PRINT_SECONDS
+        self._unprinted = ""
+
+    def begin_run(self, comm: Communicator, framework: str, model: object, parameters: int) -> bool:
+        """Say what is trained; returns whether its steps are to be counted: those of the first model are."""
+        if self._model is not None:
+            return self._model() is model
+        self._model = weakref.ref(model)
+        self._step_began = time.perf_counter()
+        self._emit(
+            "run",
+            recipe=None,
+            framework=framework,
+            backend=comm.backend,
+            ranks=comm.size,
+            epochs=None,
+            iterations_per_epoch=None,
+            parameters=parameters,
+        )
+        return True
+
+    def step_done(self, learning_rate: float | None) -> None:
+        """Count and record a step that ends now."""
+        now = time.perf_counter()
+        self.steps += 1
+        self._emit(
+            "step",
+            iteration=self.steps,
+            epoch=None,
+            loss=None,
+            learning_rate=learning_rate,
+            samples=None,
+            seconds=now - self._step_began,
+            communication_seconds=None,
+        )
+        self._step_began = now
+
+    def log(self, values: Mapping[str, float], step: int | None = None, *, quiet: bool = False) -> None:
+        """Record values of a step, by default the last one that was counted; ``quiet`` prints nothing."""
+        step = self.steps if step is None else step
+        self._emit("log", iteration=step, values=dict(values))
+        if not quiet:
+            self._print(f"step {step:,}  {'  '.join(f'{name} {value:.6g}' for name, value in values.items())}")
+
+    def _emit(self, event: str, **values: Any) -> None:
+        if self._events:
+            self._events.emit(event, **values)
+
+    def _print(self, line: str) -> None:
+        if not self._unprinted and self._printed_at < 0:
+            atexit.register(self.flush)
+        self._unprinted = line
+        if time.monotonic() - self._printed_at >= _PRINT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the newest line if it was not."""
+        if self._unprinted:
+            print(self._unprinted, file=sys.stderr, flush=True)
+            self._printed_at, self._unprinted = time.monotonic(), ""
+
+
+_recording: Recording | None = None
+
+
+def begin(path: Path) -> None:
+    """Record this process's script in a run's events; on rank 0, before the script begins."""
+    global _recording
+    _recording = Recording(path)
+
+
+def recording() -> Recording | None:
+    """That of this process; None on a rank other than 0."""
+    global _recording
+    if _recording is None:
+        launcher = detect()
+        if launcher and launcher.rank:
+            return None
+        _recording = Recording()
+    return _recording
+
+
+def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
+    """Record numbers of the training under names: ``ht.log(loss=loss, accuracy=accuracy)``.
+
+    They become events of the run: curves in its report and in TensorBoard, rows of ``hpctrain status``, and the last of
+    each name a metric of ``summary.json``. The newest are printed on rank 0's stderr, at most once a second; a script
+    that was started by mpirun, torchrun or Python itself, without a run directory, only prints them.
+
+    Not collective: the values are rank 0's own, other ranks may call it or not, and what they give is dropped. A loss
+    or a metric of all ranks' samples goes through :func:`hpctrain.mean` first, on every rank::
+
+        ht.log(loss=ht.mean(loss, weight=len(x)))
+
+    Args:
+        values: by name, for names that are no Python names, such as ``{"test/loss": 0.3}``.
+        step: the step that they are of. By default the last one that was counted: a step of the first optimizer that
+            :func:`hpctrain.distribute` got, in PyTorch and in Keras's ``fit``.
+        named: the same as ``values``.
+
+    Raises:
+        HpctrainError: no value, one that is not a single number, or a step that is no count.
+    """
+    given = {**(values or {}), **named}
+    if not given:
+        raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
+    if step is not None and (not isinstance(step, int) or step < 0):
+        raise HpctrainError(f"ht.log: step={step!r} is no number of a step", "give an int from 0 on")
+    if own := recording():
+        own.log({name: _number(name, value) for name, value in given.items()}, step)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        # PyTorch warns where a loss that still has its graph becomes a number.
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HpctrainError(f"ht.log: {name} is not a single number: {type(value).__name__}", "log its mean") from error

@@ -1,0 +1,70 @@
+"""Which forward pass a tensor comes from, where parts of a network are called one by one.
+
+A hidden state is known by the autograd graph behind it, however it was computed from what a forward pass returned;
+without a graph (``detach()``) by the memory that it shares with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from hpctrain.adapters.torch.storages import Storages
+
+
+class Origin(NamedTuple):
+    """A forward pass that returned a tensor.
+
+    Attributes:
+        weight: of its gradient.
+        problem: why it has none.
+        numel: how many elements the tensor has.
+    """
+
+    weight: float
+    problem: str
+    numel: int
+
+
+class Outputs:
+    """What forward passes returned, for as long as it is in use."""
+
+    def __init__(self) -> None:
+        self._storages: Storages[Origin] = Storages()
+
+    def add(self, tensor: torch.Tensor, weight: float, problem: str) -> None:
+        """Note a tensor that a forward pass returned."""
+        origin = Origin(weight, problem, tensor.numel())
+        if tensor.grad_fn is not None:
+            _metadata(tensor.grad_fn).setdefault(self, set()).add(origin)
+        self._storages.add(tensor, origin)
+
+    def origins(self, tensor: torch.Tensor) -> Set[Origin]:
+        """Those of a tensor; none where no forward pass that was noted has to do with it."""
+        return self._storages.of(tensor) if tensor.grad_fn is None else self._behind(tensor.grad_fn)
+
+    def _behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
+        """The nearest ones in the graph."""
+        found: set[Origin] = set()
+        seen, waiting = {start}, [start]
+        while waiting:
+            node = waiting.pop()
+            if origins := _metadata(node).get(self):
+                found |= origins
+                continue
+            following = {each for each, _ in node.next_functions if each is not None} - seen
+            seen |= following
+            waiting += following
+        return found
+
+
+def is_whole_output(origin: Origin, tensor: torch.Tensor, count: int) -> bool:
+    """Whether a tensor that was computed from a forward pass's output surely shows all its ``count`` samples."""
+    return tensor.numel() == origin.numel or (tensor.dim() > 0 and tensor.shape[0] % count == 0)
+
+
+def _metadata(node: torch.autograd.graph.Node) -> dict[object, set[Origin]]:
+    known: Any = node.metadata  # annotated as a method, but is an attribute
+    return cast(dict[object, set[Origin]], known)

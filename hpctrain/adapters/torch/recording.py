@@ -1,0 +1,24 @@
+"""The steps of a script that trains with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hpctrain.adapters.recording import recording
+from hpctrain.comm import Communicator
+
+
+def step_recorder(comm: Communicator, model: torch.nn.Module) -> Callable[[torch.optim.Optimizer], None] | None:
+    """What records a step of a script's first model, with its learning rate; None where nothing is recorded."""
+    own, parameters = recording(), sum(parameter.numel() for parameter in model.parameters())
+    if own is None or not own.begin_run(comm, "torch", model, parameters):
+        return None
+
+    def step_done(optimizer: torch.optim.Optimizer) -> None:
+        rate = optimizer.param_groups[0].get("lr")
+        # One on a GPU would have to be waited for.
+        own.step_done(None if rate is None or getattr(rate, "is_cuda", False) else float(rate))
+
+    return step_done

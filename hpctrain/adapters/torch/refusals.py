@@ -1,0 +1,74 @@
+"""Models and optimizers that cannot be made to use a communicator, refused before they train wrongly."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from hpctrain.errors import HpctrainError
+
+# By name, because none of them is imported for it: what averages or divides gradients by itself.
+_MODELS = {
+    "DistributedDataParallel": "DDP",
+    "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "FSDP",
+    "DeepSpeedEngine": "DeepSpeed",
+}
+_OPTIMIZERS = {
+    "horovod": "Horovod's DistributedOptimizer",
+    "deepspeed": "an optimizer of DeepSpeed",
+    "torch.distributed.optim": "a distributed optimizer of PyTorch",
+}
+
+
+def wrapper(module: torch.nn.Module) -> str | None:
+    """What makes a module parallel, in words; None for a plain one."""
+    return next((_MODELS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _MODELS), None)
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse a model that something else makes parallel, or whose parameters do not exist yet.
+
+    Raises:
+        HpctrainError: names the part of the model, and what to do.
+    """
+    for name, module in model.named_modules():
+        if kind := wrapper(module):
+            refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise HpctrainError(
+                f"{name!r} has no shape yet: its layer is lazy and has seen no batch",
+                "call the model on one batch before ht.distribute, and make the optimizer after that",
+            )
+        if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
+            refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
+        if tensor.layout != torch.strided:
+            raise HpctrainError(
+                f"{name!r} is a sparse tensor ({tensor.layout}), which ht.distribute cannot make equal on all ranks",
+                "keep it dense, or outside of the model's parameters and buffers, as a plain attribute",
+            )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that reduces gradients by itself.
+
+    Raises:
+        HpctrainError: says which one it is.
+    """
+    for kind in type(optimizer).__mro__:
+        for package, words in _OPTIMIZERS.items():
+            if f"{kind.__module__}.".startswith(f"{package}."):
+                refuse_wrapped(f"the optimizer is {words}")
+
+
+def refuse_wrapped(what: str) -> None:
+    """Raise HpctrainError for something that reduces gradients a second time."""
+    raise HpctrainError(
+        f"gradients would be reduced twice: {what}, and ht.distribute reduces them too",
+        "give ht.distribute the plain model and optimizer, and leave the wrapper out (Accelerate and Transformers wrap "
+        "a model in DDP where torch.distributed is in use: choose a backend other than gloo and nccl, or leave "
+        "ht.distribute out)",
+        exit_code=1,
+    )

@@ -1,0 +1,185 @@
+"""Every optimizer's updates: of parameters whose gradients are the mean over the ranks, or refused."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hpctrain.adapters.guard import Guard
+from hpctrain.adapters.torch.changes import has_parameter
+from hpctrain.adapters.torch.reducer import GradientReducer, reducers
+from hpctrain.adapters.torch.refusals import check_optimizer
+from hpctrain.adapters.torch.turns import turns_of
+from hpctrain.comm import Communicator
+from hpctrain.errors import HpctrainError
+
+Optimizer = torch.optim.Optimizer
+Parameter = torch.nn.Parameter
+
+
+class Trained:
+    """A model that ``ht.distribute`` got. It lives as long as the model, or as the parts that are trained.
+
+    Args:
+        comm: its ranks.
+
+    Attributes:
+        number: its place among all, the same on every rank.
+        guard: proves that its parameters stay equal.
+        note: records a step of it, where its script's steps are recorded.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.number = next(_numbers)
+        self.guard: Guard | None = None
+        self.note: Callable[[Optimizer], None] | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._sealing: weakref.finalize[..., Trained] | None = None
+        self._leader: weakref.ref[Optimizer] | None = None
+        self._first: weakref.ref[Parameter] | None = None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that it was given with, in that order."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def add(self, optimizers: Iterable[Optimizer]) -> None:
+        """It was given with these."""
+        known = self.optimizers
+        self._optimizers += [weakref.ref(each) for each in optimizers if not any(each is one for one in known)]
+
+    def keep(self, reducer: GradientReducer) -> None:
+        """Live as long as what reduces its gradients: the model may be a container that is dropped before its parts."""
+        _by_reducer[reducer] = self
+
+    def prove(self, guard: Guard) -> None:
+        """Let this one take the place of the guard before it."""
+        if self._sealing is not None:
+            self._sealing.detach()
+        # What is dropped before the end takes its parameters with it, and leaves what proves that they were equal.
+        self.guard, self._sealing = guard, weakref.finalize(self, guard.seal)
+        self._sealing.atexit = False
+
+    def lead(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
+        """Let this optimizer's steps be those of the model, and the steps of any that replaces it."""
+        self._leader = weakref.ref(optimizer)
+        updated = {id(parameter) for parameter in _parameters(optimizer)}
+        first = next((parameter for parameter in model.parameters() if id(parameter) in updated), None)
+        self._first = None if first is None else weakref.ref(first)
+
+    def is_led_by(self, optimizer: Optimizer) -> bool:
+        """Whether a step of this optimizer is one of the model."""
+        if self._leader is not None and self._leader() is optimizer:
+            return True
+        first = self._first and self._first()
+        return first is not None and any(parameter is first for parameter in _parameters(optimizer))
+
+
+_numbers = itertools.count()
+trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDictionary()
+_by_reducer: weakref.WeakKeyDictionary[GradientReducer, Trained] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_watching: list[object] = []
+
+
+def watch_steps() -> None:
+    """Look at every optimizer's steps from now on. Idempotent."""
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_before_step))
+        _watching.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse gradients that are this rank's alone.
+
+    Raises:
+        HpctrainError: a parameter that no call of ``distribute`` saw, or a backward pass that did not reach its end.
+    """
+    everyone = reducers()
+    if not everyone or torch.compiler.is_compiling():
+        return
+    _check_ended(everyone)
+    reduced = _reduced(everyone)
+    # A closure makes its gradients within the step.
+    closure = any(callable(value) for value in (*arguments[1:], *named.values()))
+    own, updates_reduced = [], False
+    for parameter in _parameters(optimizer):
+        if id(parameter) in reduced:
+            updates_reduced = True
+        elif parameter.grad is not None or (closure and parameter.requires_grad):
+            own.append(parameter)
+    if updates_reduced and optimizer not in _checked:
+        check_optimizer(optimizer)
+        _checked.add(optimizer)
+    if own:
+        _judge(optimizer, own, updates_reduced=updates_reduced)
+
+
+def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
+    """An optimizer that updates parameters whose gradients are not reduced."""
+    given = any(optimizer is one for each in (*_records(), *trained.values()) for one in each.optimizers)
+    if updates_reduced or given or has_parameter(own):
+        raise HpctrainError(
+            f"the optimizer updates a parameter of shape {tuple(own[0].shape)} whose gradient is not reduced: "
+            "it belongs to no model that ht.distribute got, or did not require a gradient then, or was replaced since",
+            "give ht.distribute every model that the optimizer updates, with all its trainable layers unfrozen",
+            exit_code=1,
+        )
+    comm = _records()[0].comm
+    if optimizer not in _warned and comm.size > 1:
+        _warned.add(optimizer)
+        comm.say(
+            f"{type(optimizer).__name__} updates {len(own)} parameters of no model that ht.distribute got: each rank "
+            "trains its own copy of them, and the copies drift apart"
+        )
+
+
+def _check_ended(everyone: Iterable[GradientReducer]) -> None:
+    if not any(reducer.interrupted for reducer in everyone):
+        return
+    if torch._C._current_graph_task_id() != -1:
+        raise HpctrainError(
+            "optimizer.step() within backward(): the gradients are not reduced yet",
+            "step behind backward(), not in a hook of it",
+            exit_code=1,
+        )
+    raise HpctrainError(
+        "an error ended a backward pass before its gradients were reduced, so the ranks no longer agree",
+        "let an error in backward() end the run",
+        exit_code=1,
+    )
+
+
+def _after_step(optimizer: Optimizer, *_: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for each in _records():
+        if not each.is_led_by(optimizer):
+            if each.guard is not None and any(optimizer is one for one in each.optimizers):
+                each.guard.updated()
+            continue
+        if each.note is not None:
+            each.note(optimizer)
+        if each.guard is not None:
+            # Ranks that are through with their batches make no steps, and do not come to a check.
+            each.guard.step_done(together=turns_of(each.comm).active == each.comm.size)
+
+
+def _records() -> list[Trained]:
+    """Of all models whose gradients are reduced, in the same order on every rank."""
+    return sorted(set(_by_reducer.values()), key=lambda each: each.number)
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[Parameter]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _reduced(everyone: Iterable[GradientReducer]) -> set[int]:
+    return set[int]().union(*(reducer.managed for reducer in everyone))

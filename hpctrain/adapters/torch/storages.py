@@ -1,0 +1,45 @@
+"""What is known of memory, by the storage that a tensor lies in, for as long as that is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Generic, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+T = TypeVar("T")
+
+
+class Storages(Generic[T]):
+    """Facts about storages; a storage may have several."""
+
+    def __init__(self) -> None:
+        # A weak reference keeps the address of a storage from being used again, so the address is the storage's name.
+        self._facts: dict[int, tuple[StorageWeakRef, set[T]]] = {}
+        self._limit = 256
+
+    def add(self, tensor: torch.Tensor, fact: T) -> None:
+        """Note a fact about a tensor's storage, if it has one."""
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        reference = StorageWeakRef(storage)
+        _, facts = self._facts.setdefault(reference.cdata, (reference, set()))
+        facts.add(fact)
+        if len(self._facts) > self._limit:
+            self._facts = {key: entry for key, entry in self._facts.items() if not entry[0].expired()}
+            self._limit = max(256, 2 * len(self._facts))
+
+    def of(self, tensor: torch.Tensor) -> Set[T]:
+        """What is known of a tensor's storage."""
+        storage = _storage(tensor)
+        entry = None if storage is None else self._facts.get(storage._cdata)
+        return entry[1] if entry else set()
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None  # a sparse tensor, or one within a function transform

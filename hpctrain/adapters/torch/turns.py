@@ -1,0 +1,167 @@
+"""Whose gradients are reduced next, the same on every rank.
+
+Engines reduce what ranks submit in the order in which they submit it. Within one model that order is fixed; between
+models it is the script's. So where a process has several, the ranks agree at the first gradient of each model's
+backward pass on which model it is: one small all-reduce, on connections of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.comm.base import Communicator, Group
+from hpctrain.errors import HpctrainError
+
+_all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
+
+
+class Reducing(Protocol):
+    """A model's reducer.
+
+    Attributes:
+        number: its place among those of a communicator, from 0 on.
+    """
+
+    number: int
+
+    def launch_ready(self) -> None:
+        """It is its turn: start the reductions of the buckets that are full."""
+
+
+class Turns:
+    """The order in which the models of one communicator are reduced.
+
+    Attributes:
+        titles: the models in words, in the order in which ``ht.distribute`` got them.
+        joined: ranks that are through with their batches shadow the others' reductions (see ``ht.join``).
+        of_active: means are over the ranks that still have batches.
+        active: how many ranks had a batch of their own in the last backward pass.
+        last_active: the lowest of them.
+        uneven: some rank was through before another, since :meth:`begin_join`.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._rank, self.size = comm.rank, comm.size
+        self.titles: list[str] = []
+        self.joined = False
+        self.of_active = False
+        self.active = comm.size
+        self.last_active = 0
+        self.uneven = False
+        self._group: Group | None = None
+        # Those that this backward pass has reached and that have not started all their reductions, in that order.
+        # One whose backward pass failed stays here as long as its model.
+        self._begun: list[weakref.ref[Reducing]] = []
+
+    @property
+    def factor(self) -> float:
+        """What turns the mean over all ranks into the one that is wanted."""
+        return self.size / self.active if self.of_active else 1.0
+
+    @property
+    def _agrees(self) -> bool:
+        """Whether there is something to agree on."""
+        return self._group is not None and (self.joined or len(self.titles) > 1)
+
+    def enter(self, comm: Communicator, title: str) -> int:
+        """Take part in the order; returns the number. Collective."""
+        self.titles.append(f"model {len(self.titles) + 1} ({title})")
+        if len(self.titles) > 1:
+            self.speak(comm)
+        return len(self.titles) - 1
+
+    def speak(self, comm: Communicator) -> None:
+        """Get connections for agreements. Collective."""
+        if self._group is None and self.size > 1:
+            self._group = comm.group(what="agreeing on the model of a backward pass")
+
+    def renew(self, comm: Communicator) -> None:
+        """Begin anew, after :meth:`Communicator.recover` with those that are left. Collective."""
+        died = comm.size != self.size
+        self._rank, self.size = comm.rank, comm.size
+        self.active = comm.size
+        self._begun.clear()
+        if self._group is not None and died:
+            self._group = None
+            self.speak(comm)
+
+    def begin(self, reducer: Reducing) -> None:
+        """A backward pass has reached a model."""
+        if not self._agrees:
+            return
+        self._begun = [each for each in self._begun if each() is not None]
+        self._begun.append(weakref.ref(reducer))
+        if len(self._begun) == 1:
+            self._agree(reducer)
+
+    def has(self, reducer: Reducing) -> bool:
+        """Whether it is this one's turn to start reductions."""
+        return not self._agrees or (bool(self._begun) and self._begun[0]() is reducer)
+
+    def done(self, reducer: Reducing) -> None:
+        """It has started all its reductions: the next one may."""
+        if not self._agrees or not self.has(reducer):
+            return
+        del self._begun[0]
+        following = self._begun[0]() if self._begun else None
+        if following is not None:
+            self._agree(following)
+            following.launch_ready()
+
+    def who(self, own: int | None) -> NDArray[np.int64]:
+        """Which model's turn it is on each rank, -1 on those that are through. Collective."""
+        assert self._group is not None
+        numbers = np.zeros(self.size, dtype=np.int64)
+        numbers[self._rank] = 0 if own is None else own + 1
+        everyone: NDArray[np.int64] = self._group.allreduce(numbers) - 1
+        named = everyone[everyone >= 0]
+        if named.size and (named != named[0]).any():
+            raise self._differ(everyone)
+        if named.size:
+            self.active, self.last_active = int(named.size), int(np.argmax(everyone >= 0))
+            self.uneven |= self.active < self.size
+        return everyone
+
+    def begin_join(self, *, of_active: bool) -> None:
+        """From here on ranks may be through: the others divide by all ranks, or by the active ones."""
+        self.joined, self.of_active, self.uneven = True, of_active, False
+
+    def end_join(self) -> None:
+        """All ranks are through."""
+        self.joined = self.of_active = False
+        self.active = self.size
+
+    def next_of_others(self) -> int | None:
+        """Of a rank that is through: which model the others reduce next; None when they are through too. Collective."""
+        everyone = self.who(None)
+        return int(everyone.max()) if (everyone >= 0).any() else None
+
+    def _agree(self, reducer: Reducing) -> None:
+        try:
+            self.who(reducer.number)
+        except BaseException:
+            self._begun.clear()
+            raise
+
+    def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
+        sides = [
+            f"{self.titles[number]} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
+            for number in np.unique(everyone[everyone >= 0])
+        ]
+        return HpctrainError(
+            f"the ranks' backward passes reach different models at the same time: {' but '.join(sides)}",
+            "call backward() for the models in the same order, and as often, on every rank; a branch that only some "
+            "ranks take must not decide which model is trained",
+            exit_code=1,
+        )
+
+
+def turns_of(comm: Communicator) -> Turns:
+    """The order of the models of a communicator."""
+    if comm not in _all:
+        _all[comm] = Turns(comm)
+    return _all[comm]

@@ -1,0 +1,153 @@
+"""Ranks that wait for each other in different places, so that none of the waits can ever end.
+
+A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
+collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
+and not all are in the same place, rank 0 asks once more: who answers is still there, so at the time of the question all
+were there at once. That is as many messages as ranks, and only where a run stands still anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hpctrain.comm.patience import END, REDUCTION, Wait
+from hpctrain.errors import HpctrainError
+
+# A wait of this length is told of; ends of waits travel within a fraction of it.
+TOLD_SECONDS = 1.0
+_AGAIN_SECONDS = 2.0
+_NAMED = 8
+# The kinds of messages between ranks.
+HEARD = frozenset({"in", "out", "still", "yes", "crossed"})
+
+_HINTS = {
+    True: "give every rank as many batches, as ht.shard does, or put the loop into `with ht.join(model):`, so that "
+    "ranks that are through wait for the others",
+    False: "call backward() as often on every rank, and what takes all ranks (comm.barrier(), ht.should_stop(), saving "
+    "by all ranks, …) at the same places",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank waits: the kind of wait, what it is in words, and how many backward passes it has begun."""
+
+    kind: str
+    what: str
+    passes: int
+
+    def __str__(self) -> str:
+        if self.kind == END:
+            return f"at the end of its script, after backward pass {self.passes}"
+        if self.kind == REDUCTION:
+            return f"in the reduction of gradients, in its backward pass {self.passes}"
+        return f"in {self.what}, after backward pass {self.passes}"
+
+
+def crossed(places: Mapping[int, Place], names: Callable[[int], str]) -> HpctrainError | None:
+    """What to raise if the waits of all ranks cannot end; None if they are in the same place."""
+    if len({place.kind for place in places.values()}) == 1:
+        return None
+    by_place: dict[str, list[str]] = {}
+    for rank, place in sorted(places.items()):
+        by_place.setdefault(str(place), []).append(names(rank))
+    sides = "; ".join(f"{_some(ranks)} {where}" for where, ranks in by_place.items())
+    return HpctrainError(
+        f"the ranks wait for each other in different places, and would for ever: {sides}",
+        _HINTS[any(place.kind == END for place in places.values())],
+        exit_code=1,
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+class Crossings:
+    """One rank's part in it, told of its waits by the thread that watches over them.
+
+    Args:
+        rank, size: of the run.
+        send: sends a message to a rank's :meth:`hear`.
+        names: a rank in words.
+        passes: how many backward passes this rank has begun.
+
+    Attributes:
+        error: what is to be raised in every wait, once that is known.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        send: Callable[..., None],
+        names: Callable[[int], str],
+        passes: Callable[[], int],
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._send = send
+        self._names = names
+        self._passes = passes
+        self.error: HpctrainError | None = None
+        self._wait: Wait | None = None
+        self._number = 0
+        self._told = False
+        # Of rank 0: who waits where, each with the number of the wait, and who has confirmed that.
+        self._places: dict[int, tuple[int, Place]] = {}
+        self._confirmed: set[int] = set()
+        self._ask_at = 0.0
+
+    def look(self, wait: Wait | None, now: float) -> None:
+        """Tell rank 0 of a wait that lasts, or that it has ended."""
+        if wait != self._wait:
+            if self._told:
+                self._tell(0, "out")
+            self._wait, self._told = wait, False
+            self._number += 1
+        if wait is not None and not self._told and now - wait.since > TOLD_SECONDS:
+            self._told = True
+            self._tell(0, "in", self._number, Place(kind=wait.kind, what=wait.what, passes=self._passes()))
+        if self._rank == 0:
+            self._judge(now)
+
+    def hear(self, source: int, kind: str, *values: object) -> None:
+        """A message of another rank's, or of this one."""
+        match kind, values:
+            case "in", (int(number), Place() as place):
+                self._places[source] = (number, place)
+            case "out", ():
+                self._places.pop(source, None)
+                self._confirmed.clear()
+            case "still", ():
+                if self._told:
+                    self._tell(0, "yes", self._number)
+            case "yes", (int(number),):
+                if source in self._places and self._places[source][0] == number:
+                    self._confirmed.add(source)
+            case "crossed", (str(message), str(hint)):
+                self.error = HpctrainError(message, hint, exit_code=1)
+
+    def _judge(self, now: float) -> None:
+        if len(self._places) < self._size or self.error is not None:
+            return
+        error = crossed({rank: place for rank, (_, place) in self._places.items()}, self._names)
+        if error is None:
+            return
+        if len(self._confirmed) == self._size:
+            self._tell_all("crossed", str(error.message), error.hint or "")
+        elif now >= self._ask_at:
+            self._ask_at = now + _AGAIN_SECONDS
+            self._confirmed.clear()
+            self._tell_all("still")
+
+    def _tell_all(self, *message: object) -> None:
+        for rank in range(self._size):
+            self._tell(rank, *message)
+
+    def _tell(self, rank: int, *message: object) -> None:
+        if rank == self._rank:
+            self.hear(rank, *message)  # type: ignore[arg-type]
+        else:
+            self._send(rank, *message)

@@ -1,0 +1,60 @@
+"""Ranks that trained, each by itself: what a script forgot, said at its end."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+# Who uses one of these knows of the other ranks without hpctrain.
+_OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed", "lightning.fabric")
+
+
+def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
+    """What to tell the user at the end of a script of several ranks; None if nothing is amiss.
+
+    Args:
+        ranks: that ran it.
+        joined: it called ``ht.init``.
+        distributed: it called ``ht.distribute``.
+    """
+    if ranks == 1 or distributed:
+        return None
+    if joined:
+        return (
+            f"{ranks} ranks trained, each by itself: the script made an optimizer, and ht.distribute got none. Its "
+            "results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
+            if _trained()
+            else None
+        )
+    if any(name in sys.modules for name in _OTHERS):
+        return None
+    return (
+        f"the script never called ht.init(): unless it meets the other ranks in another way, it ran {ranks} times, "
+        "each rank by itself. help(hpctrain) shows the lines that make it one training"
+    )
+
+
+def _trained() -> bool:
+    """Whether an optimizer of PyTorch was made, or one of Keras that is still there has updated something."""
+    optim = sys.modules.get("torch.optim.optimizer")
+    if optim is not None and any(_is_used(kind) for kind in _kinds(optim.Optimizer)):
+        return True
+    keras = sys.modules.get("keras.src.optimizers.base_optimizer")
+    if keras is None:
+        return False
+    # By type(): isinstance() asks the object itself too, and a weakref.proxy whose object is gone raises then.
+    made = (each for each in gc.get_objects() if issubclass(type(each), keras.BaseOptimizer))
+    return any(int(each.iterations) > 0 for each in made)
+
+
+def _is_used(kind: Any) -> bool:
+    """PyTorch puts its profiling around a class's ``step`` when it makes the first optimizer of it."""
+    return getattr(vars(kind).get("step"), "hooked", False)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _kinds(child)

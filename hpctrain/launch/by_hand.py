@@ -1,0 +1,46 @@
+"""A run as text for a shell: what ``hpctrain run --dry-run`` prints, and whoever executes it has the same run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+
+from hpctrain.launch.attempts import Attempt
+from hpctrain.launch.command import Command
+from hpctrain.plan import Plan
+from hpctrain.rundir import RunDirectory
+
+
+def shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: Attempt | None, launcher: str) -> str:
+    """Text for a POSIX shell: first what the ranks expect in their run directory, then the command.
+
+    Args:
+        command: starts the ranks.
+        plan: of the run.
+        directory: of the run.
+        attempt: how a run goes on that is there already; None for a new one, which the shell refuses to begin where
+            there is another's plan.
+        launcher: its name.
+    """
+    folder = RunDirectory(directory.path.absolute())
+    steps = [
+        # The directory is its owner's alone; and with -C no file is written over.
+        f"umask 077{'' if attempt else ' && set -C'}",
+        f"mkdir -p {_words(folder.logs, folder.ranks)}",
+        f"printf '%s\\n' {shlex.quote(plan.model_dump_json())} > {_words(folder.plan)}",
+    ]
+    if attempt:
+        # From which checkpoint the ranks go on. No launcher of hpctrain's will live anywhere.
+        start = {"time": time.time(), "event": "start", **attempt.start(plan, launcher), "host": None, "pid": None}
+        steps += [
+            f"rm -f {_words(folder.stop, folder.summary)} {_words(folder.ranks)}/rank-*.json",
+            f"printf '%s\\n' {shlex.quote(json.dumps(start))} >> {_words(folder.events)}",
+        ]
+    prepared = " &&\n ".join(steps)
+    return f"({prepared}) &&\n{command.shell()}"
+
+
+def _words(*paths: Path) -> str:
+    return shlex.join(map(str, paths))

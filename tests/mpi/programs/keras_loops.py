@@ -1,0 +1,133 @@
+"""Loops without ``fit``, and data that ``ht.shard`` did not make."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import tensorflow as tf
+from keras import losses
+from keras_runs import adam, dense, pattern
+
+
+def tape_step(model, optimizer, loss, graph: bool = True):
+    def step(x, y, weight=None, share=1.0):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True), sample_weight=weight) * share
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return tf.function(step, reduce_retracing=True) if graph else step
+
+
+def taped(run, batches: Callable, graph: bool = True):
+    model, optimizer = run.distribute(dense(), adam())
+    optimizer.build(model.trainable_variables)
+    step = tape_step(model, optimizer, losses.MeanSquaredError(), graph)
+    data = run.data(run.normal(4), run.normal(1))
+    for batch in batches(data):
+        step(*batch)
+    return model.get_weights()
+
+
+@pattern
+def loop_from_scratch(run):
+    return taped(run, lambda data: data)
+
+
+@pattern
+def loop_over_a_list(run):
+    return taped(run, lambda data: list(data)[::-1], graph=False)
+
+
+@pattern
+def loop_over_one_batch_five_times(run):
+    return taped(run, lambda data: [list(data)[-1]] * 5)
+
+
+@pattern
+def loop_over_a_cycle(run):
+    return taped(run, lambda data: itertools.islice(itertools.cycle(data), 11))
+
+
+@pattern
+def loop_over_a_dataset_of_a_dataset(run):
+    return taped(run, lambda data: data.skip(1).repeat(3).take(7).prefetch(2))
+
+
+@pattern
+def loop_over_two_iterators(run):
+    return taped(run, lambda data: itertools.chain.from_iterable(zip(iter(data), iter(data.skip(2)), strict=False)))
+
+
+@pattern
+def loop_with_validation_before_backward(run):
+    model, optimizer = run.distribute(dense(), adam())
+    model.compile(optimizer, "mse")
+    data, other = run.data(run.normal(4), run.normal(1)), run.data(run.normal(4), run.normal(1))
+    loss = losses.MeanSquaredError()
+    for x, y, *rest in data:
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True)) * (rest[-1] if rest else 1.0)
+        model.evaluate(other, verbose=0)
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return model.get_weights()
+
+
+@pattern
+def loop_with_several_forwards_an_update(run):
+    model, optimizer = run.distribute(dense(), adam())
+    loss, total = losses.MeanSquaredError(), None
+    for number, (x, y, *rest) in enumerate(run.data(run.normal(4), run.normal(1)).repeat(3)):
+        with tf.GradientTape() as tape:
+            value = (loss(y, model(x)) + loss(y, model(-x))) * (rest[-1] if rest else 1.0)
+        gradients = tape.gradient(value, model.trainable_variables)
+        total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+        if number % 3 == 2:
+            optimizer.apply_gradients(zip(total, model.trainable_variables, strict=True))
+            total = None
+    return model.get_weights()
+
+
+def own_batches(run, *arrays):
+    """Whole batches on one process; on each rank rows of its own, of which there are more on later ranks."""
+    rank, size = (run.comm.rank, run.comm.size) if run.comm else (0, 1)
+    ends = [run.batch * k * (k + 1) // (size * (size + 1)) for k in range(size + 1)]
+    own = slice(ends[rank], ends[rank + 1])
+    for start in range(0, run.samples - run.batch + 1, run.batch):
+        yield tuple(array[start : start + run.batch][own] for array in arrays)
+
+
+@pattern
+def a_generator_on_each_rank(run):
+    model, optimizer = run.distribute(dense(), adam())
+    model.compile(optimizer, "mse")
+    batches = (batch for batch in itertools.cycle(list(own_batches(run, run.normal(4), run.normal(1)))))
+    return run.fit(model, batches, steps_per_epoch=3), model.get_weights()
+
+
+@pattern
+def train_on_batch_of_each_rank(run):
+    model, optimizer = run.distribute(dense(), adam(gradient_accumulation_steps=2))
+    model.compile(optimizer, "mse")
+    for x, y in own_batches(run, run.normal(4), run.normal(1)):
+        model.train_on_batch(x, y)
+    return model.get_weights()
+
+
+@pattern
+def train_on_batch_of_sharded_parts(run):
+    model, optimizer = run.distribute(dense(), adam())
+    model.compile(optimizer, "mse")
+    for x, y, *weight_and_share in run.data(run.normal(4), run.normal(1)):
+        model.train_on_batch(x, y, *weight_and_share[:1])
+    return model.get_weights()
+
+
+@pattern
+def the_same_arrays_on_every_rank(run):
+    model, optimizer = run.distribute(dense(), adam())
+    model.compile(optimizer, "mse")
+    data = {"y": run.normal(1), "shuffle": False, "batch_size": run.batch, "validation_split": 0.2}
+    return run.fit(model, run.normal(4), **data), model.get_weights()

@@ -1,0 +1,178 @@
+"""What several ranks refuse, and what they do together though a script does it on each: functions that assert."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras_small import LOSS, network, refused, samples, update
+
+import hpctrain as ht
+
+
+def updates_on_one_rank_alone_are_refused(comm, folder: Path) -> None:
+    x, y, _ = samples(8, comm.rank)
+    model, optimizer = ht.distribute(network(), keras.optimizers.Adam(0.1))
+    model.compile(optimizer, LOSS)
+    model.save(folder / f"again{comm.rank}.keras")
+    before = model.get_weights()
+    model.compile(keras.optimizers.Adam(0.1), LOSS)
+    refused(lambda: model.fit(x, y, verbose=0), "this optimizer was not", ht.HpctrainError)
+    refused(lambda: model.train_on_batch(x, y), "this optimizer was not", ht.HpctrainError)
+    model.optimizer = keras.optimizers.SGD(0.1)
+    refused(lambda: model.fit(x, y, verbose=0), "this optimizer was not", ht.HpctrainError)
+    for step in (update, tf.function(update)):
+        refused(functools.partial(step, model, keras.optimizers.SGD(0.1), x, y), "this optimizer was not")
+    for before_it, after in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before_it, after)
+    clone = keras.models.clone_model(model)
+    clone.compile(optimizer, LOSS)
+    refused(lambda: clone.fit(x, y, verbose=0), "not", ht.HpctrainError)
+    loaded = keras.models.load_model(folder / f"again{comm.rank}.keras", safe_mode=True)
+    refused(lambda: loaded.fit(x, y, verbose=0), "or a copy of it", ht.HpctrainError)
+    around = keras.Model(model.inputs, 2 * model.outputs[0])
+    around.compile(optimizer, LOSS)
+    refused(lambda: around.fit(x, y, verbose=0), "itself was not distributed", ht.HpctrainError)
+    loaded, optimizer = ht.distribute(loaded, loaded.optimizer)
+    loaded.fit(x, y, verbose=0)
+
+
+def data_that_is_over_on_one_rank_stops_all_at_once(comm) -> None:
+    x, y, _ = samples(12, comm.rank)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(2 if comm.rank == 1 else 3)
+    begin = time.monotonic()
+    refused(lambda: model.fit(data, verbose=0), "rank 1 has come to the end of its data", ht.HpctrainError)
+    assert time.monotonic() - begin < 30
+    model.fit(data.take(2), validation_data=data.take(2 - comm.rank % 2), verbose=0)
+
+
+def ranks_stop_together(comm) -> None:
+    """By a NaN in one rank's part of the second batch, and by what one rank's callback wants after an epoch."""
+
+    class Asks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = comm.rank == 1
+
+    batches = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    for value, callback in ((np.nan, keras.callbacks.TerminateOnNaN()), (0, Asks())):
+        x, y, _ = samples(12, 0)
+        x[5] = value
+        model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+        model.compile(optimizer, LOSS)
+        data = ht.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(3))
+        model.fit(data, epochs=2, verbose=0, callbacks=[callback, note])
+    assert batches == [0, 1, 0, 1, 2, 3], batches
+
+
+def a_loop_that_forgets_the_share_of_an_uneven_batch_is_refused(comm) -> None:
+    x, y, _ = samples(10, 0)
+
+    def train(samples: int, graph: bool, passed: int, used: bool) -> None:
+        model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+
+        def step(x, y, weight=None, share=1.0):
+            with tf.GradientTape() as tape:
+                loss = LOSS(y, model(x)) * (share if used else 1.0)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        optimizer.build(model.trainable_variables)
+        run = tf.function(step, reduce_retracing=True) if graph else step
+        for batch in ht.shard(tf.data.Dataset.from_tensor_slices((x[:samples], y[:samples])).batch(6)):
+            run(*batch[:passed])
+
+    for graph in (False, True):
+        train(10, graph, passed=4, used=True)
+        for passed in (2, 4):
+            train(6, graph, passed, used=False)
+            refused(functools.partial(train, 10, graph, passed, used=False), "the loop did not use it")
+
+
+def misplaced_parts_and_compilers_are_refused(comm) -> None:
+    x, y, _ = samples(12, comm.rank)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    data = ht.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(6))
+    refused(lambda: model.predict(data, verbose=0), "ht.shard was given")
+    refused(lambda: model.fit(tf.data.Dataset.zip((data, data)), verbose=0), "call ht.shard last")
+    refused(lambda: ht.shard(data), "before")
+    refused(lambda: tf.function(update, jit_compile=True)(model, optimizer, x, y), "jit_compile=True")
+
+
+def files_are_written_by_one_rank(comm, folder: Path) -> None:
+    folder = comm.broadcast_object(folder) / "together"
+    x, y, _ = samples(12, 1)
+    epochs_seen = []
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            epochs_seen.append(epoch)
+            if epochs_seen == [0, 1]:
+                raise KeyboardInterrupt
+
+    model, optimizer = ht.distribute(network(), keras.optimizers.Adam(0.1))
+    model.compile(optimizer, LOSS, metrics=["accuracy"])
+    for _ in range(2):
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(folder / "model.keras"),
+            keras.callbacks.ModelCheckpoint(folder / f"own{comm.rank}.keras"),
+            keras.callbacks.BackupAndRestore(folder / "backup"),
+            keras.callbacks.CSVLogger(str(folder.parent / "log.csv")),
+            Stops(),
+        ]
+        data = ht.shard((x, y), batch_size=5)
+        try:
+            model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
+        except KeyboardInterrupt:
+            model.set_weights([weight + comm.rank for weight in model.get_weights()])
+    comm.barrier()
+    assert epochs_seen == [0, 1, 1, 2], epochs_seen
+    owned = {f"own{rank}.keras" for rank in range(comm.size)}
+    assert {each.name for each in folder.iterdir()} == {"model.keras", *owned}
+    for path in folder.iterdir():
+        for ours, saved in zip(model.weights, keras.models.load_model(path, safe_mode=True).weights, strict=True):
+            np.testing.assert_array_equal(ours.numpy(), saved.numpy())
+
+
+def batch_norms_are_equal_when_they_are_saved_or_evaluated(comm) -> None:
+    layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1, activation="sigmoid")]
+    model, optimizer = ht.distribute(keras.Sequential(layers), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(model.get_weights()))
+    x, y, _ = samples(20, comm.rank)
+    model.fit(x, y, verbose=0, callbacks=[note], validation_data=(x, y))
+    weights = np.concatenate([each.ravel() for each in seen[0]])
+    assert len({each.tobytes() for each in comm.allgather_object(weights)}) == 1
+    assert all((each != start).any() for each, start in zip(seen[0][2:4], (0, 1), strict=True))
+
+
+def a_short_run_that_parts_is_stopped_at_its_end(comm) -> None:
+    x, y, _ = samples(12, 0)
+    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
+    model.compile(optimizer, LOSS)
+
+    def part(batch: int, logs: object) -> None:
+        if batch == 1 and comm.rank == 1:
+            model.weights[0].assign(model.weights[0] + 1)
+
+    parting = keras.callbacks.LambdaCallback(on_train_batch_end=part)
+    refused(lambda: model.fit(x, y, batch_size=4, verbose=0, callbacks=[parting]), "after step 3 the ranks hold")
+
+
+def check(comm, folder: Path) -> None:
+    updates_on_one_rank_alone_are_refused(comm, folder)
+    data_that_is_over_on_one_rank_stops_all_at_once(comm)
+    ranks_stop_together(comm)
+    a_loop_that_forgets_the_share_of_an_uneven_batch_is_refused(comm)
+    misplaced_parts_and_compilers_are_refused(comm)
+    files_are_written_by_one_rank(comm, folder)
+    batch_norms_are_equal_when_they_are_saved_or_evaluated(comm)
+    a_short_run_that_parts_is_stopped_at_its_end(comm)

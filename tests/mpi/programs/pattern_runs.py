@@ -1,0 +1,85 @@
+"""A script's view of the world: alone on whole batches, or one of the ranks; and the patterns that are run in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpctrain as ht
+
+SEED, FEATURES = 3, 10
+PATTERNS: dict[str, Callable[[Run], None]] = {}
+
+
+def pattern(function):
+    PATTERNS[function.__name__] = function
+    return function
+
+
+class Whole:
+    """What ``ht.shard`` divides, whole: the documented order, without hpctrain."""
+
+    def __init__(self, loader: DataLoader, shuffled: bool) -> None:
+        self._loader, self._shuffled, self._epoch = loader, shuffled, 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator:
+        data, size = self._loader.dataset, self._loader.batch_size
+        order = (
+            np.random.default_rng((SEED, self._epoch)).permutation(len(data)) if self._shuffled else range(len(data))
+        )
+        self._epoch += 1
+        starts = range(0, len(self) * size, size)
+        return (self._loader.collate_fn([data[i] for i in order[start : start + size]]) for start in starts)
+
+
+class Run:
+    """A script's view of the world: alone on whole batches, or one of the ranks."""
+
+    def __init__(self, comm, ranks: int, samples: int, batch: int) -> None:
+        self.comm, self.ranks, self.samples, self.batch = comm, ranks, samples, batch
+        self.states: list[torch.Tensor] = []
+
+    def no_sync(self):
+        return ht.no_sync() if self.comm else contextlib.nullcontext()
+
+    def loader(self, samples=None, batch=None, *, evaluation=False, seed=0, shape=(FEATURES,), **settings):
+        samples, batch = samples or self.samples, batch or self.batch
+        random = np.random.default_rng(seed)
+        x = torch.from_numpy(random.random((samples, *shape)))
+        data = TensorDataset(x, torch.from_numpy(random.integers(0, 5, samples)))
+        loader = DataLoader(data, batch_size=batch, shuffle=not evaluation, **settings)
+        return ht.shard(loader, evaluation=evaluation, seed=SEED) if self.comm else Whole(loader, not evaluation)
+
+    def distribute(self, model, optimizer=None):
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer.register_step_post_hook(lambda *_: self.states.append(flat(model)))
+        return ht.distribute(model, optimizer) if self.comm else (model, optimizer)
+
+    def trained(self, optimizer=None):
+        model = network()
+        return self.distribute(model, optimizer(model.parameters()) if optimizer else None)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6, dtype=torch.float64), nn.Tanh(), nn.Linear(6, 5, dtype=torch.float64))
+
+
+def flat(model) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+
+
+cross_entropy = nn.functional.cross_entropy
+
+
+def step(model, optimizer, x, y) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()

@@ -1,0 +1,387 @@
+"""What a script does that would leave gradients unreduced, or add up those of different models; see torch_behaviour.py.
+
+Each check gets the communicator and returns what the tests compare.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import torch
+from torch import nn
+
+import hpctrain as ht
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def message(action) -> str:
+    """The error of ``action``, or an empty text."""
+    try:
+        action()
+    except ht.HpctrainError as error:
+        return str(error)
+    return ""
+
+
+class Red(nn.Linear):
+    pass
+
+
+class Blue(nn.Linear):
+    pass
+
+
+def distributed(kind=nn.Linear, size=3, **settings):
+    torch.manual_seed(1)
+    model = kind(size, size)
+    return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def loss_of(model, value):
+    return model(torch.full((2, model.in_features), value)).square().sum()
+
+
+@check
+def models_in_another_order_on_another_rank(comm):
+    """Of equal size, of other sizes, small and large: named on every rank, before anything is added up."""
+    said = []
+    for first, second in ((3, 3), (3, 5), (120, 120), (3, 1100)):
+        (red, _), (blue, _) = distributed(Red, first), distributed(Blue, second)
+        order = (red, blue) if comm.rank == 0 else (blue, red)
+        said.append(message(lambda order=order: [loss_of(model, 1.0).backward() for model in order]))
+    return said
+
+
+@check
+def one_backward_pass_through_several_models(comm):
+    """In whatever order a rank's graph reaches them, equal to one process on all batches."""
+    settings = {"bucket_mb": 1e-6}
+    models = [distributed(kind, 4, **settings)[0] for kind in (Red, Blue, nn.Linear)]
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    x = torch.arange(8.0).view(2, 4)
+
+    def loss(used, scale):
+        y = used[0](x * scale)
+        return (used[2](used[1](torch.tanh(y))) + used[1](y)).square().sum()
+
+    alone = [copy.deepcopy(model) for model in models]
+    expected = [torch.zeros_like(parameter) for parameter in parameters]
+    for rank in range(comm.size):
+        gradients = torch.autograd.grad(loss(alone, 1.0 + rank), [p for model in alone for p in model.parameters()])
+        for total, gradient in zip(expected, gradients, strict=True):
+            total += gradient / comm.size
+    off = 0.0
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = None
+        loss(models, 1.0 + comm.rank).backward()
+        off = max(off, *((p.grad - e).abs().max().item() for p, e in zip(parameters, expected, strict=True)))
+    return off / max(e.abs().max().item() for e in expected)
+
+
+@check
+def a_model_that_one_rank_alone_trains(comm):
+    (red, _), (blue, _) = distributed(Red), distributed(Blue)
+
+    def step():
+        loss = loss_of(red, 1.0)
+        (loss + loss_of(blue, 1.0) if comm.rank == 0 else loss).backward()
+        loss_of(red, 1.0).backward()
+
+    return message(step)
+
+
+@check
+def replaced_parameters(comm):
+    said = {}
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.full((1, 3), 1.0 + comm.rank)).square().sum().backward()
+        optimizer.step()
+
+    def fresh():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    model, optimizer = fresh()
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    said["assign"] = message(lambda: step(model, optimizer))
+    model, optimizer = fresh()
+    model[1] = nn.Linear(3, 2)
+    said["head"] = message(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    model, optimizer = fresh()
+    model.append(nn.Linear(3, 3))
+    said["added"] = message(lambda: step(model, optimizer))
+    model, optimizer = fresh()
+    model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # past what PyTorch tells of
+    said["hidden"] = message(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    model, optimizer = fresh()
+    model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    said["closure"] = message(lambda: lbfgs.step(lambda: step(model, optimizer)))
+    model, optimizer = fresh()
+    step(model, optimizer)
+    model.double()
+    said["dtype"] = message(lambda: model(torch.ones(1, 3).double()).sum().backward())
+    model, optimizer = fresh()
+    step(model, optimizer)
+    said["back"] = [message(lambda: step(model.double().float(), optimizer)), model[0].weight.tolist()]
+    return said
+
+
+@check
+def replaced_and_distributed_again(comm):
+    """Equal on every rank, and the mean over them, when ``ht.distribute`` gets the changed model once more."""
+    torch.manual_seed(comm.rank)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 3)).sum().backward()
+    model[1] = nn.Linear(3, 1, bias=False)
+    model.double()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    alone = copy.deepcopy(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((1, 3), 1.0 + comm.rank).double()).square().sum().backward()
+    sum(alone(torch.full((1, 3), 1.0 + r).double()).square().sum() / comm.size for r in range(comm.size)).backward()
+    optimizer.step()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+@check
+def an_optimizer_made_anew(comm):
+    """Works, and its steps are looked at."""
+    model, optimizer = distributed(guard_every=2)
+    del optimizer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model, 1.0 + comm.rank).backward()
+    first = message(optimizer.step)
+    with torch.no_grad():
+        model.bias[1] += comm.rank
+    return [first, message(optimizer.step)]
+
+
+@check
+def an_optimizer_of_something_else(comm):
+    """Trains as it would in one process; the user is told that ranks train apart."""
+    distributed()
+    model, _ = distributed()
+    temperature = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([temperature], lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (temperature * (1 + comm.rank)).sum().backward()
+        optimizer.step()
+    loss_of(model, 1.0).backward()
+    return temperature.item()
+
+
+@check
+def wrapped(comm):
+    said = {}
+    given = nn.DataParallel(nn.Linear(2, 2))
+    said["given"] = message(lambda: ht.distribute(given, torch.optim.SGD(given.parameters(), lr=0.1)))
+    model, optimizer = distributed()
+    said["later"] = message(lambda: nn.DataParallel(model))
+    if torch.distributed.is_initialized():
+        said["ddp"] = message(lambda: nn.parallel.DistributedDataParallel(model))
+        inner = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        outer = nn.Sequential(inner)
+        said["part"] = message(lambda: ht.distribute(outer, torch.optim.SGD(outer.parameters(), lr=0.1)))
+    if comm.backend == "horovod":
+        import horovod.torch as hvd
+
+        plain = nn.Linear(2, 2)
+        foreign = hvd.DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), plain.named_parameters())
+        said["optimizer"] = message(lambda: ht.distribute(plain, foreign))
+        late = hvd.DistributedOptimizer(optimizer)
+        said["optimizer_later"] = message(late.step)
+    return said
+
+
+@check
+def refused_parts(comm):
+    def give(model, parameters=None):
+        return message(lambda: ht.distribute(model, torch.optim.SGD(parameters or model.parameters(), lr=0.1)))
+
+    sparse = nn.Linear(2, 2)
+    sparse.register_buffer("mask", torch.eye(2).to_sparse())
+    model, _ = distributed()
+    return {
+        "lazy": give(nn.Sequential(nn.LazyLinear(2)), [torch.zeros(1)]),
+        "sparse": give(sparse),
+        "graph": message(lambda: loss_of(model, 1.0).backward(create_graph=True)),
+    }
+
+
+@check
+def a_gradient_penalty(comm):
+    """The way that the error about ``create_graph`` recommends, against one process."""
+    model, _ = distributed()
+    alone = copy.deepcopy(model)
+
+    def loss(used, scale):
+        x = torch.full((2, 3), scale, requires_grad=True)
+        (inner,) = torch.autograd.grad(used(x).square().sum(), x, create_graph=True)
+        return inner.square().sum()
+
+    loss(model, 1.0 + comm.rank).backward()
+    sum(loss(alone, 1.0 + rank) / comm.size for rank in range(comm.size)).backward()
+    # the bias has a gradient by the inner derivative, too
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+@check
+def the_models_own_copies(comm):
+    """A copy of the model, in memory or saved, is a plain one."""
+    model, _ = distributed()
+    plain = nn.Linear(3, 3)
+    plain.load_state_dict(model.state_dict())
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    used = [plain, copy.deepcopy(model), torch.load(file, weights_only=False)]
+    for each in used:
+        loss_of(each, 1.0 + comm.rank).backward()
+    return [(each.weight.grad - plain.weight.grad).abs().max().item() for each in used]
+
+
+@check
+def an_end_before_the_next_check(comm):
+    """What differs behind the first step is found at the end, also of a model that is gone by then."""
+    said = []
+    for keeps in (True, False):
+        ht.shutdown()
+        comm = ht.init(comm.backend)
+        model, optimizer = distributed()
+        for step in range(3):
+            loss_of(model, 1.0).backward()
+            with torch.no_grad():
+                model.weight[0, 1] += step * comm.rank
+            optimizer.step()
+        if not keeps:
+            del model, optimizer
+        said.append(message(ht.shutdown))
+        ht.init(comm.backend)
+    return said
+
+
+def uneven_loop(*, joined):
+    """A model, its optimizer and its loss."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Embedding(4, 5, sparse=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if joined:
+        model, optimizer = ht.distribute(model, optimizer, guard_every=2)
+
+    def loss(x):
+        hidden = torch.tanh(model[0](x))
+        return (hidden + model[2]((x[:, 0].abs() * 10).long() % 4)).square().sum()
+
+    return model, optimizer, loss
+
+
+@check
+def loops_of_different_length(comm):
+    """With ``ht.join``, against one process that knows who still has batches; then one more step of all."""
+    off = []
+    generator = torch.Generator().manual_seed(5)
+    data = torch.rand(comm.size, 6, 4, 3, generator=generator)
+    lengths = [6 - 2 * rank for rank in range(comm.size)]
+    for by_all in (True, False):
+        model, optimizer, loss = uneven_loop(joined=True)
+        with ht.join(model, divide_by_initial_world_size=by_all):
+            for first, second in data[comm.rank][: lengths[comm.rank]].split(2):
+                optimizer.zero_grad()
+                with ht.no_sync():
+                    loss(first).backward()
+                loss(second).backward()
+                optimizer.step()
+        optimizer.zero_grad()
+        loss(data[comm.rank][0]).backward()
+        optimizer.step()
+
+        alone, own, its_loss = uneven_loop(joined=False)
+        for step in range(4):
+            active = [r for r in range(comm.size) if 2 * step < lengths[r]] if step < 3 else list(range(comm.size))
+            own.zero_grad()
+            for rank in active:
+                parts = data[rank][2 * step : 2 * step + 2] if step < 3 else data[rank][:1]
+                count = comm.size if by_all else len(active)
+                sum(its_loss(part) / count for part in parts).backward()
+            own.step()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        off.append(max((ours - theirs).abs().max().item() for ours, theirs in pairs))
+    return off
+
+
+class Wave(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, 3, dtype=torch.complex64))
+        self.bias = nn.Parameter(torch.randn(size, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.to(torch.complex64) @ self.weight.T + self.bias).abs().square()
+
+
+@check
+def complex_parameters(comm):
+    off = []
+    for size in (4, 400_000):
+        torch.manual_seed(3)
+        model = Wave(size)
+        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        alone = copy.deepcopy(model)
+        model(torch.full((2, 3), 1.0 + comm.rank)).mean().backward()
+        sum(alone(torch.full((2, 3), 1.0 + rank)).mean() / comm.size for rank in range(comm.size)).backward()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        off.append(max(((ours.grad - its.grad).abs().max() / its.grad.abs().max()).item() for ours, its in pairs))
+        optimizer.step()
+    return off
+
+
+@check
+def join_of_what_was_not_given(comm):
+    return message(lambda: ht.join(nn.Linear(1, 1)).__enter__())
+
+
+# Last: a loader whose batches do not divide evenly is remembered to the end of a run, and data of no loader refused.
+@check
+def synchronised_batch_norm(comm):
+    """Outputs, gradients and running statistics against plain batch norm in one process, batches that divide or not."""
+    off = []
+    for batch, momentum, affine in ((8, 0.1, True), (7, None, True), (9, 0.3, False)):
+        torch.manual_seed(4)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=momentum, affine=affine), nn.Conv2d(4, 2, 3)
+        )
+        model.append(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+        alone = copy.deepcopy(model)
+        data = torch.utils.data.TensorDataset(torch.rand(2 * batch, 2, 4, 4), torch.rand(2 * batch, 3))
+        loader = torch.utils.data.DataLoader(data, batch_size=batch)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        own = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for used, update, batches in ((model, optimizer, ht.shard(loader)), (alone, own, loader)):
+            for x, y in batches:
+                update.zero_grad()
+                nn.functional.mse_loss(used(x), y).backward()
+                update.step()
+        theirs = alone.state_dict()
+        pairs = [(ours.double(), theirs[name].double()) for name, ours in model.state_dict().items()]
+        off.append(max((ours - other).abs().max().item() for ours, other in pairs))
+        model.eval(), alone.eval()
+        off.append((model(data.tensors[0]) - alone(data.tensors[0])).abs().max().item())
+    return off

@@ -1,0 +1,103 @@
+"""Ways to draw batches and to compute them: each is run by one process on whole batches and by the ranks on shares.
+
+``python torch_patterns.py BACKEND,… OUT`` writes OUT-BACKEND-RANK.json: of each pattern and each division of the
+batches, what was refused, how many updates were made, and how far the worst of them is from one process's. With
+``refuse`` for OUT, one rank refuses a pattern and the other does not.
+
+A refusal may come on one rank only, and would end the run. Here all ranks take part in it, and go on with the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import patterns_of_computing  # noqa: F401 - fills PATTERNS
+import torch
+from pattern_runs import PATTERNS, Run
+from patterns_of_drawing import prefetched_copies
+
+import hpctrain as ht
+from hpctrain.adapters.torch import weights
+from hpctrain.errors import HpctrainError
+
+# Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
+DIVISIONS = {"even": (60, 24), "uneven": (26, 7), "small": (22, 7)}
+
+
+def refuse_together(comm) -> None:
+    """Let every rank refuse a backward pass that one rank refuses at its first gradient."""
+    own = weights.batch_weights(comm)
+    find, seen = own._weight_for, []
+
+    def together(parameter):
+        task = torch._C._current_graph_task_id()
+        if task in seen[-1:]:
+            return find(parameter)
+        seen.append(task)
+        value, error = 0.0, ""
+        try:
+            value = find(parameter)
+        except HpctrainError as refusal:
+            error = str(refusal)
+        errors = comm.allgather_object(error)
+        if any(errors):
+            raise HpctrainError(next(each for each in errors if each))
+        return value
+
+    own._weight_for = together
+
+
+def outcome(function, comm, division: str) -> dict[str, object]:
+    weights._all.pop(comm, None)  # as of a new run
+    print(function.__name__, division, file=sys.stderr)
+    refuse_together(comm)
+    torch.compiler.reset()
+    alone, shared = Run(None, comm.size, *DIVISIONS[division]), Run(comm, comm.size, *DIVISIONS[division])
+    torch.manual_seed(5)
+    function(alone)
+    torch.manual_seed(5)
+    refused = ""
+    try:
+        function(shared)
+    except HpctrainError as error:
+        refused = str(error)
+    pairs = zip(alone.states, shared.states, strict=False)
+    errors = [float((one - many).abs().max()) for one, many in pairs]
+    gc.collect()
+    return {
+        "refused": refused,
+        "updates": len(shared.states),
+        "expected": len(alone.states),
+        "error": max(errors, default=0.0),
+    }
+
+
+def refuse_alone(backend: str) -> None:
+    """Of two ranks one has 8 samples of either batch, and only the other can tell that they are not of the last."""
+    comm = ht.init(backend)
+    prefetched_copies(Run(comm, comm.size, 31, 16))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    backends, out, *names = sys.argv[1:]
+    if out == "refuse":
+        refuse_alone(backends)
+        return
+    for index, backend in enumerate(backends.split(",")):
+        ht.shutdown()
+        comm = ht.init(backend)
+        results = {
+            name: {division: outcome(PATTERNS[name], comm, division) for division in DIVISIONS}
+            for name in names or PATTERNS
+            # Compiling takes longer than all else, and is the same on any ranks and whatever carries the messages.
+            if (index == 0 and comm.size == 2) or not name.startswith("compiled")
+        }
+        Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Ranks that left the training, or take part in something that the others do not, are named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "crossed.py"
+BACKENDS = ("mpi", "horovod", "gloo")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loop_that_ends_early_on_one_rank(mpirun, backend):
+    # Ranks that only waited would name nobody before 60 s, in other words, and give up after 600.
+    result = mpirun(PROGRAM, 3, backend, "early", check=False)
+    assert result.returncode != 0
+    assert "in the reduction of gradients, in its backward pass 6" in result.stdout
+    assert "at the end of its script, after backward pass 5" in result.stdout
+    assert "ht.join(model)" in result.stdout
+
+
+def test_a_collective_of_one_rank_alone(mpirun):
+    result = mpirun(PROGRAM, 2, "mpi", "stop", check=False)
+    assert result.returncode != 0
+    assert "in allreduce (max), after backward pass 1" in result.stdout
+
+
+def test_a_rank_that_is_late_ends_nothing(mpirun):
+    assert mpirun(PROGRAM, 2, "mpi", "slow").stdout.count("through") == 2

@@ -1,0 +1,56 @@
+"""Scripts whose ranks train, each by itself, or are found to differ at the end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+TRAINS = """
+import torch
+def main():
+    torch.manual_seed({seed})
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    {distribute}
+    for step in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    {after}
+main()
+print("end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "import hpctrain as ht\ncomm = ht.init()\n" + TRAINS.format(seed=1, distribute="", after=""),
+            "ht.distribute got none",
+        ),
+        (TRAINS.format(seed=1, distribute="", after=""), "the script never called ht.init()"),
+    ],
+)
+def test_a_script_that_forgets_a_line_is_told_so_at_its_end(hpctrain, tmp_path, script, said):
+    (tmp_path / "script.py").write_text(script)
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count(said) == 1, result.stdout
+
+
+def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path):
+    """Fewer steps than between two checks, the model local to a function, and an end by sys.exit."""
+    script = "import sys\nimport hpctrain as ht\ncomm = ht.init()\n" + TRAINS.format(
+        seed=1,
+        distribute="model, optimizer = ht.distribute(model, optimizer)",
+        after="model.bias.data += comm.rank",
+    )
+    (tmp_path / "script.py").write_text(script + "\nsys.exit(0)\n")
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == 1, result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "after step 3 the ranks hold different parameters: 'bias'" in summary["failure"]["message"]

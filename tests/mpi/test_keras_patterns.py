@@ -1,0 +1,66 @@
+"""Each way to train with Keras comes to the same on several ranks as on one process with the full batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("no TensorFlow", allow_module_level=True)
+
+PROGRAM = Path(__file__).parent / "programs" / "keras_patterns.py"
+# Where the engines differ: what travels in the middle of a step, and rows of embeddings.
+ENGINES = (
+    "two_outputs_with_loss_weights",
+    "train_step_of_the_guide",
+    "gan_of_the_guide",
+    "loop_over_a_list",
+    "accumulation_by_the_optimizer",
+    "tokens_behind_a_mask",
+    "function_that_is_no_mean",
+    "synchronized_batch_norm",
+    "embedding_with_adam",
+    "embedding_with_adagrad_clipped",
+    "a_generator_on_each_rank",
+    "evaluation_of_sharded_data",
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """One process that imports no hpctrain."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    subprocess.run([sys.executable, str(PROGRAM), str(out), "plain"], check=True, env=env, timeout=400)
+    with np.load(f"{out}-plain-0.npz") as values:
+        return dict(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "backends"),
+    [(2, {"mpi.even": ENGINES, "horovod.uneven": ENGINES}), (3, {"mpi.uneven": (), "horovod.even": ENGINES})],
+)
+def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, plain, ranks, backends):
+    parts = [f"{backend}={','.join(names)}" for backend, names in backends.items()]
+    mpirun(PROGRAM, ranks, str(tmp_path / "out"), *parts, timeout=500)
+    for backend, names in backends.items():
+        results = [dict(np.load(tmp_path / f"out-{backend}-{rank}.npz")) for rank in range(ranks)]
+        wrong = {key: why for key in results[0] if (why := _wrong(key, results, plain))}
+        assert not wrong, f"{backend} on {ranks} ranks: {wrong}"
+        assert {key.partition(".")[0] for key in results[0]} == set(names or {key.partition(".")[0] for key in plain})
+
+
+def _wrong(key: str, results: list[dict[str, np.ndarray]], plain: dict[str, np.ndarray]) -> str:
+    if key not in plain:
+        return str(results[0][key])
+    if any(not np.array_equal(result[key], results[0][key]) for result in results):
+        return "ranks differ"
+    error = np.abs(results[0][key] - plain[key]).max()
+    return "" if error <= 1e-10 else f"{error:.1e} off"

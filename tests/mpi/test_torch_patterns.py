@@ -1,0 +1,58 @@
+"""However a script draws and computes its batches: the numbers of one process, or a refusal before a wrong update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "torch_patterns.py"
+BACKENDS = ("mpi", "horovod", "gloo")
+DIVISIONS = ("even", "uneven", "small")
+
+# What cannot be told, or has another meaning on ranks than in one process, where a batch does not divide evenly.
+REFUSED = {
+    "micro_batches",
+    "copied_micro_batches",
+    "two_views_joined",
+    "data_of_its_own",
+    "compiled_function_of_listed_batches",
+    "parameters_used_directly_on_listed_batches",
+    "sum_of_two_batches",
+    "training_on_an_evaluation",
+}
+# Copies of batches that were not drawn just before: over 3 ranks a rank has as many samples of either batch size.
+REFUSED_OVER_3 = REFUSED | {
+    "prefetched_copies",
+    "copied_by_a_thread",
+    "adversarial_pair",
+}
+
+
+@pytest.mark.parametrize(("ranks", "backends", "refused"), [(2, BACKENDS, REFUSED), (3, ("mpi",), REFUSED_OVER_3)])
+def test_each_pattern_equals_one_process_or_is_refused(mpirun, tmp_path, ranks, backends, refused):
+    # One start of the ranks serves every pattern, and a wait that does not end ends the test soon.
+    mpirun(PROGRAM, ranks, ",".join(backends), str(tmp_path / "out"), timeout=600, HPCTRAIN_TIMEOUT="120")
+    for backend in backends:
+        results = [json.loads((tmp_path / f"out-{backend}-{rank}.json").read_text()) for rank in range(ranks)]
+        assert len(results[0]) > 50
+        for name in results[0]:
+            for division in DIVISIONS:
+                _check(f"{name}, {division}, {backend}", [each[name][division] for each in results])
+            assert not results[0][name]["even"]["refused"], name
+        assert {name for name in results[0] if results[0][name]["uneven"]["refused"]} == refused & set(results[0])
+
+
+def _check(where, ranks):
+    for rank in ranks:
+        assert rank["error"] < 1e-10, where
+        assert rank["refused"] or rank["updates"] == rank["expected"] > 0, where
+
+
+def test_a_refusal_on_one_rank_ends_the_run(mpirun):
+    result = mpirun(PROGRAM, 2, "mpi", "refuse", check=False, HPCTRAIN_TIMEOUT="60", timeout=50)
+    assert result.returncode != 0
+    assert "cannot tell which batch" in result.stdout

@@ -1,0 +1,100 @@
+"""What ``ht.distribute`` takes care of, and for how long, where models are built up and taken apart."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpctrain.adapters.torch.distribute import distribute, guard_of  # noqa: E402
+from hpctrain.adapters.torch.turns import Turns  # noqa: E402
+from hpctrain.comm.single import SingleCommunicator  # noqa: E402
+
+X = torch.arange(12.0).view(4, 3)
+
+
+def sgd(*models):
+    return torch.optim.SGD([parameter for model in models for parameter in model.parameters()], lr=0.1)
+
+
+def test_a_layer_is_unfrozen_parameter_by_parameter():
+    comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    optimizer = sgd(model)
+    for _ in range(2):
+        distribute(model, optimizer, comm=comm)
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+        model.weight.requires_grad_(True)
+    assert model.weight.grad.tolist() == [X.sum(0).tolist()] * 2
+    assert model.bias.grad.tolist() == [4, 4]
+
+
+def test_what_proves_a_model_lives_as_long_as_its_parts():
+    comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizers = [sgd(generator), sgd(critic)]
+    distribute(torch.nn.ModuleList([generator, critic]), optimizers, comm=comm)
+    gc.collect()
+    guard = guard_of(optimizers[0])
+    for count in (1, 2):
+        critic(generator(X)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert guard.steps == count
+    proof = weakref.ref(guard)
+    del generator, critic, optimizers, optimizer, guard
+    gc.collect()
+    # Sealed, and kept for the last check.
+    assert proof() is not None and proof()._sealed
+    comm.make_last_checks()
+    gc.collect()
+    assert proof() is None
+
+
+def test_another_models_optimizer_steps_while_only_parts_are_left():
+    comm, part, other = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+    given = sgd(part)
+    distribute(torch.nn.ModuleList([part]), given, comm=comm)
+    gc.collect()
+    other(X).sum().backward()
+    sgd(other).step()
+    # A parameter of the part that nobody reduces is still refused.
+    part.bias = torch.nn.Parameter(torch.zeros(2))
+    part.bias.grad = torch.ones(2)
+    with pytest.raises(Exception, match="is not reduced"):
+        torch.optim.SGD([part.bias], lr=0.1).step()
+
+
+def test_replaced_parameters_are_let_go():
+    comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
+    optimizer = sgd(model)
+    distribute(model, optimizer, comm=comm)
+    before = weakref.ref(model.weight), weakref.ref(guard_of(optimizer))
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, assign=True)
+    optimizer = sgd(model)
+    distribute(model, optimizer, comm=comm)
+    gc.collect()
+    assert [each() for each in before] == [None, None]
+
+
+def test_connections_for_turns_are_made_anew_only_where_ranks_died():
+    class Ranks(SingleCommunicator):
+        size, made = 3, 0
+
+        def _group(self, size, what):
+            self.made += 1
+            return super()._group(size, what)
+
+    comm = Ranks("test")
+    turns = Turns(comm)
+    turns.speak(comm)
+    turns.renew(comm)
+    assert comm.made == 1
+    comm.size = 2
+    for _ in range(2):
+        turns.renew(comm)
+    assert comm.made == 2 and turns.size == turns.active == 2

@@ -1,0 +1,46 @@
+"""Ranks that are threads of one process, for what needs no more of a communicator than its objects and small arrays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from hpctrain.comm.single import SingleCommunicator
+
+_SECONDS = 30
+
+
+class ThreadCommunicator(SingleCommunicator):
+    """One of several ranks."""
+
+    def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__("threads")
+        self.rank, self.size = rank, len(shared)
+        self._shared, self._barrier = shared, barrier
+
+    def barrier(self) -> None:
+        self.allgather_object(None)
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        self._shared[self.rank] = value
+        self._barrier.wait(_SECONDS)
+        everyone = list(self._shared)
+        self._barrier.wait(_SECONDS)
+        return everyone
+
+    def allreduce(self, array: Any, reduction: str = "mean") -> Any:
+        reduce = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}[reduction]
+        return reduce(np.stack(self.allgather_object(np.asarray(array))), axis=0)
+
+
+def on_ranks(size: int, work: Callable[[ThreadCommunicator], Any]) -> Sequence[Any]:
+    """What ``work`` returns on each rank; an error of rank 0 goes on."""
+    shared: list[Any] = [None] * size
+    barrier = threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(work, ThreadCommunicator(rank, shared, barrier)) for rank in range(size)]
+        return [future.result() for future in futures]
