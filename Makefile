@@ -19,10 +19,15 @@ train: horovod
 # tests share.
 ALONE := tests/slurm/test_requeued_training.py
 test: horovod .mpich/installed.stamp
-	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder \
-		--ignore $(ALONE) tests/slurm tests/unit
-	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest --ignore tests/slurm --ignore tests/unit
+	$(call tests,--numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder \
+		--ignore $(ALONE) tests/slurm tests/unit)
+	$(call tests,$(ALONE))
+	$(call tests,--ignore tests/slurm --ignore tests/unit)
+
+# Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only
+# what fails again has failed. Both runs are printed.
+tests = $(BIN)/python -m pytest --durations 10 $(1) || \
+	$(BIN)/python -m pytest $(1) --numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none
 
 # 241 runs that are hurt on purpose, two hours on two cores; `make test` has a short campaign.
 faults: horovod
