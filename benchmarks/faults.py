@@ -142,9 +142,9 @@ def judge(
     numbers = [event["iteration"] for event in done]
     whole = EPOCHS * STEPS_AN_EPOCH
     # Not the first step behind the kill, which may have needed the dead rank no more: the first behind its fault.
-    healed = {event["rank"]: event["time"] for event in faults}
-    ends = [(at, healed.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
-    after = [[event["time"] - at for event in done if event["time"] >= heal] for at, heal in ends]
+    recovered = {event["rank"]: event["time"] for event in faults}
+    ends = [(at, recovered.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
+    after = [[event["time"] - at for event in done if event["time"] >= recovered] for at, recovered in ends]
     seen = collections.Counter[int]()
     for event in done:
         seen[event["epoch"]] += event["samples"]

@@ -168,9 +168,9 @@ class Plan(BaseModel):
         return self.script.path.name
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         """Whether the ranks go on without one that died, from the first step on."""
-        return self.recipe is not None and self.recipe.fault_tolerance.heals
+        return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
     def restarts(self) -> int:

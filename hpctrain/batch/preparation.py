@@ -16,7 +16,7 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.healing import require_choices
+from hpctrain.launch.fault_tolerance import require_choices
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import unplaced_plan
@@ -129,7 +129,7 @@ def prepare(
             container=start.container,
             staging=staging,
             virtual_environment=_virtual_environment(),
-            no_kill=any(each.heals for each in plans.values()),
+            no_kill=any(each.fault_tolerant for each in plans.values()),
         )
         return render(values, template)
 

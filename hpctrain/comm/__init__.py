@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
-# For the end of MPI in a run that heals, and for the exit handlers of what was loaded before.
+# For the end of MPI in a fault-tolerant run, and for the exit handlers of what was loaded before.
 _FINALIZE_SECONDS = 20
 
 _current: Communicator | None = None
@@ -170,7 +170,7 @@ def _leave() -> None:
     Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
     runs no threads and no handlers any more by then, so a signal's default action ends the process.
     """
-    heals = _current is not None and _current.heals
+    fault_tolerant = _current is not None and _current.fault_tolerant
     try:
         make_last_checks()
     except BaseException as raised:
@@ -187,7 +187,7 @@ def _leave() -> None:
     if _current is not None:
         mention_forgotten(_current.rank, _current.size)
     shutdown()
-    if heals:
+    if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_FINALIZE_SECONDS)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpctrain.comm.patience import END, REDUCTION, Wait
+from hpctrain.comm.timeout import END, REDUCTION, Wait
 from hpctrain.errors import HpctrainError
 
 # A wait of this length is told of; ends of waits travel within a fraction of it.

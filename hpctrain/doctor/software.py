@@ -74,7 +74,7 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str
         status="failed" if wrong else "ok",
         found=found,
         wanted=f"{ranks} rank{'' if ranks == 1 else 's'}, by both",
-        mend=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
+        remedy=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
         if wrong
         else "",
         source=MPI_SOURCE,
@@ -103,7 +103,7 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Check]:
                 status="failed",
                 found="; ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items()),
                 wanted="one version on all hosts",
-                mend="start from one environment on a file system that all hosts share, or from a container",
+                remedy="start from one environment on a file system that all hosts share, or from a container",
                 source=_VERSIONS_SOURCE,
                 where=tuple(versions),
             )

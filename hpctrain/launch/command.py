@@ -191,11 +191,11 @@ def _mpirun(
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
     files: dict[Path, str] = {}
-    if plan.heals and mpi.flavour == "open-mpi-5":
+    if plan.fault_tolerant and mpi.flavour == "open-mpi-5":
         options = ["--with-ft", "ulfm", *options]
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
-        if not tcp and len(plan.hosts) == 1 and not plan.heals and "btl" not in plan.start.arguments:
+        if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
             options += ["--mca", "btl", "^tcp"]
         if slurm is not None:
             # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.

@@ -129,15 +129,20 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
                 plan, RunDirectory(directory), machine, _launcher(plan, machine, directory.parent, failed)
             )
     except _LimitError:
-        said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
+        said, remedy = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:
-        said, mend = error.message, error.hint
+        said, remedy = error.message, error.hint
     else:
         if failure is None:
             return None
-        said, mend = " ".join([failure.message, *failure.lines[-3:]]), "start them by hand: mpirun -np 2 hostname"
+        said, remedy = " ".join([failure.message, *failure.lines[-3:]]), "start them by hand: mpirun -np 2 hostname"
     return Check(
-        name="ranks", status="failed", found=said, wanted=f"{plan.ranks} ranks that start", mend=mend, source=_SOURCE
+        name="ranks",
+        status="failed",
+        found=said,
+        wanted=f"{plan.ranks} ranks that start",
+        remedy=remedy,
+        source=_SOURCE,
     )
 
 

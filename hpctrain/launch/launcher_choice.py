@@ -82,8 +82,8 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
 
 
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether only starting the plan's ranks tells which launcher works. Those that heal can have but one."""
-    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.heals
+    """Whether only starting the plan's ranks tells which launcher works. A fault-tolerant run can have but one."""
+    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
 
 
 def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:

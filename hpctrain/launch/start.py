@@ -14,7 +14,7 @@ from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
-from hpctrain.launch.healing import require_choices, require_mitigation
+from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
@@ -193,7 +193,7 @@ def launch_attempt(
         stoppable=plan.recipe is not None,
         # Whoever has a script started again says that it can go on.
         resumable=plan.restarts > 0,
-        heals=plan.heals,
+        fault_tolerant=plan.fault_tolerant,
         interrupts=interrupts,
         show=show,
         line=line,

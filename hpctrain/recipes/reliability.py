@@ -31,13 +31,13 @@ class FaultTolerance(Section):
     min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         """Whether the ranks go on without one that died, from the first step on."""
         return self.lost_rank == "shrink"
 
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
-        if not self.heals and (self.batch == "shrink" or self.min_ranks > 1):
+        if not self.fault_tolerant and (self.batch == "shrink" or self.min_ranks > 1):
             key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
             raise ValueError(
                 f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"

@@ -263,7 +263,7 @@ class KnownRun:
             "job_remaining_s": left,
             "more_jobs": more_jobs(remaining, left, limit) if remaining is not None and left is not None else None,
             "last_event_s": since,
-            "silent": state == "running" and since is not None and since > _patience(step_seconds),
+            "silent": state == "running" and since is not None and since > _silence_limit(step_seconds),
         }
 
 
@@ -278,7 +278,7 @@ def more_jobs(remaining: float, left: float, limit: float | None) -> int:
     return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 
-def _patience(step_seconds: float | None) -> float:
+def _silence_limit(step_seconds: float | None) -> float:
     return max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))
 
 

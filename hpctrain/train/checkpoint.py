@@ -34,7 +34,7 @@ from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import Share
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import RanksLostError
-from hpctrain.comm.patience import timeout_seconds
+from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.stopping import RESUMABLE

@@ -137,12 +137,12 @@ class Loop:
         return stopped is None
 
     def _train_through_faults(self) -> str | None:
-        healed = False
+        recovered = False
         while True:
             try:
-                if healed:
+                if recovered:
                     self._look_for_checkpoints()
-                    healed = False
+                    recovered = False
                 stopped = self._train_epochs()
                 self._trainer.guard.check_last()
                 # No rank leaves as long as another may need it.
@@ -155,7 +155,7 @@ class Loop:
                 if loss is not None:
                     self._note(loss)
                 # Another death may come upon it.
-                healed = True
+                recovered = True
 
     def _look_for_checkpoints(self) -> None:
         """After ranks died: which of those that were begun are there."""
@@ -335,7 +335,7 @@ class Loop:
     def _batch_size(self) -> int:
         """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
         size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
-        if tolerance.heals and tolerance.batch == "shrink":
+        if tolerance.fault_tolerant and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
         return size
 

@@ -98,13 +98,13 @@ def settle(accounts: list[_Account]) -> _Agreement:
     )
 
 
-def require_healing(comm: Communicator, tolerance: FaultTolerance) -> None:
+def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> None:
     """Refuse a run that is to go on without ranks that die where it could not.
 
     Raises:
         HpctrainError: says what is missing.
     """
-    if tolerance.heals and comm.size > 1 and not comm.heals:
+    if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         lack = f"backend {comm.backend!r} cannot" if comm.backend != "mpi" else missing_mitigation()
         raise HpctrainError(
             f"fault_tolerance shrink cannot go on without a rank that died: {lack}",
@@ -135,8 +135,8 @@ class Recovery:
         One that may have had a cause of its own is printed, for nobody raises it any more.
         """
         if isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError):
-            return self._comm.heals
-        if not (self._comm.heals and self._comm.lost):
+            return self._comm.fault_tolerant
+        if not (self._comm.fault_tolerant and self._comm.lost):
             return False
         # The log may be on the disk that is full.
         with contextlib.suppress(OSError):

@@ -81,7 +81,7 @@ class TorchTrainer:
             guard_every=recipe.guard.every,
         )
         self._statistics = statistics(self.model)
-        self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = Average(self.model) if recipe.averaging else None
         self._average_by: float | None = None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.comm.crossed import TOLD_SECONDS, Crossings, Place, crossed
-from hpctrain.comm.patience import CONTROL, END, REDUCTION, Wait
+from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Wait
 
 KINDS = (REDUCTION, CONTROL, END)
 

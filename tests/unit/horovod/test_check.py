@@ -117,7 +117,7 @@ def test_no_mpi_any_more(machine: Machine) -> None:
     assert "no MPI" in refusal("torch").message
     result = CliRunner().invoke(app, ["check", "--json"])
     assert result.exit_code == 3
-    assert "hpctrain[mpi]" in json.loads(result.stdout)["checks"][1]["mend"]
+    assert "hpctrain[mpi]" in json.loads(result.stdout)["checks"][1]["remedy"]
 
 
 def test_built_without_one_framework(machine: Machine) -> None:
@@ -159,7 +159,7 @@ def test_what_gpus_would_need(machine: Machine, has_cuda: bool, said: str) -> No
     machine.has_cuda = has_cuda
     nccl = check.report()[-1]
     assert nccl.status == "not applicable"
-    assert said in nccl.mend
+    assert said in nccl.remedy
 
 
 def test_nccl_missing_and_there(machine: Machine) -> None:
@@ -182,7 +182,7 @@ def test_json_has_the_keys_that_programs_read(machine: Machine) -> None:
         "status": "ok",
         "found": "Horovod 0.28.1",
         "wanted": "0.28.1",
-        "mend": "",
+        "remedy": "",
         "where": [],
     }
 

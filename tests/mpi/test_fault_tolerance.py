@@ -25,7 +25,7 @@ from hpctrain.train.loop import Loop, learning_rate
 
 pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).parent / "programs" / "healing.py"
+PROGRAM = Path(__file__).parent / "programs" / "fault_tolerance.py"
 ULFM = ("--with-ft", "ulfm")
 STEPS = 4  # of an epoch: 61 samples in batches of 20
 
@@ -43,7 +43,7 @@ def program() -> ModuleType:
 @pytest.fixture(scope="module")
 def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three trainings one after the other, of 7 ranks at the begin and 1 at the end."""
-    folder = tmp_path_factory.mktemp("healed")
+    folder = tmp_path_factory.mktemp("recovered")
     limits = {"HPCTRAIN_TIMEOUT": "60"}
     result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "shrink", "few", options=ULFM, check=False, **limits)
     assert "rank 1: few stopped" in result.stdout, result.stdout
