@@ -47,7 +47,7 @@ class Result:
     """What became of one run.
 
     Attributes:
-        seconds: from each kill to the next finished step; ``recovery_seconds`` is the part behind its discovery.
+        seconds: from each kill to the next finished step; ``recovery_seconds`` is the part after its discovery.
         epochs_not_whole: epochs whose steps together did not have each sample once.
     """
 
@@ -141,7 +141,7 @@ def judge(
     epochs = [event for event in events if event["event"] == "epoch"]
     numbers = [event["iteration"] for event in done]
     whole = EPOCHS * STEPS_AN_EPOCH
-    # Not the first step behind the kill, which may have needed the dead rank no more: the first behind its fault.
+    # Not the first step after the kill, which may have needed the dead rank no more: the first after its fault.
     recovered = {event["rank"]: event["time"] for event in faults}
     ends = [(at, recovered.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
     after = [[event["time"] - at for event in done if event["time"] >= recovered] for at, recovered in ends]

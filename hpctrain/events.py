@@ -27,10 +27,10 @@ non_finite    iteration, epoch (of a step whose update was left out, because its
               or null), to (the iteration of the checkpoint whose parameters the run has from then on, or null)
 spike         iteration, epoch, loss, median (of the last 64 finite losses, which it is above by the recipe's factor)
 epoch         epoch, seconds, samples_per_s, train_loss (of the steps with a finite one), test_loss, test_accuracy
-broken_images epoch (behind whose event it comes), count (of images that could not be decoded, on any rank, and were
+broken_images epoch (after whose event it comes), count (of images that could not be decoded, on any rank, and were
               not told of before in this attempt), names (of the first 20)
 checkpoint    iteration, epoch, seconds (until it was on disk), blocked_seconds (that training waited, on the rank that
-              writes), bytes, path (its name in ``checkpoints/``); behind that of the step in which this was seen
+              writes), bytes, path (its name in ``checkpoints/``); after that of the step in which this was seen
 overlap       iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
 stopped       iteration, reason; after the checkpoint of a stop
 stall         rank, host, iteration (of the step in progress, or null), waiting_for, seconds (that the others have
@@ -45,7 +45,7 @@ end           status (done, failed, resumable), seconds (of a run that is done, 
 
 A number that is not finite is null.
 
-A run has one ``start`` an attempt. What lies behind the checkpoint that an attempt goes on from was lost, although its
+A run has one ``start`` an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
 events are in the file, and is done again: :func:`kept` leaves it out.
 """
 
@@ -298,7 +298,7 @@ def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
             case "step":
                 done = after
             case "epoch" | "broken_images" | "log":
-                # They come behind the event of the last step.
+                # They come after the event of the last step.
                 after = done + 1
         if after <= iteration:
             yield event

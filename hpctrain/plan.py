@@ -60,7 +60,7 @@ class HostOptions(BaseModel):
     """What is asked of the hosts; None where nothing is.
 
     Attributes:
-        hosts: a list in bracket form, each part with ``:SLOTS`` behind it or none.
+        hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
         hostfile: a file that lists them.
         nodes: how many hosts of the allocation or the fabric.
         fabric: a file.
@@ -90,7 +90,7 @@ class Start(BaseModel):
         environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         ssh_port: of the hosts, for an mpirun that reaches them by ssh.
-        arguments: further ones for mpirun or srun, behind those of hpctrain.
+        arguments: further ones for mpirun or srun, after those of hpctrain.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

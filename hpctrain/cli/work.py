@@ -33,9 +33,9 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
         return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
-        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go behind --")
+        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
     if overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
+        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go after --")
     path = Path(work).resolve()
     try:
         path.open("rb").close()

@@ -108,7 +108,7 @@ def should_stop() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the run, behind a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
+    """Leave the run, after a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
 
     Idempotent.
 
@@ -165,7 +165,7 @@ def leave_first() -> None:
 
 
 def _leave() -> None:
-    """Leave the run at the interpreter's exit, which behind a rank's death may not end by itself.
+    """Leave the run at the interpreter's exit, which after a rank's death may not end by itself.
 
     Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
     runs no threads and no handlers any more by then, so a signal's default action ends the process.

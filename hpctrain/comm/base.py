@@ -52,7 +52,7 @@ class Work(Protocol):
 
     @property
     def finite(self) -> bool | None:
-        """Behind :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
+        """After :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
 
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""

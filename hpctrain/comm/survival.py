@@ -122,7 +122,7 @@ class Survival:
     def shrink(self) -> list[LostRank]:
         """Replace :attr:`comm` by the ranks of it that are left; returns those that are not.
 
-        Collective over those that are left, all behind :meth:`give_up`.
+        Collective over those that are left, all after :meth:`give_up`.
         """
         before = self.comm
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.

@@ -23,7 +23,7 @@ from hpctrain.recipes.schema import Recipe
 # Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
 # end of a stream wait longer.
 _TASK_IMAGES = 16
-# Pieces behind the one that is trained on, and at least as many tasks a worker.
+# Pieces after the one that is trained on, and at least as many tasks a worker.
 _PIECES_AHEAD = 3
 _TASKS_AHEAD = 3
 

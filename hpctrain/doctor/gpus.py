@@ -44,7 +44,7 @@ def visible(host: Host) -> Check:
 
 
 def _seen(value: str | None, here: Sequence[int]) -> tuple[str, ...]:
-    """The GPUs that a setting shows: an entry that is none hides those behind it."""
+    """The GPUs that a setting shows: an entry that is none hides those after it."""
     if value is None:
         return tuple(map(str, here))
     devices: list[str] = []

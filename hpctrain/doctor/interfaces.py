@@ -24,7 +24,7 @@ class _Choice:
 
 
 def nccl(host: Host) -> Check:
-    """``NCCL_SOCKET_IFNAME``: prefixes, exact names behind ``=``, all others behind ``^``."""
+    """``NCCL_SOCKET_IFNAME``: prefixes, exact names after ``=``, all others after ``^``."""
     return _check(host, "NCCL_SOCKET_IFNAME", "NCCL", _nccl_choice, _NCCL_SOURCE, sign="=")
 
 

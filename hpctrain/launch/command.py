@@ -38,7 +38,7 @@ Launcher = MpiInstallation | Srun
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to execute: a program behind its launcher, what to change in the environment, and the text of files that
+    """What to execute: a program after its launcher, what to change in the environment, and the text of files that
     have to be there.
     """
 

@@ -168,7 +168,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
 
 
 def _plugins() -> list[str]:
-    """The plugins that ``srun --mpi=list`` names, each on a line of its own, behind ``srun:`` in some versions."""
+    """The plugins that ``srun --mpi=list`` names, each on a line of its own, after ``srun:`` in some versions."""
     answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
     lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
     return [line for line in lines if line and " " not in line]

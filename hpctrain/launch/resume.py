@@ -102,9 +102,7 @@ def _overridden(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
     if not overrides:
         return None
     if plan.recipe is None:
-        raise HpctrainError(
-            f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go behind --"
-        )
+        raise HpctrainError(f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go after --")
     return override_recipe(plan.recipe, overrides)
 
 

@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.1
 _POLLS_A_LOOK = 10
 # After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
 _FAILURE_GRACE_SECONDS = 5.0
-# Behind their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+# After their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _AGAIN_SECONDS = 1.0

@@ -46,7 +46,7 @@ class FaultTolerance(Section):
 
 
 class Checkpointing(Section):
-    """When the state of a run is written, behind the last step of each epoch and at a stop anyway, and what is kept."""
+    """When the state of a run is written, after the last step of each epoch and at a stop anyway, and what is kept."""
 
     every_steps: Count | None = Field(None, description="also after each so many steps of the run")
     keep_last: Count = Field(2, description="the newest so many; the second is what a damaged newest one falls back to")
@@ -60,7 +60,7 @@ class Numbers(Section):
     non_finite: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
         description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
-        "parameters of the newest checkpoint and go on behind the step's samples",
+        "parameters of the newest checkpoint and go on after the step's samples",
     )
     limit: Count = Field(3, description="skipped steps in a row, or times back to one checkpoint, until the run ends")
     spike_factor: Annotated[float, Field(gt=1)] | None = Field(

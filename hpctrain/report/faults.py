@@ -39,7 +39,7 @@ def non_finite_line(event: Event) -> str:
     """The line of an event ``non_finite``."""
     went_on = {
         "skip": "its update was left out",
-        "roll_back": f"the run goes on behind it with the parameters of step {event['to']}",
+        "roll_back": f"the run goes on after it with the parameters of step {event['to']}",
         "stop": "the run ends",
     }
     where = f" on rank {', '.join(map(str, event['ranks']))}" if event["ranks"] else ""

@@ -51,7 +51,7 @@ class RunStatus(BaseModel):
         elapsed_s: of this attempt.
         remaining_s: until the training is done, at ``step_seconds`` a step.
         job_remaining_s: until the time limit of the job that runs.
-        more_jobs: that are needed behind the one that runs.
+        more_jobs: that are needed after the one that runs.
         last_event_s: seconds since the last event.
         survived: the faults that it got over by itself and the damaged checkpoints that it passed over, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
@@ -274,7 +274,7 @@ def _waits_for(job: JobState) -> str:
 
 
 def more_jobs(remaining: float, left: float, limit: float | None) -> int:
-    """How many jobs are needed behind the one that runs; all in seconds."""
+    """How many jobs are needed after the one that runs; all in seconds."""
     return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 

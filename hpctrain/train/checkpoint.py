@@ -83,7 +83,7 @@ class Checkpoints:
         scores: test accuracies that are known already, by iteration; rank 0's are every rank's.
 
     Attributes:
-        newest: the iteration of the one to go back to, 0 for none. Behind :meth:`wait` and :meth:`abandon` it is the
+        newest: the iteration of the one to go back to, 0 for none. After :meth:`wait` and :meth:`abandon` it is the
             same on all ranks.
     """
 

@@ -331,7 +331,7 @@ def _check_precision(recipe: Recipe) -> None:
     if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
         raise HpctrainError(
             "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "
-            "on the wire is behind the loss scaling",
+            "on the wire is after the loss scaling",
             "--set communication.compression=bf16 or none, or --framework torch",
         )
 

@@ -82,7 +82,7 @@ class Loop:
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
         self._saved = 0
-        # A checkpoint was lost, and is made up for behind the next step.
+        # A checkpoint was lost, and is made up for after the next step.
         self._due = False
         self._last: Progress | None = None
         self._epoch = 0
@@ -286,7 +286,7 @@ class Loop:
     def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:
         """The next parts of a stream, those of a batch, whose waiting time becomes this step's.
 
-        What is behind this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
+        What is after this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
         """
         self._data_seconds = 0.0
         for part in self._feed.parts(batch):
@@ -351,7 +351,7 @@ class Loop:
 
     @property
     def _average(self) -> float | None:
-        """What the average of the parameters takes of those behind the next step."""
+        """What the average of the parameters takes of those after the next step."""
         recipe = self._recipe
         if recipe.averaging is None:
             return None

@@ -1,4 +1,4 @@
-"""Going on without ranks that died: from the memory of those that are left, behind the last step that any has done.
+"""Going on without ranks that died: from the memory of those that are left, after the last step that any has done.
 
 A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
 are left have noted the same steps but for the last, and done the same updates but for the one behind it.
@@ -39,7 +39,7 @@ class _Account:
     Attributes:
         noted: steps whose mean loss it has; ``loss`` is that of the last of them.
         updates: steps whose update it has done.
-        step: behind the noted ones, None before it began.
+        step: after the noted ones, None before it began.
         loss_sum: of its own samples in that step, if it has done its update.
         faulty: whether numbers of the last of its updates were not finite.
     """
@@ -149,7 +149,7 @@ class Recovery:
 
         Args:
             noted: steps that this rank has noted, and ``loss``, that of the last.
-            step: that it has begun behind them.
+            step: that it has begun after them.
 
         Returns:
             The loss of ``step``, which is done and to be noted; None if there is none to note.

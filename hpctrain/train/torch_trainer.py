@@ -131,7 +131,7 @@ class TorchTrainer:
             # A factor of 1 or less does not make gradients overflow.
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self._count()
-            # Behind an update the optimizer's hook does so.
+            # After an update the optimizer's hook does so.
             self.guard.step_done()
         return self.loss
 

@@ -83,7 +83,7 @@ def trained(run: Path) -> dict[int, list[int]]:
 def test_a_run_of_which_four_ranks_died_is_the_uninterrupted_one(
     program: ModuleType, folder: Path, tmp_path: Path
 ) -> None:
-    """A death before the reduction, one of rank 0 behind it that another rank learns of late, one in the recovery
+    """A death before the reduction, one of rank 0 after it that another rank learns of late, one in the recovery
     from that, and one in an evaluation."""
     run = folder / "keep"
     found = ends(run)
@@ -116,7 +116,7 @@ def test_deaths_are_recorded(folder: Path) -> None:
         [2, 6, 4],
         [5, 9, 3],
     ]
-    # Of the step that rank 0 died behind, on 6 ranks, the 2 that died and the late one could not tell their losses.
+    # Of the step that rank 0 died after, on 6 ranks, the 2 that died and the late one could not tell their losses.
     counts = [share(np.arange(20), rank, 6).count for rank in range(6)]
     first_ranks = [0, 1, 2, 3, 5, 6]
     lost = sum(counts[first_ranks.index(rank)] for rank in (0, 2, 3))

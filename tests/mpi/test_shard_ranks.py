@@ -130,7 +130,7 @@ def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, 
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        # The launcher has the ranks' command line behind its own.
+        # The launcher has the ranks' command line after its own.
         command = process.cmdline()
         return "hpctrain.train" in command and Path(command[0]).name.startswith("python")
     except psutil.Error:

@@ -72,7 +72,7 @@ def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path,
 
 @pytest.fixture
 def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], None]]:
-    """``lose_node("n3")`` as if it lost its power; it is there again behind the test, before ``submit`` looks."""
+    """``lose_node("n3")`` as if it lost its power; it is there again after the test, before ``submit`` looks."""
     lost: list[str] = []
 
     def lose(node: str) -> None:

@@ -172,7 +172,7 @@ def mean_by_slices(
             lambda: threads.each(spread, shares),
             lanes_shared=lanes_shared,
         )
-    return verdict.behind(step) if verdict else step
+    return verdict.after(step) if verdict else step
 
 
 class _Verdict:
@@ -190,7 +190,7 @@ class _Verdict:
             # When it was: so nobody has to take it back, which others may not have read yet.
             self._segment.words[self._segment.index][0] = self._segment.barriers
 
-    def behind(self, step: Step) -> Mean:
+    def after(self, step: Step) -> Mean:
         """What does the same, and tells whether anybody found something between the last two barriers."""
 
         def mean(pause: Pause) -> bool:

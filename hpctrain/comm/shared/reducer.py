@@ -261,7 +261,7 @@ class Worker:
     """Runs tasks in the order in which they came: by a thread of its own while nobody waits, else by who waits.
 
     A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it, unless
-    one behind them is large. When a task fails, those behind it fail too: the ranks no longer agree on where they are.
+    one after them is large. When a task fails, those after it fail too: the ranks no longer agree on where they are.
 
     Args:
         beside: have a thread of its own. Without it everything is left to who waits.
@@ -374,7 +374,7 @@ def _threads_may_call_mpi() -> bool:
 
 def _after_shutdown() -> HpctrainError:
     return HpctrainError(
-        "gradients were reduced after ht.shutdown()", "call ht.shutdown() behind the last update", exit_code=1
+        "gradients were reduced after ht.shutdown()", "call ht.shutdown() after the last update", exit_code=1
     )
 
 

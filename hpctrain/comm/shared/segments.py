@@ -97,14 +97,14 @@ class Segment:
     def barrier(self, what: str, pause: Pause) -> None:
         """Wait until all ranks of the node have come here as often as this one.
 
-        What any of them stored into the segment before is what every rank loads behind it, and what any of them loaded
-        before is not what a rank stores behind it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
+        What any of them stored into the segment before is what every rank loads after it, and what any of them loaded
+        before is not what a rank stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
         unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
         its first ``Sync``, that before the store of its counter; 2. another rank's load that sees this count comes
         before its last ``Sync``, that before its accesses. The first ``Sync`` of the one and the last of the other are
         the pair that release and acquire are elsewhere. The counters lie in the window itself, so that one ``Sync``
         orders both. They only grow, and a counter is an aligned 64-bit word that is loaded and stored whole, so a load
-        sees at worst an earlier count. No barrier is needed behind the store of the counter: it becomes visible in
+        sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in
         time, and nothing depends on when.
 
         Args:

@@ -226,7 +226,7 @@ def check_one_thread() -> None:
 
 
 def check_different_buffers() -> None:
-    """Ranks that submit different buffers are told so, all of them, and nothing hangs behind that."""
+    """Ranks that submit different buffers are told so, all of them, and nothing hangs after that."""
     comm = MpiCommunicator(WORLD, "different")
     engine = comm.torch()
     buffer = engine.allocate(100, torch.float32, CPU)
@@ -242,7 +242,7 @@ def check_different_buffers() -> None:
 
 
 def check_different_copies() -> None:
-    """The same of tensors that are not the engine's: said before memory is made for them, behind what is queued."""
+    """The same of tensors that are not the engine's: said before memory is made for them, after what is queued."""
     comm = MpiCommunicator(WORLD, "different copies")
     engine = comm.torch()
     queued = engine.allocate(700_000, torch.float32, CPU)

@@ -215,7 +215,7 @@ def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, mon
     [
         (("no_such_module",), "c++", "the build needs Python packages that are missing: no_such_module"),
         ((), "no-such-c++ -O2", "not on the PATH: no-such-c++"),
-        # A compiler behind its launcher is found, and the next thing is missing.
+        # A compiler after its launcher is found, and the next thing is missing.
         ((), "env c++", "has no mpicxx beside it"),
     ],
 )

@@ -68,7 +68,7 @@ def test_lines() -> None:
     )
     back = non_finite(7, rule="roll_back", ranks=[], to=4)
     assert non_finite_line(back) == (
-        "step 7 had numbers that are not finite: the run goes on behind it with the parameters of step 4"
+        "step 7 had numbers that are not finite: the run goes on after it with the parameters of step 4"
     )
     assert non_finite_line(non_finite(7, rule="stop", ranks=[0, 3])).endswith("on rank 0, 3: the run ends")
     assert spike_line([spike(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"

@@ -49,7 +49,7 @@ def test_ranks_without_samples_do_not_make_up_a_loss() -> None:
 
 
 class FailsOnce(SingleCommunicator):
-    """Rank 1 of 2, behind the other, which hands it its state; then a third dies before all could agree."""
+    """Rank 1 of 2, after the other, which hands it its state; then a third dies before all could agree."""
 
     backend = "mpi"
     rank, size, fault_tolerant = 1, 3, True
