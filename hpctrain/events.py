@@ -28,7 +28,7 @@ non_finite    iteration, epoch (of a step whose update was left out, because its
 spike         iteration, epoch, loss, median (of the last 64 finite losses, which it is above by the recipe's factor)
 epoch         epoch, seconds, samples_per_s, train_loss (of the steps with a finite one), test_loss, test_accuracy
 broken_images epoch (after whose event it comes), count (of images that could not be decoded, on any rank, and were
-              not told of before in this attempt), names (of the first 20)
+              not reported before in this attempt), names (of the first 20)
 checkpoint    iteration, epoch, seconds (until it was on disk), blocked_seconds (that training waited, on the rank that
               writes), bytes, path (its name in ``checkpoints/``); after that of the step in which this was seen
 overlap       iteration, timeline: of one step, [seconds since its first gradient, what, bucket] a row
@@ -103,9 +103,9 @@ _WRONG_PLACE = frozenset(
 
 
 class EventWriter:
-    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever becomes of the process.
+    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever happens to the process.
 
-    What becomes of the machine it survives from the next :meth:`synchronise` on.
+    A line survives a crash of the machine from the next :meth:`synchronise` on.
 
     Args:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks

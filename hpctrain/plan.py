@@ -148,7 +148,7 @@ class Plan(BaseModel):
     stop: Stop = Stop()
     hosts: tuple[Slots, ...] = ()
     host_order: HostOrder | None = Field(None, description="None for one host")
-    environment: dict[str, str] = Field(default_factory=dict, description="what every rank is told of the network")
+    environment: dict[str, str] = Field(default_factory=dict, description="the network settings of every rank")
     threads_per_rank: int = Field(ge=1)
     versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
 

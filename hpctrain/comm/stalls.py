@@ -61,7 +61,7 @@ class _Probe:
         named: those found stalled so far, in this wait.
         asked: those whose process is looked at, and until when.
         looks: what was seen of them.
-        reported: this rank told of a stall in this wait.
+        reported: this rank has reported a stall in this wait.
     """
 
     wait: Wait

@@ -122,7 +122,7 @@ class ImageNet:
     Args:
         folder: what ``hpctrain data shard`` wrote.
         split: ``train``, whose images are cut and changed at random, or ``val``.
-        recipe: how images are made, how many processes make them, and what becomes of broken ones.
+        recipe: how images are made, how many processes make them, and what is done with broken ones.
         pool: what makes them, which may be another split's too.
 
     Raises:

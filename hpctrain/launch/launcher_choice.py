@@ -109,7 +109,7 @@ def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """What an mpirun is told of the Slurm job that this process is in, against its own variables; None outside."""
+    """The settings that an mpirun needs in the Slurm job of this process, against its own variables; None outside."""
     if not in_allocation(environment):
         return None
     # mpirun reaches the hosts by srun, which would wait for the end of a step that this process is in.

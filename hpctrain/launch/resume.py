@@ -24,7 +24,7 @@ from hpctrain.rundir import RunDirectory, read_model
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A further attempt: where it begins, its plan on this machine, and what the user has to be told of it.
+    """A further attempt: where it begins, its plan on this machine, and what the user has to know about it.
 
     ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
     """

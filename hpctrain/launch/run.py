@@ -245,7 +245,7 @@ class Job:
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
         if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
-            # Those that are left say what becomes of it.
+            # Those that are left report how it ends.
             return None
         # All of them are dead when the launcher has ended the job, which says nothing of the first.
         if dead and len(dead) < len(records):

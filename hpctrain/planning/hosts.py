@@ -20,7 +20,7 @@ _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASC
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts in the order of their ranks, what that order is worth, and what all ranks are told of the network."""
+    """Hosts in the order of their ranks, what that order is worth, and the network settings of all ranks."""
 
     slots: tuple[Slots, ...]
     order: HostOrder | None = None

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what becomes of a run when something goes wrong."""
+"""The sections of a recipe for faults: what a run does when something goes wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Guard(Section):
 
 
 class FaultTolerance(Section):
-    """What becomes of the run when a rank dies."""
+    """What the run does when a rank dies."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
         "stop",
@@ -55,7 +55,7 @@ class Checkpointing(Section):
 
 
 class Numbers(Section):
-    """What becomes of a step whose loss or gradients are not finite on any rank, and which losses are told of."""
+    """What the run does when a loss or gradient is not finite on any rank, and which losses it reports as spikes."""
 
     non_finite: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
@@ -64,5 +64,5 @@ class Numbers(Section):
     )
     limit: Count = Field(3, description="skipped steps in a row, or times back to one checkpoint, until the run ends")
     spike_factor: Annotated[float, Field(gt=1)] | None = Field(
-        4.0, description="a loss so many times the median of the last 64 is told of; null tells of none"
+        4.0, description="a loss of so many times the median of the last 64 is reported; null reports none"
     )

@@ -314,7 +314,7 @@ class Checkpoints:
         )
 
     def _await(self, save: _Save, future: Future[Any]) -> None:
-        """Wait for the writing thread, and look meanwhile what becomes of the other ranks.
+        """Wait for the writing thread, and look meanwhile whether the other ranks live.
 
         Raises:
             RanksLostError: one died, whose share may never come.

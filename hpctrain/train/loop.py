@@ -97,7 +97,7 @@ class Loop:
         # This rank's samples in it.
         self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
-        # Broken images that an event has told of, on whatever rank they are.
+        # Broken images that an event has reported, on whatever rank they are.
         self._told: set[str] = set()
 
     @property
