@@ -21,26 +21,14 @@ from hpctrain.launch.launcher_choice import (
     bindable_cores,
     choose_launcher,
     first_launcher,
-    needs_proof,
     require_image,
     told_of_slurm,
 )
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
-from hpctrain.planning.machine import Machine, same_host, this_machine
+from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.rundir import RunDirectory
-
-
-def find_launcher(plan: Plan, folder: Path = Path()) -> Launcher | None:
-    """What starts the plan's ranks, proved where that is needed, in a folder that all hosts share.
-
-    Raises:
-        HpctrainError: as of :func:`available_launcher` and :func:`prove_launcher`.
-    """
-    machine = this_machine()
-    launcher = available_launcher(plan, machine)
-    return prove_launcher(plan, machine, folder) if launcher and needs_proof(plan) else launcher
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
