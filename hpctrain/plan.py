@@ -107,8 +107,8 @@ class Stop(BaseModel):
     """How a run is stopped so that it can be resumed.
 
     Attributes:
-        signal: one of :data:`hpctrain.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to end
-            the step, write a checkpoint and leave.
+        signal: one of :data:`hpctrain.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to
+            end the step, write a checkpoint and leave.
         seconds: how long that may take before every process is ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
             before; None for 3, and for none where it is a script, which may not be able to go on.
