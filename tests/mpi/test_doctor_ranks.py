@@ -90,7 +90,7 @@ def test_a_way_to_start_ranks_starts_them(hpctrain: Launch) -> None:
 
 def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     path = fake_mpirun(tmp_path, SINGLETONS)
-    result = hpctrain("doctor", "-np", "2", "--json", timeout=90, PATH=path)
+    result = hpctrain("doctor", "-np", "2", "--json", timeout=200, PATH=path)
     assert result.returncode == 3, result.stdout
     check = checks_by_name(result)["launcher and MPI"]
     assert check["status"] == "failed"

@@ -166,7 +166,7 @@ def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
 
 
 def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:
-    result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=60)
+    result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=200)
     assert result.returncode != 0
     assert "needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is Open MPI 5" in result.stdout
 

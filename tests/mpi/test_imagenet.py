@@ -21,7 +21,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake = ["fake", "archives", "--images", "110", "--size", "80", "--broken", "2"]
     for arguments in (fake, ["shard", "archives", "shards"]):
         command = [str(BIN / "hpctrain"), "data", *arguments]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=100)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     return folder / "shards"
 
 

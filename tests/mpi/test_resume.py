@@ -133,7 +133,7 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
                 time.sleep(0.05)
             (folder / "at work").unlink()
             os.kill(whom(process.pid), signal.SIGTERM)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=200)
         finally:
             process.terminate()
     assert process.returncode == 4, output
