@@ -1,4 +1,5 @@
-# `make train` and `make test` set up everything that they need, on a fresh machine too.
+# `make train` and `make test` set up everything that they need, on a fresh machine too. What `make train` runs needs no
+# Horovod, whose build takes minutes and a compiler.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +12,7 @@ endif
 
 .PHONY: train test lint bench faults fuzz clean horovod cluster cluster-stop
 
-train: horovod
+train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
