@@ -42,6 +42,7 @@ lint: .venv/packages.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry hpctrain benchmarks .ci
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive hpctrain benchmarks slurm .ci
 	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
 
@@ -52,7 +53,7 @@ fuzz: .fuzz/installed.stamp
 
 .fuzz/installed.stamp: pyproject.toml
 	$(PYTHON) -m venv .fuzz
-	.fuzz/bin/python -m pip install --editable . 'atheris>=3' pytest
+	.fuzz/bin/python -m pip install --editable '.[imagenet]' 'atheris>=3' pytest
 	touch $@
 
 # A Slurm of four nodes on this machine, to try jobs on.

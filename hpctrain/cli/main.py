@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import missing_extra
 
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
@@ -76,8 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:
-        print(f"hpctrain: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell(error)
+    except ModuleNotFoundError as error:
+        if (told := missing_extra(error)) is None:
+            raise
+        return _tell(told)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _tell(error: HpctrainError) -> int:
+    print(f"hpctrain: {error}", file=sys.stderr)
+    return error.exit_code

@@ -55,9 +55,9 @@ from hpctrain.launch.repeats import (
     require_no_series,
 )
 from hpctrain.launch.resume import resumption
-from hpctrain.launch.start import available_launcher
+from hpctrain.launch.start import available_launcher, require_packages
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
-from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.machine import Machine, as_if_installed, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.console import Console, say
@@ -206,6 +206,10 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
     assert asked.work is not None
     options = HostOptions(**asked.changes["host_options"])
     arranged, warnings = arrange(options, machine.host, asked.ranks)
+    start = Start(**asked.changes["start"])
+    if asked.dry_run and start.container is None:
+        machine, missing = as_if_installed(machine)
+        warnings += missing
     plan = make_plan(
         asked.work,
         machine,
@@ -213,10 +217,10 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
         backend=asked.backend or "auto",
         framework=asked.framework,
         host_options=options,
-        start=Start(**asked.changes["start"]),
+        start=start,
         stop=Stop(**asked.changes["stop"]),
     )
-    return plan, tuple(warnings)
+    return plan, warnings
 
 
 def _begin(asked: _Asked) -> int:
@@ -233,6 +237,7 @@ def _begin(asked: _Asked) -> int:
         default = default_directory(plan.title)
         if asked.dry_run:
             return show_command(plan, RunDirectory(asked.run_dir or default), None, machine, found)
+        require_packages(plan)
         directory = RunDirectory(asked.run_dir) if asked.run_dir else new_directory(default)
         directory.create(plan)
         with hold(directory):
@@ -265,6 +270,7 @@ def _begin_series(asked: _Asked, count: int) -> int:
         for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
             show_command(plans[seed], directory, None, machine, found)
         return 0
+    require_packages(plan)
     return _run_series(asked, create_series(path if asked.run_dir else new_directory(path).path, plans))
 
 
@@ -338,6 +344,7 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         found = available_launcher(further.plan, further.machine)
     if asked.dry_run:
         return show_command(further.plan, directory, further.attempt, further.machine, found)
+    require_packages(further.plan)
     further.begin(directory)
     return _execute(further.plan, directory, further.attempt, further.machine, found, interrupts)
 

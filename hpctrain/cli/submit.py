@@ -29,6 +29,7 @@ from hpctrain.cli.start_options import (
 from hpctrain.cli.work import default_directory, read_tasks
 from hpctrain.launch.repeats import require_no_series
 from hpctrain.plan import Start
+from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.rundir import RunDirectory
 
 # As shells have it for Ctrl-C.
@@ -113,20 +114,27 @@ def submit(
         arguments=None,
         **container_options(found.profile, container, container_runtime, mounts or []),
     )
+    start = Start(**changes)
+    missing: tuple[str, ...] = ()
+    machine = this_machine()
+    if dry_run and start.container is None:
+        machine, missing = as_if_installed(machine)
     job = prepare(
         found,
         request,
         read_tasks(work, overrides or [], arguments or [], request.tasks, small=small),
+        machine,
         framework=framework,
         backend=backend or "auto",
         hosts=host_options(found.profile, fabric, node, interface),
-        start=Start(**changes),
+        start=start,
         restarts=restarts,
         stage=stage or [],
         stage_environment=stage_environment,
         template=template,
     )
-    for line in (*found.findings, *([request.warning] if request.warning else [])):
+    warnings = [f"warning: {each}" for each in missing]
+    for line in (*found.findings, *([request.warning] if request.warning else []), *warnings):
         typer.echo(line, err=True)
     path = (run_dir or default_directory(job.plan.title)).absolute()
     if dry_run:
