@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli import completion
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import Backend
 from hpctrain.cli.work import told
@@ -19,7 +20,9 @@ from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
+    ],
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
     ] = None,

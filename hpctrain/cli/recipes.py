@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.work import told
 from hpctrain.errors import HpctrainError
@@ -43,7 +44,12 @@ def list_recipes(as_json: AsJson = False) -> None:
 @app.command()
 def show(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A published recipe, or the path of a recipe file.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A published recipe, or the path of a recipe file.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     overrides: Overrides = None,
     world: Annotated[
@@ -76,7 +82,12 @@ def show(
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A recipe file, or a published recipe's name.", autocompletion=completion.recipes
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one does not hold."""

@@ -13,6 +13,7 @@ from hpctrain.batch.preparation import container_options, find_cluster, host_opt
 from hpctrain.batch.request import JobRequest, further_options, job_request
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
+from hpctrain.cli import completion
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
 from hpctrain.cli.start_options import (
@@ -37,7 +38,12 @@ _INTERRUPTED = 130
 
 
 def submit(
-    work: Annotated[str, typer.Argument(metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.")],
+    work: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=completion.recipes
+        ),
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
     cluster: options.Cluster = "auto",
     nodes: options.Nodes = None,

@@ -10,7 +10,6 @@ from hpctrain.errors import HpctrainError
 from hpctrain.horovod import PACKAGES, TITLES, VERSION
 from hpctrain.horovod.cuda import framework_has_cuda
 from hpctrain.horovod.fingerprint import mpi_identity, package_version
-from hpctrain.horovod.install import find_accelerator
 from hpctrain.horovod.installed import Installed, find_installed
 
 # Which the engine of hpctrain's own needs too.
@@ -94,6 +93,9 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 
 
 def _nccl(installed: Installed | None) -> Check:
+    # All of the build comes with it, which no launch needs.
+    from hpctrain.horovod.install import find_accelerator
+
     toolkit, nccl = find_accelerator()
     if toolkit is None:
         has_cuda = framework_has_cuda()
