@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +11,7 @@ import yaml
 
 from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.tables import print_table
 from hpctrain.cli.work import told
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import differences
@@ -23,8 +22,6 @@ from hpctrain.recipes.schema import Recipe
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
-# No line is longer.
-_UNBOUNDED = 1000
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -147,8 +144,4 @@ def _print(what: Any) -> None:
     if isinstance(what, dict | list):
         typer.echo(json.dumps(what, indent=2))
         return
-    from rich.console import Console
-
-    # Into a pipe or a file nothing is cut, unless somebody says how wide that is.
-    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if bounded else _UNBOUNDED).print(what)
+    print_table(what)
