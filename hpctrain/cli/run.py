@@ -395,7 +395,7 @@ def _execute(
 
         def failed(failure: Failure) -> None:
             console.close()
-            say(f"hpctrain: {failure}", sys.stderr)
+            say(f"hpctrain: {failure.told_after(shown=0)}", sys.stderr)
             if failure.status == "resumable":
                 say(f"  to go on: {resume_command(directory)}", sys.stderr)
 
