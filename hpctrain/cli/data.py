@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make, check and stage ImageNet's shards.")
 
@@ -33,6 +34,7 @@ def fake(
     """Write a small set in the structure of ImageNet's original archives, odd and broken images included."""
     from hpctrain.data.fake import FakeSet, make_fake
 
+    require("train", "imagenet")
     wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
     make_fake(folder, wanted)
     typer.echo(

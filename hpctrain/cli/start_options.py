@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from hpctrain.cli import completion
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.secrets import is_secret
@@ -23,7 +24,12 @@ _STOP = "How they are stopped"
 
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default."),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
+        autocompletion=completion.backends,
+    ),
 ]
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that.")

@@ -13,7 +13,7 @@ from hpctrain.plan import Script
 from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
-from hpctrain.report.console import say
+from hpctrain.report.say import say
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:

@@ -23,6 +23,7 @@ from hpctrain.comm.forgotten import forgotten
 from hpctrain.comm.graph_errors import original
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.extras import missing_extra
 from hpctrain.plan import BACKENDS
 
 if TYPE_CHECKING:
@@ -287,6 +288,8 @@ def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+            raise missing from error
         raise HpctrainError(
             f"MPI cannot be loaded: {error}",
             "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",

@@ -10,11 +10,11 @@ from hpctrain.errors import HpctrainError
 from hpctrain.horovod import PACKAGES, TITLES, VERSION
 from hpctrain.horovod.cuda import framework_has_cuda
 from hpctrain.horovod.fingerprint import mpi_identity, package_version
-from hpctrain.horovod.install import find_accelerator
 from hpctrain.horovod.installed import Installed, find_installed
 
 # Which the engine of hpctrain's own needs too.
 AN_MPI = "an MPI"
+_FIRST_BUILD = f"{BUILD_HINT} (compiles for about five minutes on two cores)"
 _SOURCE = "https://horovod.readthedocs.io/en/stable/install_include.html"
 
 
@@ -32,7 +32,7 @@ def require(framework: str | None) -> None:
     """
     installed = find_installed()
     if installed is None:
-        raise HpctrainError("Horovod is not built", BUILD_HINT)
+        raise HpctrainError("Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build")
     checks = [_mpi(installed)] if framework is None else [_framework(framework, installed), _mpi(installed)]
     for check in checks:
         if check.status == "failed":
@@ -50,7 +50,7 @@ def report() -> list[Check]:
 
 def _horovod(installed: Installed | None) -> Check:
     if installed is None:
-        return Check(name="horovod", status="failed", found="Horovod is not built", wanted=VERSION, remedy=BUILD_HINT)
+        return Check(name="horovod", status="failed", found="Horovod is not built", wanted=VERSION, remedy=_FIRST_BUILD)
     if installed.fingerprint is None:
         found = f"Horovod {installed.version}, not built by hpctrain, so its MPI is not known"
         return Check(name="horovod", status="ok", found=found, wanted=VERSION, remedy=f"to be sure, {BUILD_HINT}")
@@ -93,6 +93,9 @@ def _framework(framework: str, installed: Installed | None) -> Check:
 
 
 def _nccl(installed: Installed | None) -> Check:
+    # All of the build comes with it, which no launch needs.
+    from hpctrain.horovod.install import find_accelerator
+
     toolkit, nccl = find_accelerator()
     if toolkit is None:
         has_cuda = framework_has_cuda()

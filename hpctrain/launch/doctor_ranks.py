@@ -19,6 +19,7 @@ from hpctrain.doctor.ranks import Reduction, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
+from hpctrain.extras import require
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
 from hpctrain.launch.launcher_choice import require_image
@@ -117,6 +118,8 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
 def _launcher(plan: Plan, machine: Machine, folder: Path, failed: dict[str, str]) -> Launcher:
     """The launcher that works here; ``failed`` gets those that do not. Whether Horovod fits is a check of its own."""
     require_image(plan)
+    if plan.start.container is None and plan.start.python is None:
+        require("train")
     return prove_launcher(plan, machine, folder, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons))
 
 

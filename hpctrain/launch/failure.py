@@ -75,7 +75,15 @@ class Failure:
     def __str__(self) -> str:
         source = f"the end of {self.log}" if self.log else "printed outside the logs"
         printed = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
-        return "\n".join([self.message, *printed, *([f"  {self.hint}"] if self.hint else [])])
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, *printed, *hint])
+
+    def told_after(self, shown: int) -> str:
+        """The same for whoever has seen everything that rank ``shown`` printed: of its log no more than the name."""
+        if self.rank != shown or self.log is None:
+            return str(self)
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, f"  its log: {self.log}", *hint])
 
 
 def find_failure(

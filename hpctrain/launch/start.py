@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
+from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
@@ -52,6 +53,22 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     if plan.backend == "horovod" and plan.start.container is None and plan.start.python is None:
         require(plan.framework)
     return launcher
+
+
+def require_packages(plan: Plan) -> None:
+    """Refuse to start what would find a package missing: in the ranks, where they have this Python, or here.
+
+    Raises:
+        HpctrainError: an extra of hpctrain is not installed.
+    """
+    # Its TensorBoard files are written here.
+    extras = ["train"]
+    if plan.start.container is None and plan.start.python is None:
+        if plan.recipe and plan.recipe.data.name == "imagenet":
+            extras.append("imagenet")
+        if plan.framework:
+            extras.append(plan.framework)
+    require_extras(*extras)
 
 
 def prove_launcher(

@@ -113,15 +113,15 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
-        return _run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
+        return run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
     tasks = []
     for task, directory in found.tasks.items():
         own = [job for job in jobs if job.has_task(task)]
-        tasks.append(_run_status(directory, found, Progress.read(directory), own, task, problem is None))
+        tasks.append(run_status(directory, found, Progress.read(directory), own, task, problem is None))
     return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
 
 
-def _run_status(
+def run_status(
     directory: RunDirectory,
     found: FoundRun,
     progress: Progress,

@@ -100,9 +100,22 @@ def test_gpus_want_nccl() -> None:
     # Nothing takes it by itself where there is no GPU, but the other engine needs an MPI too.
     assert [check.status for check in software.horovod([missing, no_mpi], gpus=0)] == ["not applicable", "failed"]
     assert [check.status for check in software.horovod([missing], gpus=0, asked=True)] == ["failed"]
-    assert [check.status for check in software.horovod([missing], gpus=1)] == ["failed"]
     (cpu,) = software.horovod([without], gpus=0)
     assert (cpu.name, cpu.status) == ("Horovod nccl", "not applicable")
+
+
+def test_a_horovod_that_was_never_built_is_missed_only_where_it_is_asked_for() -> None:
+    missing = Check(name="horovod", status="failed", found="Horovod is not built", wanted="0.28.1", mend="build")
+    torch = Check(
+        name="torch", status="failed", found="Horovod is not built for PyTorch", wanted="PyTorch", mend="build"
+    )
+    told = software.horovod([missing, torch], gpus=4)
+    assert [check.status for check in told] == ["not applicable", "not applicable"]
+    assert told[0].found == "Horovod is not built; only Keras on several GPUs and --backend horovod need it"
+    assert [check.status for check in software.horovod([missing, torch], gpus=4, asked=True)] == ["failed", "failed"]
+    # One that is there was built for these GPUs.
+    there = Check(name="horovod", status="ok", found="Horovod 0.28.1", wanted="0.28.1")
+    assert [check.status for check in software.horovod([there, torch], gpus=4)] == ["ok", "failed"]
 
 
 def test_clocks() -> None:
