@@ -105,9 +105,9 @@ def test_gpus_want_nccl() -> None:
 
 
 def test_a_horovod_that_was_never_built_is_missed_only_where_it_is_asked_for() -> None:
-    missing = Check(name="horovod", status="failed", found="Horovod is not built", wanted="0.28.1", mend="build")
+    missing = Check(name="horovod", status="failed", found="Horovod is not built", wanted="0.28.1", remedy="build")
     torch = Check(
-        name="torch", status="failed", found="Horovod is not built for PyTorch", wanted="PyTorch", mend="build"
+        name="torch", status="failed", found="Horovod is not built for PyTorch", wanted="PyTorch", remedy="build"
     )
     told = software.horovod([missing, torch], gpus=4)
     assert [check.status for check in told] == ["not applicable", "not applicable"]
