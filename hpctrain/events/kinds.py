@@ -57,8 +57,10 @@ class BaseEvent(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """The event as its line holds it, by key: what its writer gave, null where that was None."""
-        given = {"time", "event", *self.model_fields_set}
-        return {key: value for key, value in self if key in given}
+        given = self.model_fields_set
+        # Every step comes here, and pydantic's own iteration takes twice as long.
+        values = {key: value for key, value in vars(self).items() if key in given}
+        return {"time": self.time, "event": self.event, **values, **(self.model_extra or {})}
 
 
 class _OfStep(BaseEvent):
