@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events.kinds import CheckpointEvent, Event, StallEvent, StartEvent
+from hpctrain.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
 from hpctrain.events.lines import line_of, mark, parse_event
 from hpctrain.events.reader import read_events, whole
 from hpctrain.private_files import private
@@ -67,7 +67,8 @@ class EventWriter:
         if self._file:
             return
         self._open(path, alone=True)
-        self._there = {_identity(event) for event in _newest(path)}
+        # Of a kind that is not known nothing can be told, and nobody emits it here.
+        self._there = {_identity(event) for event in _newest(path) if not isinstance(event, OtherEvent)}
         while self._recent:
             self._write(self._recent.popleft())
 

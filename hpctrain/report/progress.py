@@ -28,6 +28,7 @@ from hpctrain.rundir import RunDirectory
 _WINDOW = 100
 # Where the kind stands, behind the time, in a line that EventWriter wrote.
 _WITHIN = 64
+_MARKS = {StepEvent: mark(StepEvent), LogEvent: mark(LogEvent)}
 Frequent = TypeVar("Frequent", StepEvent, LogEvent)
 
 
@@ -168,9 +169,9 @@ def _parse(line: bytes, kind: type[Frequent], where: str) -> Frequent:
     event = parse_event(line, where)
     # A key that is there twice has its last value.
     if not isinstance(event, kind):
-        raise HpctrainError(f"{where}: not an event: a line with {mark(kind).decode()} that is {event.event!r} too")
+        raise HpctrainError(f"{where}: not an event: a line with {_MARKS[kind].decode()} that is {event.event!r} too")
     return event
 
 
 def _is(kind: type[StepEvent | LogEvent], line: bytes) -> bool:
-    return line.find(mark(kind), 0, _WITHIN) >= 0
+    return line.find(_MARKS[kind], 0, _WITHIN) >= 0

@@ -141,6 +141,17 @@ def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
     assert [event.iteration for event in events[begin + 1 :]] == [3, 4, 5, 6, 7]
 
 
+def test_a_new_writer_passes_over_kinds_of_later_versions(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(line_of(step(1)) + b'{"time": 1.0, "event": "later", "iteration": [2]}\n')
+    heir = EventWriter(None)
+    heir.emit(step(1))
+    heir.emit(step(2))
+    heir.take_over(path)
+    with heir:
+        assert [event.event for event in read_events(path)] == ["step", "later", "step"]
+
+
 def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
     path = tmp_path / "events.jsonl"
     heir = EventWriter(None)
