@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from hpctrain.events import Event, read_events
+from hpctrain.events.kinds import EpochEvent, FaultEvent, RecoveredFaultEvent, StepEvent
 
 # What starts, hurts and ends runs is the fault campaign's.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "faults"))
@@ -136,19 +137,22 @@ def carry_out(kills: tuple[Kill, ...], training: Training) -> list[float]:
 def judge(
     seed: int, kind: str, kills: tuple[Kill, ...], times: list[float], events: list[Event], *, completed: bool
 ) -> Result:
-    done = [event for event in events if event["event"] == "step"]
-    faults = [event for event in events if event["event"] == "fault"]
-    epochs = [event for event in events if event["event"] == "epoch"]
-    numbers = [event["iteration"] for event in done]
+    done = [event for event in events if isinstance(event, StepEvent)]
+    faults = [event for event in events if isinstance(event, FaultEvent)]
+    epochs = [event for event in events if isinstance(event, EpochEvent)]
+    recoveries = [fault for fault in faults if isinstance(fault, RecoveredFaultEvent)]
+    numbers = [event.iteration for event in done]
     whole = EPOCHS * STEPS_AN_EPOCH
     # Not the first step after the kill, which may have needed the dead rank no more: the first after its fault.
-    recovered = {event["rank"]: event["time"] for event in faults}
+    recovered = {event.rank: event.time for event in faults}
     ends = [(at, recovered.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
-    after = [[event["time"] - at for event in done if event["time"] >= recovered] for at, recovered in ends]
-    seen = collections.Counter[int]()
+    after = [[event.time - at for event in done if event.time >= recovered] for at, recovered in ends]
+    seen = collections.Counter[int | None]()
     for event in done:
-        seen[event["epoch"]] += event["samples"]
-    affected = sum(int(event.get("samples_affected", 0)) for event in faults)
+        seen[event.epoch] += event.samples or 0
+    accuracy = epochs[-1].test_accuracy if epochs else 0.0
+    assert accuracy is not None
+    affected = sum(fault.samples_affected for fault in recoveries)
     return Result(
         seed=seed,
         kind=kind,
@@ -158,8 +162,8 @@ def judge(
         samples_affected=affected,
         epochs_not_whole=sum(seen[epoch] != SAMPLES for epoch in range(1, EPOCHS + 1)),
         seconds=tuple(later[0] for later in after if later),
-        recovery_seconds=tuple(event["recovery_seconds"] for event in faults if "recovery_seconds" in event),
-        accuracy=float(epochs[-1]["test_accuracy"]) if epochs else 0.0,
+        recovery_seconds=tuple(fault.recovery_seconds for fault in recoveries),
+        accuracy=accuracy,
     )
 
 

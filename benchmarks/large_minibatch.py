@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpctrain.events import EventWriter, read_events
+from hpctrain.events.kinds import EpochEvent
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 
@@ -157,8 +158,10 @@ def train(case: Case) -> Run:
         checkpoints = Checkpoints(Path(folder) / "checkpoints", comm, events)
         trainer = TorchTrainer(recipe, comm)
         Loop(recipe, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=Path(folder) / "dumps").run()
-        epochs = [event for event in read_events(Path(folder) / "events.jsonl") if event["event"] == "epoch"]
-    wrong = [round((1 - epoch["test_accuracy"]) * len(test)) for epoch in epochs]
+        epochs = [event for event in read_events(Path(folder) / "events.jsonl") if isinstance(event, EpochEvent)]
+    accuracies = [epoch.test_accuracy for epoch in epochs if epoch.test_accuracy is not None]
+    assert len(accuracies) == len(epochs)
+    wrong = [round((1 - accuracy) * len(test)) for accuracy in accuracies]
     error = 100 * statistics.median(wrong[-recipe.median_of :]) / len(test)
     return Run(batch=case.batch, rule=case.rule, seed=case.seed, error=error, wrong=tuple(wrong))
 

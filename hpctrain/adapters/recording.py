@@ -16,7 +16,8 @@ from typing import Any
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
+from hpctrain.events import Event, EventWriter
+from hpctrain.events.kinds import LogEvent, RunEvent, StepEvent
 
 # What is logged more often is printed no more often.
 _PRINT_SECONDS = 1.0
@@ -48,14 +49,15 @@ class Recording:
         self._model = weakref.ref(model)
         self._step_began = time.perf_counter()
         self._emit(
-            "run",
-            recipe=None,
-            framework=framework,
-            backend=comm.backend,
-            ranks=comm.size,
-            epochs=None,
-            iterations_per_epoch=None,
-            parameters=parameters,
+            RunEvent(
+                recipe=None,
+                framework=framework,
+                backend=comm.backend,
+                ranks=comm.size,
+                epochs=None,
+                iterations_per_epoch=None,
+                parameters=parameters,
+            )
         )
         return True
 
@@ -64,27 +66,28 @@ class Recording:
         now = time.perf_counter()
         self.steps += 1
         self._emit(
-            "step",
-            iteration=self.steps,
-            epoch=None,
-            loss=None,
-            learning_rate=learning_rate,
-            samples=None,
-            seconds=now - self._step_began,
-            communication_seconds=None,
+            StepEvent(
+                iteration=self.steps,
+                epoch=None,
+                loss=None,
+                learning_rate=learning_rate,
+                samples=None,
+                seconds=now - self._step_began,
+                communication_seconds=None,
+            )
         )
         self._step_began = now
 
     def log(self, values: Mapping[str, float], step: int | None = None, *, quiet: bool = False) -> None:
         """Record values of a step, by default the last one that was counted; ``quiet`` prints nothing."""
         step = self.steps if step is None else step
-        self._emit("log", iteration=step, values=dict(values))
+        self._emit(LogEvent(iteration=step, values=dict(values)))
         if not quiet:
             self._print(f"step {step:,}  {'  '.join(f'{name} {value:.6g}' for name, value in values.items())}")
 
-    def _emit(self, event: str, **values: Any) -> None:
+    def _emit(self, event: Event) -> None:
         if self._events:
-            self._events.emit(event, **values)
+            self._events.emit(event)
 
     def _print(self, line: str) -> None:
         if not self._unprinted and self._printed_at < 0:

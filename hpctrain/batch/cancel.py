@@ -13,7 +13,7 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event
+from hpctrain.events.kinds import StartEvent
 from hpctrain.records import living_process
 
 _SLURM_SECONDS = 30.0
@@ -54,23 +54,26 @@ def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
     return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
 
 
-def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
+def stop_launcher(start: StartEvent | None, seconds: float) -> Iterator[str]:
     """Let the launcher of a ``start`` event stop the run, and wait for it; tells what is done as it is done.
 
     Args:
-        start: the run's last one; empty for a run without one.
+        start: the run's last one; None for a run without one.
         seconds: how long the launcher may take.
 
     Raises:
         HpctrainError: the launcher is on another host; says what to enter there.
     """
-    if "pid" not in start:
+    if start is None or "pid" not in start.model_fields_set:
         return
-    host, pid = start["host"], start["pid"]
+    host, pid = start.host, start.pid
     if host != socket.gethostname():
         # The launcher ended with its job, which left no time to say so.
-        if start.get("job") and not any(job.live for job in job_states([start["job"]], seconds=_SLURM_SECONDS)):
+        if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
+        if pid is None:
+            hint = "end its processes where they were started"
+            raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
         hint = f"cancel it there, or enter there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
     process = launcher_process(start)
@@ -86,6 +89,8 @@ def stop_launcher(start: Event, seconds: float) -> Iterator[str]:
         yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
 
 
-def launcher_process(start: Event) -> psutil.Process | None:
+def launcher_process(start: StartEvent) -> psutil.Process | None:
     """The launcher of a ``start`` event, if it lives on this host, and not another that got its number later."""
-    return living_process(start["host"], start["pid"], start["time"]) if "host" in start else None
+    if start.host is None or start.pid is None:
+        return None
+    return living_process(start.host, start.pid, start.time)

@@ -26,6 +26,7 @@ from hpctrain.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.events import EventWriter, read_events
+from hpctrain.events.kinds import CheckpointEvent
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Batch, Model
 from hpctrain.train.checkpoint import Checkpoints
@@ -123,7 +124,8 @@ def checkpointed(case: Case) -> Variant:
         written = 0.0
         if case.comm.rank == 0:
             *_, event = read_events(path)
-            written = event["seconds"] - saved
+            assert isinstance(event, CheckpointEvent) and event.seconds is not None
+            written = event.seconds - saved
         return {"hpctrain, training waits": blocked, "hpctrain, writing": written}
 
     return save

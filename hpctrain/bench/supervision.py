@@ -18,6 +18,7 @@ from hpctrain.bench.in_turn import Call
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.shared.kernels import BLOCK_BYTES, all_finite
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import StepEvent
 from hpctrain.recipes.reliability import Guard, Numbers
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.numbers import Done, NumberWatch
@@ -55,14 +56,20 @@ def supervision(
         order = zlib.crc32(batch.astype("<i8").tobytes())
         stop = stopping.asked(look=comm.rank == 0) is not None
         loss = float(comm.allreduce(np.array([1.0, float(stop)]), "mean")[0])
-        numbers = {
-            "loss": loss,
-            "learning_rate": 0.1,
-            "seconds": 0.1,
-            "communication_seconds": 0.1,
-            "data_seconds": 0.1,
-        }
-        events.emit("step", iteration=1, epoch=1, samples=_GLOBAL_BATCH, first=0, order=order, **numbers)
+        events.emit(
+            StepEvent(
+                iteration=1,
+                epoch=1,
+                loss=loss,
+                learning_rate=0.1,
+                samples=_GLOBAL_BATCH,
+                first=0,
+                order=order,
+                seconds=0.1,
+                communication_seconds=0.1,
+                data_seconds=0.1,
+            )
+        )
         watch.look(Done(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
         watch.settle()
         checkpoints.settle()

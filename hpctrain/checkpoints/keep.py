@@ -11,6 +11,7 @@ from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, it
 from hpctrain.checkpoints.manifest import Progress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
+from hpctrain.events.kinds import EpochEvent, StepEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +65,10 @@ def scores(events: Iterable[Event]) -> dict[int, float]:
     """Test accuracy by the iteration of the last step ahead of the evaluation."""
     found, iteration = {}, 0
     for event in events:
-        if event["event"] == "step":
-            iteration = event["iteration"]
-        elif event["event"] == "epoch" and event["test_accuracy"] is not None:
-            found[iteration] = float(event["test_accuracy"])
+        if isinstance(event, StepEvent):
+            iteration = event.iteration
+        elif isinstance(event, EpochEvent) and event.test_accuracy is not None:
+            found[iteration] = event.test_accuracy
     return found
 
 

@@ -19,6 +19,7 @@ from hpctrain.checkpoints.layout import set_aside
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, attempts, read_events
+from hpctrain.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.plan import Plan
 from hpctrain.records import whole_records
 from hpctrain.rundir import RunDirectory
@@ -49,18 +50,18 @@ class Attempt:
     damaged: tuple[tuple[Path, str], ...] = ()
     restart: int = 0
 
-    def start(self, plan: Plan, launcher: str) -> Event:
-        """What the event ``start`` says."""
-        return {
-            "attempt": self.number,
-            "iteration": self.iteration,
-            "restart": self.restart,
-            "job": job_id(),
-            "launcher": launcher,
-            "hosts": [host.host for host in plan.hosts],
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
+    def start(self, plan: Plan, launcher: str) -> StartEvent:
+        """The event with which it begins."""
+        return StartEvent(
+            attempt=self.number,
+            iteration=self.iteration,
+            restart=self.restart,
+            job=job_id(),
+            launcher=launcher,
+            hosts=tuple(host.host for host in plan.hosts),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
 
 
 def resume_command(directory: RunDirectory) -> str:
@@ -161,10 +162,10 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
             f"wait for their end, or end them: kill {numbers}{saves}",
             exit_code=1 if job_id() else 2,
         )
-    if not events or events[-1]["event"] == "end":
+    if not events or isinstance(events[-1], EndEvent):
         return
-    job = attempts(events)[-1][0].get("job")
-    if job and job != job_id() and _is_running(str(job)):
+    job = _start(attempts(events)[-1]).job
+    if job and job != job_id() and _is_running(job):
         raise HpctrainError(
             f"{directory.path}: the job of its last attempt still runs: {job}",
             f"wait for its end, or: scancel {job}",
@@ -205,10 +206,10 @@ def next_attempt(
         idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
         what = f"its last {len(idle)} attempts ended without a stop in good order"
     else:
-        idle = list(itertools.takewhile(lambda attempt: attempt[0]["iteration"] == further.iteration, reversed(past)))
+        idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
         what = f"the last {len(idle)} attempts began at step {further.iteration} and got no further"
     # Those that a launcher began by itself have a limit of their own.
-    resumed = [attempt for attempt in idle if not attempt[0].get("restart")]
+    resumed = [attempt for attempt in idle if not _start(attempt).restart]
     if len(resumed) > idle_restarts:
         raise _idle(directory, idle, what, len(resumed))
     return further
@@ -237,7 +238,7 @@ def _require_none_written(
     directory: RunDirectory, events: Sequence[Event], damaged: Sequence[tuple[Path, str]]
 ) -> None:
     """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
-    written = [f"step {event['iteration']}" for event in events if event["event"] == "checkpoint"]
+    written = [f"step {event.iteration}" for event in events if isinstance(event, CheckpointEvent)]
     faults = [fault for _, fault in damaged] + [
         f"{path} was found damaged" for path in set_aside(directory.checkpoints)
     ]
@@ -252,18 +253,20 @@ def _require_none_written(
 
 def is_done(events: Sequence[Event]) -> bool:
     """Whether the run came to its end; ``events`` are those of :func:`run_events`."""
-    return bool(events) and events[-1]["event"] == "end" and events[-1]["status"] == "done"
+    return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
-    stopped = attempt[-1].get("status") == "resumable" and all(event["event"] != "fault" for event in attempt)
-    return not stopped and attempt[-1]["time"] - attempt[0]["time"] <= WORK_SECONDS
+    last = attempt[-1]
+    resumable = isinstance(last, EndEvent) and last.status == "resumable"
+    stopped = resumable and not any(isinstance(event, FaultEvent) for event in attempt)
+    return not stopped and last.time - attempt[0].time <= WORK_SECONDS
 
 
 def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
     """The refusal to begin for ever where nothing comes of it. ``idle`` has the newest attempt first."""
-    faults = [event["message"] for attempt in idle for event in reversed(attempt) if event["event"] == "fault"]
+    faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
         f"mend the cause, then: {resume_command(directory)} --idle-restarts {allow}",
@@ -279,6 +282,13 @@ def run_events(directory: RunDirectory) -> list[Event]:
     """
     if not directory.events.exists():
         return []
-    kinds = ("start", "checkpoint", "fault", "end")
-    found = (event for event in read_events(directory.events) if event["event"] in kinds)
-    return list(itertools.dropwhile(lambda event: event["event"] != "start", found))
+    kinds = (StartEvent, CheckpointEvent, FaultEvent, EndEvent)
+    found = (event for event in read_events(directory.events) if isinstance(event, kinds))
+    return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
+
+
+def _start(attempt: Sequence[Event]) -> StartEvent:
+    """Of one of the attempts of :func:`run_events`, which all have it."""
+    start = attempt[0]
+    assert isinstance(start, StartEvent)
+    return start

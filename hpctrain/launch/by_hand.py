@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import time
 from pathlib import Path
 
+from hpctrain.events import line_of
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command
 from hpctrain.plan import Plan
@@ -33,10 +32,10 @@ def shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: A
     ]
     if attempt:
         # From which checkpoint the ranks go on. No launcher of hpctrain's will live anywhere.
-        start = {"time": time.time(), "event": "start", **attempt.start(plan, launcher), "host": None, "pid": None}
+        start = attempt.start(plan, launcher).model_copy(update={"host": None, "pid": None})
         steps += [
             f"rm -f {_words(folder.stop, folder.summary)} {_words(folder.ranks)}/rank-*.json",
-            f"printf '%s\\n' {shlex.quote(json.dumps(start))} >> {_words(folder.events)}",
+            f"printf '%s\\n' {shlex.quote(line_of(start).decode().rstrip())} >> {_words(folder.events)}",
         ]
     prepared = " &&\n ".join(steps)
     return f"({prepared}) &&\n{command.shell()}"

@@ -10,6 +10,7 @@ from typing import Any
 from hpctrain.checkpoints.find import set_aside
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
+from hpctrain.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.launch.attempts import Attempt, is_done, run_events
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.failure import Failure
@@ -154,30 +155,31 @@ class Execution:
         with EventWriter(self.directory.events) as events:
             for path, fault in attempt.damaged:
                 kept_as = set_aside(path)
-                events.emit("damaged", path=path.name, fault=fault, kept_as=kept_as.name)
+                events.emit(DamagedEvent(path=path.name, fault=fault, kept_as=kept_as.name))
                 self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
 
     def _begin_again(self, restart: Restart, failure: Failure) -> None:
         with EventWriter(self.directory.events) as events:
-            events.emit("fault", **failure.cause)
+            events.emit(FaultEvent(**failure.cause))
         self.directory.begin_attempt(restart.plan)
 
     def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
         with contextlib.suppress(HpctrainError):
-            if all(event.get("attempt") != attempt.number for event in run_events(self.directory)):
+            starts = [event for event in run_events(self.directory) if isinstance(event, StartEvent)]
+            if all(start.attempt != attempt.number for start in starts):
                 with EventWriter(self.directory.events) as events:
-                    events.emit("start", **attempt.start(plan, "none"))
+                    events.emit(attempt.start(plan, "none"))
             self._record_end(plan, Failure(message=error.message, exit_code=exit_code))
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""
         with EventWriter(self.directory.events) as events:
             if failure and not failure.stopped:
-                events.emit("fault", **failure.cause)
+                events.emit(FaultEvent(**failure.cause))
             # Rank 0 says by itself that a recipe is done.
             if failure or plan.script:
-                events.emit("end", status=failure.status if failure else "done")
+                events.emit(EndEvent(status=failure.status if failure else "done"))
         summary = self.summarise(self.directory, plan, failure.status if failure else "done")
         if failure:
             summary["failure"] = failure.cause

@@ -7,9 +7,10 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpctrain.events import read_events
+from hpctrain.events.kinds import StoppedEvent
 from hpctrain.records import RankRecord, read_records
 from hpctrain.rundir import RunDirectory
 from hpctrain.stopping import RESUMABLE
@@ -68,7 +69,7 @@ class Failure:
         return {"rank": self.rank, "host": self.host, "message": self.message}
 
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["failed", "resumable"]:
         """What the run then is: ``failed`` or ``resumable``."""
         return "resumable" if self.exit_code == RESUMABLE else "failed"
 
@@ -151,7 +152,7 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
     """Ranks that were asked to stop did so; those that lost others may have had another reason."""
     if all(record.status != "lost" for record in records.values()):
         return "stopped as asked"
-    reasons = [event["reason"] for event in read_events(directory.events) if event["event"] == "stopped"]
+    reasons = [event.reason for event in read_events(directory.events) if isinstance(event, StoppedEvent)]
     return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
 
 

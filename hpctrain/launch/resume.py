@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import ChangedEvent
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.changes import require_fit
 from hpctrain.launch.hosts import arrange
@@ -43,7 +44,7 @@ class Resumption:
         """
         if self.changed:
             with EventWriter(directory.events) as events:
-                events.emit("changed", differences=self.changed)
+                events.emit(ChangedEvent(differences=dict(self.changed)))
         directory.begin_attempt(self.plan)
 
 

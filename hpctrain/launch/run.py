@@ -14,6 +14,7 @@ from dataclasses import replace
 import psutil
 
 from hpctrain.events import Event, EventWriter
+from hpctrain.events.kinds import StartEvent
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure, find_failure
 from hpctrain.launch.follow import Follower
@@ -42,7 +43,7 @@ def launch(
     directory: RunDirectory,
     ranks: int,
     *,
-    start: Event,
+    start: StartEvent,
     stop: Stop = Stop(),
     stoppable: bool = False,
     resumable: bool = False,
@@ -58,7 +59,7 @@ def launch(
         command: starts the ranks.
         directory: the run, with its plan.
         ranks: how many ranks have to record that they are done.
-        start: what the event ``start`` says.
+        start: of the attempt.
         stop: how the ranks are stopped.
         stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
             so.
@@ -78,7 +79,7 @@ def launch(
     with contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected:
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line)
-            events.emit("start", **start)
+            events.emit(start)
         job = Job(command, directory, ranks, fault_tolerant=fault_tolerant)
         return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
+from hpctrain.events.kinds import StartEvent, StepEvent
 from hpctrain.launch.answering import silent_hosts
 from hpctrain.launch.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
 from hpctrain.launch.changes import changes_since, take_back_command
@@ -58,12 +59,12 @@ class Supervisor:
 
     def see(self, event: Event) -> None:
         """Take note of how far an attempt gets."""
-        if event["event"] == "start":
+        if isinstance(event, StartEvent):
             self._stepped = self._plan.script is not None
             self._begin = time.monotonic()
-        elif event["event"] == "step" and self._plan.recipe:
+        elif isinstance(event, StepEvent) and self._plan.recipe:
             self._stepped = True
-            self._step = max(self._step, event["iteration"])
+            self._step = max(self._step, event.iteration)
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
         """What follows on an attempt that failed without an interrupt: another, or with which failure the run ends."""

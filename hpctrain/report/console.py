@@ -14,7 +14,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from hpctrain.events import Event
-from hpctrain.report.faults import LINES, spike_line
+from hpctrain.events.kinds import (
+    CheckpointEvent,
+    EndEvent,
+    EpochEvent,
+    RunEvent,
+    SpikeEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
+from hpctrain.report.faults import line, spike_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 from hpctrain.report.say import Patient, say
@@ -35,9 +45,9 @@ class Console:
         self._stderr = stderr or sys.stderr
         self._bar: _Bar | None = None
         self._task = TaskID(0)
-        self._run_event: Event = {}
+        self._run_event: RunEvent | None = None
         self._done = 0
-        self._steps: list[Event] = []
+        self._steps: list[StepEvent] = []
         # The last step whose loss was told to be high.
         self._spiked = 0
 
@@ -57,27 +67,27 @@ class Console:
 
     def show(self, event: Event) -> None:
         """Show one event; kinds that are not for the eye are passed over."""
-        match event["event"]:
-            case "start":
+        match event:
+            case StartEvent():
                 self._start(event)
-            case "run":
+            case RunEvent():
                 self._run(event)
-            case "step":
+            case StepEvent():
                 self._step(event)
-            case "epoch":
+            case EpochEvent():
                 self._epoch(event)
-            case "checkpoint":
-                self._progress_line(f"checkpoint at step {event['iteration']}")
-            case "stopped":
-                self._progress_line(f"stopped after step {event['iteration']}: {event['reason']}")
-            case "spike":
+            case CheckpointEvent():
+                self._progress_line(f"checkpoint at step {event.iteration}")
+            case StoppedEvent():
+                self._progress_line(f"stopped after step {event.iteration}: {event.reason}")
+            case SpikeEvent():
                 self._spike(event)
-            case kind if kind in LINES:
-                self._progress_line(LINES[kind](event))
-            case "end":
+            case EndEvent():
                 self.close()
-                took = f" after {event['seconds']:.1f} s" if "seconds" in event else ""
-                self._progress_line(f"{event['status']}{took}")
+                took = "" if event.seconds is None else f" after {event.seconds:.1f} s"
+                self._progress_line(f"{event.status}{took}")
+            case _ if text := line(event):
+                self._progress_line(text)
 
     def line(self, text: str) -> None:
         """Pass on a line that a rank printed."""
@@ -97,57 +107,57 @@ class Console:
         else:
             say(text, self._stderr)
 
-    def _start(self, event: Event) -> None:
-        self._done = event["iteration"]
-        if event["attempt"] > 1:
+    def _start(self, event: StartEvent) -> None:
+        self._done = event.iteration
+        if event.attempt > 1:
             where = f"resumed at step {self._done}" if self._done else "begun again"
-            self._progress_line(f"{where} (attempt {event['attempt']})")
+            self._progress_line(f"{where} (attempt {event.attempt})")
 
-    def _run(self, event: Event) -> None:
+    def _run(self, event: RunEvent) -> None:
         self.close()
         self._run_event = event
         self._steps = []
-        if event["epochs"] is None:
+        if event.epochs is None or event.iterations_per_epoch is None:
             # A script's, which tells of itself what it wants to be told.
             return
-        ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
-        epochs = "1 epoch" if event["epochs"] == 1 else f"{event['epochs']} epochs"
+        ranks = "1 rank" if event.ranks == 1 else f"{event.ranks} ranks"
+        epochs = "1 epoch" if event.epochs == 1 else f"{event.epochs} epochs"
         self._progress_line(
-            f"{event['recipe']}: {event['framework']}, {event['backend']}, {ranks}, "
-            f"{event['parameters']:,} parameters, {epochs} of {event['iterations_per_epoch']} steps"
+            f"{event.recipe}: {event.framework}, {event.backend}, {ranks}, "
+            f"{event.parameters or 0:,} parameters, {epochs} of {event.iterations_per_epoch} steps"
         )
         if self._stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _Bar(self._stderr)
             self._task = self._bar.add_task(
                 "",
-                total=iterations(event, self._done, event["epochs"]),
+                total=iterations(event, self._done, event.epochs),
                 completed=self._done,
-                epoch=min(event["epochs"], self._done // event["iterations_per_epoch"]),
-                epochs=event["epochs"],
+                epoch=min(event.epochs, self._done // event.iterations_per_epoch),
+                epochs=event.epochs,
                 detail="",
             )
             self._bar.start()
 
-    def _step(self, event: Event) -> None:
-        if self._run_event and self._run_event["epochs"] is None:
+    def _step(self, event: StepEvent) -> None:
+        if self._run_event and self._run_event.epochs is None:
             return
         self._steps.append(event)
-        if self._bar:
-            detail = (
-                f"loss {_number(event['loss'])}  rate {event['learning_rate']:.3g}  {_speed(self._steps[-_WINDOW:])}"
-            )
-            total = iterations(self._run_event, event["iteration"], event["epoch"])
-            self._bar.update(self._task, completed=event["iteration"], total=total, epoch=event["epoch"], detail=detail)
+        if self._bar and self._run_event and event.epoch is not None:
+            rate = "not finite" if event.learning_rate is None else f"{event.learning_rate:.3g}"
+            detail = f"loss {_number(event.loss)}  rate {rate}  {_speed(self._steps[-_WINDOW:])}"
+            total = iterations(self._run_event, event.iteration, event.epoch)
+            self._bar.update(self._task, completed=event.iteration, total=total, epoch=event.epoch, detail=detail)
 
-    def _spike(self, event: Event) -> None:
-        if event["iteration"] != self._spiked + 1:
+    def _spike(self, event: SpikeEvent) -> None:
+        if event.iteration != self._spiked + 1:
             self._progress_line(spike_line([event]))
-        self._spiked = event["iteration"]
+        self._spiked = event.iteration
 
-    def _epoch(self, event: Event) -> None:
+    def _epoch(self, event: EpochEvent) -> None:
+        epochs = self._run_event.epochs if self._run_event else 0
         self._progress_line(
-            f"epoch {event['epoch']}/{self._run_event.get('epochs', 0)}  train loss {_number(event['train_loss'])}  "
-            f"test accuracy {_number(event['test_accuracy'])}  {_speed(self._steps)}".rstrip()
+            f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
+            f"test accuracy {_number(event.test_accuracy)}  {_speed(self._steps)}".rstrip()
         )
         self._steps = []
 
@@ -178,7 +188,7 @@ class _Bar(Progress):
             yield Text(task.fields["detail"], no_wrap=True, overflow="ellipsis")
 
 
-def _speed(steps: list[Event]) -> str:
+def _speed(steps: list[StepEvent]) -> str:
     """Throughput and share of communication of the steps, as far as they were measured."""
     speed, share = samples_per_s(steps), communication_share(steps)
     parts = [] if speed is None else [f"{speed:,.0f} samples/s"]

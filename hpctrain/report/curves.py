@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hpctrain.events import Event
+from hpctrain.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.recipes.schema import Reported
 from hpctrain.report.record import Record
 
@@ -69,7 +69,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     pictures: dict[str, str] = {}
     if record.steps:
         pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record))
-    if any(epoch.get("test_accuracy") is not None for epoch in record.epochs):
+    if any(epoch.test_accuracy is not None for epoch in record.epochs):
         pictures["Test accuracy"] = _picture("accuracy", lambda axes: _accuracy(axes, record, reported))
     if record.steps:
         pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, record))
@@ -80,11 +80,11 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 def _by_step_alone(record: Record) -> dict[str, str]:
     """Of a script: what it logged, by name, and what is known of its steps."""
     series: dict[str, list[tuple[int, float | None]]] = {
-        name: [(event["iteration"], event["values"][name]) for event in record.logs if name in event["values"]]
+        name: [(event.iteration, event.values[name]) for event in record.logs if name in event.values]
         for name in record.logged
     }
-    series["Learning rate"] = [(step["iteration"], step["learning_rate"]) for step in record.steps]
-    series["Seconds a step"] = [(step["iteration"], step["seconds"]) for step in record.timed_steps]
+    series["Learning rate"] = [(step.iteration, step.learning_rate) for step in record.steps]
+    series["Seconds a step"] = [(step.iteration, step.seconds) for step in record.timed_steps]
     return {
         name: _picture("script", partial(_points, points=points))
         for name, points in series.items()
@@ -92,7 +92,7 @@ def _by_step_alone(record: Record) -> dict[str, str]:
     }
 
 
-def overlap(timeline: Sequence[tuple[float, str, int]]) -> str:
+def overlap(timeline: Sequence[Moment]) -> str:
     """One step's communication over time as an SVG element: a row a bucket, gradients as ticks, reductions as bars."""
     buckets = sorted({bucket for _, _, bucket in timeline})
     height = 0.9 + 0.3 * min(len(buckets), 20)
@@ -115,16 +115,16 @@ def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, hei
 
 
 def _loss(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.steps, lambda step: step["loss"])
+    x, y = _by_step(record, record.steps, lambda step: step.loss)
     axes.plot(x, y, color=_FAINT, linewidth=1, label="train, each step")
-    _by_epoch(axes, record, "train_loss", color=_FIRST, label="train")
-    _by_epoch(axes, record, "test_loss", color=_SECOND, label="test")
+    _by_epoch(axes, record, lambda epoch: epoch.train_loss, color=_FIRST, label="train")
+    _by_epoch(axes, record, lambda epoch: epoch.test_loss, color=_SECOND, label="test")
     axes.legend()
     _finish(axes)
 
 
 def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
-    _by_epoch(axes, record, "test_accuracy", color=_FIRST, label="this run")
+    _by_epoch(axes, record, lambda epoch: epoch.test_accuracy, color=_FIRST, label="this run")
     if reported and reported.metric == "test_accuracy":
         label = f"reported: {reported.value:g}" + (", of other values" if reported.of_other_values else "")
         axes.axhline(reported.value, color=_SECOND, linestyle="--", linewidth=1.2, label=label)
@@ -133,16 +133,16 @@ def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
 
 
 def _learning_rate(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.steps, lambda step: step["learning_rate"])
+    x, y = _by_step(record, record.steps, lambda step: step.learning_rate)
     axes.plot(x, y, color=_FIRST)
     axes.set_ylim(bottom=0)
     _finish(axes)
 
 
 def _throughput(axes: Axes, record: Record) -> None:
-    x, y = _by_step(record, record.timed_steps, lambda step: step["samples"] / step["seconds"])
+    x, y = _by_step(record, record.timed_steps, _samples_per_s)
     axes.plot(x, y, color=_FAINT, linewidth=1, label="each step")
-    _by_epoch(axes, record, "samples_per_s", color=_FIRST, label="epoch")
+    _by_epoch(axes, record, lambda epoch: epoch.samples_per_s, color=_FIRST, label="epoch")
     axes.set_ylim(bottom=0)
     axes.legend()
     _finish(axes)
@@ -161,14 +161,22 @@ def _finish(axes: Axes, x: str = "epoch") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _by_epoch(axes: Axes, record: Record, name: str, *, color: str, label: str) -> None:
+def _samples_per_s(step: StepEvent) -> float | None:
+    return None if step.samples is None else step.samples / step.seconds
+
+
+def _by_epoch(
+    axes: Axes, record: Record, value: Callable[[EpochEvent], float | None], *, color: str, label: str
+) -> None:
     """Draw a value of each epoch at the epoch's end, where it was measured."""
-    points = [(epoch["epoch"], epoch[name]) for epoch in record.epochs if epoch.get(name) is not None]
-    if points:
+    values = ((epoch.epoch, value(epoch)) for epoch in record.epochs)
+    if points := [(epoch, each) for epoch, each in values if each is not None]:
         axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
 
 
-def _by_step(record: Record, steps: Sequence[Event], value: Callable[[Event], float]) -> tuple[FloatArray, FloatArray]:
+def _by_step(
+    record: Record, steps: Sequence[StepEvent], value: Callable[[StepEvent], float | None]
+) -> tuple[FloatArray, FloatArray]:
     """A value of each step over the epochs done with it, averaged down to what a picture can show."""
     x = epochs_done(record, steps)
     y = np.array([value(step) for step in steps], float)
@@ -176,15 +184,24 @@ def _by_step(record: Record, steps: Sequence[Event], value: Callable[[Event], fl
     return _means(x, parts), _means(y, parts)
 
 
-def epochs_done(record: Record, steps: Sequence[Event]) -> FloatArray:
-    """How many epochs are done with each step; where ranks that died made batches smaller, an epoch has more steps."""
-    per_epoch = record.run["iterations_per_epoch"]
-    ends = {step["epoch"]: step["iteration"] for step in record.steps}
+def epochs_done(record: Record, steps: Sequence[StepEvent]) -> FloatArray:
+    """How many epochs are done with each step; where ranks that died made batches smaller, an epoch has more steps.
+
+    The record is of a recipe's run: see :attr:`Record.by_epoch`.
+    """
+    assert record.run and record.run.iterations_per_epoch is not None
+    per_epoch = record.run.iterations_per_epoch
+    ends = {_epoch(step): step.iteration for step in record.steps}
     begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
     lengths = {epoch: max(1, ends[epoch] - begins[epoch]) for epoch in ends}
     # It may still go on.
     lengths[max(ends)] = max(lengths[max(ends)], per_epoch)
-    return np.array([(e := step["epoch"]) - 1 + (step["iteration"] - begins[e]) / lengths[e] for step in steps])
+    return np.array([(e := _epoch(step)) - 1 + (step.iteration - begins[e]) / lengths[e] for step in steps])
+
+
+def _epoch(step: StepEvent) -> int:
+    assert step.epoch is not None
+    return step.epoch
 
 
 def _means(values: FloatArray, parts: int) -> FloatArray:
@@ -193,7 +210,7 @@ def _means(values: FloatArray, parts: int) -> FloatArray:
     return np.array([part.mean() if len(part) else np.nan for part in finite])
 
 
-def _overlap(axes: Axes, timeline: Sequence[tuple[float, str, int]]) -> None:
+def _overlap(axes: Axes, timeline: Sequence[Moment]) -> None:
     times: dict[str, list[tuple[int, float]]] = {"gradient": [], "launched": [], "finished": []}
     for seconds, what, bucket in timeline:
         times[what].append((bucket, seconds * 1e3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpctrain.events import disk_error
+from hpctrain.events.kinds import Moment
 from hpctrain.plan import Plan
 from hpctrain.private_files import write_private
 from hpctrain.recipes.difference import flat
@@ -51,7 +52,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()
     record = Record.read(directory)
-    return summarise_record(record, plan, record.end.get("status", UNFINISHED))
+    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED)
 
 
 def render(directory: RunDirectory) -> str:
@@ -66,8 +67,8 @@ def render(directory: RunDirectory) -> str:
         last_time=_date(record.last_time) if record.last_time else "",
         figures=_figures(summary, plan.recipe),
         curves={caption: _picture(svg) for caption, svg in curves(record, reported).items()},
-        overlaps=[(event["iteration"], _picture(overlap(event["timeline"]))) for event in record.overlaps[:1]],
-        hidden=_hidden_share(record.overlaps[0]["timeline"]) if record.overlaps else None,
+        overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],
+        hidden=_hidden_share(record.overlaps[0].timeline) if record.overlaps else None,
         settings=settings(plan),
         faults=_faults(record, ranks),
         survived=[*map(fault_line, record.survived), *trouble_lines(record.events)],
@@ -116,7 +117,7 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     return figures
 
 
-def _hidden_share(timeline: list[tuple[float, str, int]]) -> float | None:
+def _hidden_share(timeline: Sequence[Moment]) -> float | None:
     """The part of the time with a reduction in flight that lies before the step's last gradient, 0 to 1."""
     gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
     launched = [seconds for seconds, what, _ in timeline if what == "launched"]
@@ -148,7 +149,7 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
 def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
     """What went wrong: the run's fault events, or, before the launcher wrote one, what the ranks raised."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
-    return [fault["message"] for fault in record.faults] or raised
+    return [fault.message for fault in record.faults] or raised
 
 
 def _error(rank: RankRecord) -> str:
@@ -171,17 +172,11 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     """An attempt as the page's table shows it."""
     start = attempt.start
-    ending = [event["message"] for event in attempt.fatal] or [str(attempt.end.get("status", UNFINISHED))]
+    ending = [fault.message for fault in attempt.fatal] or [attempt.end.status if attempt.end else UNFINISHED]
     if attempt.stopped and not attempt.fatal:
-        ending = [f"stopped after step {attempt.stopped['iteration']}: {attempt.stopped['reason']}"]
-    return (
-        start.get("attempt"),
-        _date(start["time"]) if start else None,
-        start.get("iteration"),
-        start.get("job"),
-        start.get("hosts"),
-        "\n".join(ending),
-    )
+        ending = [f"stopped after step {attempt.stopped.iteration}: {attempt.stopped.reason}"]
+    begun = (start.attempt, _date(start.time), start.iteration, start.job, start.hosts) if start else (None,) * 5
+    return (*begun, "\n".join(ending))
 
 
 def _text(value: Any) -> str:

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, attempts, kept, read_events
-from hpctrain.report.faults import was_healed
+from hpctrain.events.kinds import (
+    CheckpointEvent,
+    EndEvent,
+    EpochEvent,
+    FaultEvent,
+    LogEvent,
+    OverlapEvent,
+    RecoveredFaultEvent,
+    RunEvent,
+    StallEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
 from hpctrain.rundir import RunDirectory
+
+Kind = TypeVar("Kind", bound=Event)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PastAttempt:
-    """One start of a run and what came of it: the events of these kinds, empty until they happened.
+    """One start of a run and what came of it: the events of these kinds, None until they happened.
 
-    ``start`` is empty too for ranks that were started by hand.
+    ``start`` is None too for ranks that were started by hand.
     """
 
-    start: Event
-    faults: tuple[Event, ...]
-    stalls: tuple[Event, ...]
-    stopped: Event
-    end: Event
+    start: StartEvent | None
+    faults: tuple[FaultEvent, ...]
+    stalls: tuple[StallEvent, ...]
+    stopped: StoppedEvent | None
+    end: EndEvent | None
 
     @property
-    def fatal(self) -> tuple[Event, ...]:
+    def fatal(self) -> tuple[FaultEvent, ...]:
         """The faults that the ranks could not go on from."""
-        return tuple(fault for fault in self.faults if not was_healed(fault))
+        return tuple(fault for fault in self.faults if not isinstance(fault, RecoveredFaultEvent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +52,20 @@ class Record:
     """What one run recorded, each step and epoch once, however often the run was resumed.
 
     Attributes:
-        run: the newest event of its kind, empty until it happened.
+        run: the newest event of its kind, None until it happened.
         events: all of them without what was lost and done again, in order.
         steps, epochs, checkpoints, overlaps, logs: the events of these kinds, in order.
         attempts: the starts of the run, in order.
         last_time: when the last event happened, in seconds since the epoch.
     """
 
-    run: Event
+    run: RunEvent | None
     events: list[Event]
-    steps: list[Event]
-    epochs: list[Event]
-    checkpoints: list[Event]
-    overlaps: list[Event]
-    logs: list[Event]
+    steps: list[StepEvent]
+    epochs: list[EpochEvent]
+    checkpoints: list[CheckpointEvent]
+    overlaps: list[OverlapEvent]
+    logs: list[LogEvent]
     attempts: list[PastAttempt]
     last_time: float | None
 
@@ -67,76 +82,74 @@ class Record:
     def of(cls, events: Iterable[Event], where: str = "events") -> Record:
         """The record of these events."""
         whole = kept(events)
-        kinds: dict[str, list[Event]] = defaultdict(list)
-        for event in whole:
-            kinds[event["event"]].append(event)
-        if kinds["step"] and not kinds["run"]:
+        steps, run = of_kind(whole, StepEvent), last_of(whole, RunEvent)
+        if steps and run is None:
             raise HpctrainError(f"{where}: there are steps, but no event 'run' that says of what")
         return cls(
-            run=(kinds["run"] or [{}])[-1],
+            run=run,
             events=whole,
-            steps=kinds["step"],
-            epochs=kinds["epoch"],
-            checkpoints=kinds["checkpoint"],
-            overlaps=kinds["overlap"],
-            logs=kinds["log"],
+            steps=steps,
+            epochs=of_kind(whole, EpochEvent),
+            checkpoints=of_kind(whole, CheckpointEvent),
+            overlaps=of_kind(whole, OverlapEvent),
+            logs=of_kind(whole, LogEvent),
             attempts=past_attempts(whole),
-            last_time=whole[-1]["time"] if whole else None,
+            last_time=whole[-1].time if whole else None,
         )
 
     @property
-    def faults(self) -> tuple[Event, ...]:
+    def faults(self) -> tuple[FaultEvent, ...]:
         """What ended the last attempt."""
         return self.attempts[-1].fatal if self.attempts else ()
 
     @property
-    def survived(self) -> list[Event]:
+    def survived(self) -> list[FaultEvent]:
         """The faults of all attempts that the run got over by itself."""
         return survived(self.attempts)
 
     @property
-    def survived_in(self) -> list[tuple[int, Event]]:
+    def survived_in(self) -> list[tuple[int, FaultEvent]]:
         """The same, each with its attempt's number, from 1."""
         return survived_in(self.attempts)
 
     @property
-    def end(self) -> Event:
-        """The end of the last attempt; empty until then."""
-        return self.attempts[-1].end if self.attempts else {}
+    def end(self) -> EndEvent | None:
+        """The end of the last attempt; None until then."""
+        return self.attempts[-1].end if self.attempts else None
 
     @property
     def by_epoch(self) -> bool:
         """Whether it is known of each step in which epoch it was, as of a recipe's, and not of a script's."""
-        counts = (self.run.get("epochs"), self.run.get("iterations_per_epoch"))
-        return None not in (*counts, *(step["epoch"] for step in self.steps))
+        counts = (self.run.epochs, self.run.iterations_per_epoch) if self.run else (None,)
+        return None not in (*counts, *(step.epoch for step in self.steps))
 
     @property
     def logged(self) -> dict[str, float | None]:
         """The last value of each name that a script logged."""
-        return {name: value for event in self.logs for name, value in event["values"].items()}
+        return {name: value for event in self.logs for name, value in event.values.items()}
 
     @property
-    def timed_steps(self) -> list[Event]:
+    def timed_steps(self) -> list[StepEvent]:
         """The steps that tell the run's speed: the first one of an attempt also compiles, traces and allocates."""
-        first = {1, *(attempt.start["iteration"] + 1 for attempt in self.attempts if attempt.start)}
-        return [step for step in self.steps if step["iteration"] not in first] or self.steps
+        first = {1, *(attempt.start.iteration + 1 for attempt in self.attempts if attempt.start)}
+        return [step for step in self.steps if step.iteration not in first] or self.steps
 
 
 def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
     """The events of a run cut into its attempts."""
     return [
         PastAttempt(
-            start=_last(part, "start"),
-            faults=tuple(event for event in part if event["event"] == "fault"),
-            stalls=tuple(event for event in part if event["event"] == "stall"),
-            stopped=_last(part, "stopped"),
-            end=_last(part, "end"),
+            start=last_of(part, StartEvent),
+            faults=tuple(of_kind(part, FaultEvent)),
+            stalls=tuple(of_kind(part, StallEvent)),
+            stopped=last_of(part, StoppedEvent),
+            end=last_of(part, EndEvent),
         )
         for part in attempts(events)
     ]
 
 
-def survived(attempts: Sequence[PastAttempt]) -> list[Event]:
+def survived(attempts: Sequence[PastAttempt]) -> list[FaultEvent]:
     """The faults that a run got over by itself.
 
     Those are ranks without which the others went on, and what ended an attempt that was no end of the run: its launcher
@@ -145,38 +158,45 @@ def survived(attempts: Sequence[PastAttempt]) -> list[Event]:
     return [fault for _, fault in survived_in(attempts)]
 
 
-def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, Event]]:
+def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, FaultEvent]]:
     """The faults of :func:`survived`, each with its attempt's number, from 1."""
     return [
         (number, fault)
         for number, (attempt, further) in enumerate(itertools.zip_longest(attempts, attempts[1:]), start=1)
         for fault in attempt.faults
-        if was_healed(fault) or (further and not attempt.end)
+        if isinstance(fault, RecoveredFaultEvent) or (further and not attempt.end)
     ]
 
 
-def _last(events: Sequence[Event], kind: str) -> Event:
-    return next((event for event in reversed(events) if event["event"] == kind), {})
+def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
+    """Those events that are of a kind, in order."""
+    return [event for event in events if isinstance(event, kind)]
 
 
-def samples_per_s(steps: Sequence[Event]) -> float | None:
+def last_of(events: Sequence[Event], kind: type[Kind]) -> Kind | None:
+    """The last event of a kind; None without one."""
+    return next((event for event in reversed(events) if isinstance(event, kind)), None)
+
+
+def samples_per_s(steps: Sequence[StepEvent]) -> float | None:
     """Samples of all ranks over the seconds of the steps; None for a script's, whose samples are not known."""
-    seconds = sum(step["seconds"] for step in steps)
-    if not seconds or any(step["samples"] is None for step in steps):
-        return None
-    speed: float = sum(step["samples"] for step in steps) / seconds
-    return speed
+    seconds = sum(step.seconds for step in steps)
+    samples = [step.samples for step in steps if step.samples is not None]
+    return sum(samples) / seconds if seconds and len(samples) == len(steps) else None
 
 
-def communication_share(steps: Sequence[Event]) -> float | None:
+def communication_share(steps: Sequence[StepEvent]) -> float | None:
     """The part of the steps' time that went into communication, 0 to 1; None where it was not measured."""
-    measured = [step for step in steps if step["communication_seconds"] is not None]
-    seconds = sum(step["seconds"] for step in measured)
-    return sum(step["communication_seconds"] for step in measured) / seconds if seconds else None
+    return _share((step.communication_seconds, step.seconds) for step in steps)
 
 
-def data_share(steps: Sequence[Event]) -> float | None:
+def data_share(steps: Sequence[StepEvent]) -> float | None:
     """The part of the steps' time that went into waiting for samples, 0 to 1; None where it was not measured."""
-    measured = [step for step in steps if step.get("data_seconds") is not None]
-    seconds = sum(step["seconds"] for step in measured)
-    return sum(step["data_seconds"] for step in measured) / seconds if seconds else None
+    return _share((step.data_seconds, step.seconds) for step in steps)
+
+
+def _share(times: Iterable[tuple[float | None, float]]) -> float | None:
+    """The first seconds over the second ones, of those steps where the first were measured."""
+    measured = [(part, seconds) for part, seconds in times if part is not None]
+    seconds = sum(seconds for _, seconds in measured)
+    return sum(part for part, _ in measured) / seconds if seconds else None

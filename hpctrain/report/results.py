@@ -6,18 +6,18 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from hpctrain.events import Event
+from hpctrain.events.kinds import EpochEvent
 from hpctrain.recipes.schema import Recipe, Reported
 
 MEDIAN = "test_accuracy_median"
 
 
-def median_accuracy(epochs: Sequence[Event], count: int) -> float | None:
+def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
     """Median test accuracy of the last ``count`` epochs, of all where there are fewer.
 
     None without an epoch, and where one of them has no finite accuracy.
     """
-    return finite(statistics.median, (epoch["test_accuracy"] for epoch in epochs[-count:]))
+    return finite(statistics.median, (epoch.test_accuracy for epoch in epochs[-count:]))
 
 
 def result_name(recipe: Recipe) -> str:

@@ -16,7 +16,7 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.outcome import resume_command, summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event
+from hpctrain.events.kinds import StartEvent
 from hpctrain.plan import Plan
 from hpctrain.records import read_records
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
@@ -132,7 +132,7 @@ def run_status(
     """Reads what else there is of a run: its plan, its summary and its processes."""
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
-    in_a_job = bool(progress.start.get("job") if progress.start else job_ids)
+    in_a_job = bool(progress.start.job if progress.start else job_ids)
     known = KnownRun(
         directory=directory,
         plan=read_model(directory.plan, Plan),
@@ -146,14 +146,14 @@ def run_status(
     return known.status(time.time())
 
 
-def _alive(directory: RunDirectory, start: Event) -> bool | None:
+def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
     """Whether the run's launcher lives, or a rank of one that recorded no start; None if that is on another host."""
-    if start.get("host") == socket.gethostname():
+    if start and start.host == socket.gethostname():
         return launcher_process(start) is not None
     records = read_records(directory).values()
     if any(record.process() for record in records):
         return True
-    elsewhere = start.get("host") or any(record.host != socket.gethostname() for record in records)
+    elsewhere = (start and start.host) or any(record.host != socket.gethostname() for record in records)
     return None if elsewhere else False
 
 
@@ -183,6 +183,7 @@ class KnownRun:
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
         state, progress = self._state(), self.progress
+        start, run, epoch = progress.start, progress.run, progress.epoch
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -190,18 +191,18 @@ class KnownRun:
             state=state,
             message=self._message(state),
             resume=resume_command(self.directory) if state in ("resumable", "stopped") else None,
-            attempt=progress.start.get("attempt"),
+            attempt=start.attempt if start else None,
             job_ids=self.job_ids,
             jobs=tuple(self.jobs),
-            ranks=progress.run.get("ranks", self.plan.ranks),
-            hosts=tuple(progress.start.get("hosts") or (host.host for host in self.plan.hosts)),
+            ranks=run.ranks if run else self.plan.ranks,
+            hosts=(start and start.hosts) or tuple(host.host for host in self.plan.hosts),
             step=progress.iteration,
             steps=progress.iterations,
-            epoch=progress.steps[-1]["epoch"] if progress.steps else progress.epoch.get("epoch"),
-            epochs=progress.run.get("epochs"),
-            step_loss=_finite(progress.steps[-1]["loss"] if progress.steps else None),
-            train_loss=_finite(progress.epoch.get("train_loss")),
-            test_accuracy=_finite(progress.epoch.get("test_accuracy")),
+            epoch=progress.steps[-1].epoch if progress.steps else epoch.epoch if epoch else None,
+            epochs=run.epochs if run else None,
+            step_loss=progress.steps[-1].loss if progress.steps else None,
+            train_loss=epoch.train_loss if epoch else None,
+            test_accuracy=epoch.test_accuracy if epoch else None,
             logged=progress.logged,
             samples_per_s=samples_per_s(progress.timed_steps),
             step_seconds=progress.step_seconds,
@@ -233,7 +234,7 @@ class KnownRun:
             case "waiting":
                 return "; ".join(_waits_for(job) for job in self.jobs if job.waits)
             case "running" if self.alive is None and not last:
-                host = self.progress.start.get("host", "another host")
+                host = (self.progress.start and self.progress.start.host) or "another host"
                 return f"its launcher is on {host}; whether it lives cannot be seen from here"
             case "stopped" if last:
                 why = f" ({last.reason})" if last.reason else ""
@@ -241,15 +242,16 @@ class KnownRun:
             case "stopped":
                 return "its processes are gone, and none of them said why"
             case "resumable" if stopped := self.progress.stopped:
-                return f"stopped after step {stopped['iteration']}: {stopped['reason']}"
+                return f"stopped after step {stopped.iteration}: {stopped.reason}"
             case "failed" | "resumable":
-                return str(self.progress.fault.get("message", ""))
+                return self.progress.fault.message if self.progress.fault else ""
         return ""
 
     def _times(self, state: str, now: float) -> dict[str, Any]:
         progress, job = self.progress, self._running
         step_seconds, last_time = progress.step_seconds, progress.last_time
-        begin = (progress.start or progress.run).get("time")
+        first = progress.start or progress.run
+        begin = first.time if first else None
         end = now if state == "running" else last_time
         since = None if last_time is None else max(0.0, now - last_time)
         remaining = None
@@ -280,8 +282,3 @@ def more_jobs(remaining: float, left: float, limit: float | None) -> int:
 
 def _silence_limit(step_seconds: float | None) -> float:
     return max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no word for others."""
-    return value if value is not None and math.isfinite(value) else None

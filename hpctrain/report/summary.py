@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.events import Event
+from hpctrain.events.kinds import EpochEvent
 from hpctrain.plan import Plan
 from hpctrain.report.record import Record, communication_share, data_share, samples_per_s
 from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.rundir import RunDirectory
-
-# What an epoch event holds beside the values that were measured on the model.
-_OF_EVENTS = {"time", "event"}
-_NOT_METRICS = {*_OF_EVENTS, "epoch", "seconds", "samples_per_s"}
 
 
 class Summary(BaseModel):
@@ -54,40 +49,32 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
     """:func:`summarise` for events that were read before."""
     asked = None if plan.backend == "auto" else plan.backend
+    run = record.run
     return {
         "status": status,
         "recipe": plan.recipe.name if plan.recipe else None,
         "script": str(plan.script.path) if plan.script else None,
-        "framework": record.run.get("framework", plan.framework),
-        "backend": record.run.get("backend", asked),
+        "framework": run.framework if run else plan.framework,
+        "backend": run.backend if run else asked,
         "ranks": plan.ranks,
-        "epochs": len(record.epochs) if record.run.get("epochs") is not None else None,
-        "steps": len(record.steps) if record.run else None,
+        "epochs": len(record.epochs) if run and run.epochs is not None else None,
+        "steps": len(record.steps) if run else None,
         "samples_per_s": samples_per_s(record.timed_steps),
         "communication_share": communication_share(record.timed_steps),
         "data_share": data_share(record.timed_steps),
-        "seconds": record.end.get("seconds"),
+        "seconds": record.end.seconds if record.end else None,
         "survived": [
-            {"attempt": attempt} | {key: value for key, value in fault.items() if key not in _OF_EVENTS}
+            {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived_in
         ],
         "metrics": record.logged if plan.script else _metrics(record.epochs, plan),
     }
 
 
-def _metrics(epochs: Sequence[Event], plan: Plan) -> dict[str, float | None]:
+def _metrics(epochs: Sequence[EpochEvent], plan: Plan) -> dict[str, float | None]:
     if not epochs:
         return {}
-    last = metrics(epochs[-1])
+    last = epochs[-1].metrics
     if plan.recipe is None or plan.recipe.median_of == 1:
         return last
     return {**last, MEDIAN: median_accuracy(epochs, plan.recipe.median_of)}
-
-
-def metrics(epoch: Event) -> dict[str, float | None]:
-    """What an epoch measured on the model; None for a value that is not finite, which JSON cannot hold."""
-    return {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in epoch.items()
-        if name not in _NOT_METRICS
-    }

@@ -11,8 +11,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpctrain.events import Event, disk_error, kept, read_events
+from hpctrain.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
 from hpctrain.private_files import make_folder, private
-from hpctrain.report.summary import metrics
 from hpctrain.rundir import RunDirectory
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
@@ -47,31 +47,31 @@ class TensorBoardWriter:
         Raises:
             HpctrainError: the disk is full.
         """
-        match event["event"]:
-            case "start" if event["attempt"] > 1:
+        match event:
+            case StartEvent() if event.attempt > 1:
                 self._begin_again(event)
-            case "step":
-                self._iteration = event["iteration"]
+            case StepEvent():
+                self._iteration = event.iteration
                 self._write(event, _named("step", _step_scalars(event)))
-            case "epoch":
-                self._write(event, _named("epoch", {**metrics(event), "samples_per_s": event["samples_per_s"]}))
-            case "log":
-                self._iteration = event["iteration"]
-                self._write(event, event["values"])
+            case EpochEvent():
+                self._write(event, _named("epoch", {**event.metrics, "samples_per_s": event.samples_per_s}))
+            case LogEvent():
+                self._iteration = event.iteration
+                self._write(event, event.values)
 
-    def _begin_again(self, start: Event) -> None:
+    def _begin_again(self, start: StartEvent) -> None:
         """Write the file anew with what the run keeps of its earlier attempts."""
         if self._records:
             self._records.close()
             self._records = None
         earlier = itertools.takewhile(lambda event: event != start, read_events(self._directory.events))
         for event in kept([*earlier, start]):
-            if event["event"] != "start":
+            if not isinstance(event, StartEvent):
                 self.show(event)
 
     def _write(self, event: Event, scalars: dict[str, float | None]) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
-        self._append(TensorBoardEvent(wall_time=event["time"], step=self._iteration, summary=Summary(value=values)))
+        self._append(TensorBoardEvent(wall_time=event.time, step=self._iteration, summary=Summary(value=values)))
 
     def _append(self, entry: TensorBoardEvent) -> None:
         try:
@@ -86,14 +86,14 @@ class TensorBoardWriter:
             raise disk_error(error, self._directory.tensorboard) from error
 
 
-def _step_scalars(step: Event) -> dict[str, float | None]:
-    communication, samples = step["communication_seconds"], step["samples"]
+def _step_scalars(step: StepEvent) -> dict[str, float | None]:
+    communication, samples = step.communication_seconds, step.samples
     return {
-        "loss": step["loss"],
-        "learning_rate": step["learning_rate"],
-        "seconds": step["seconds"],
-        "samples_per_s": None if samples is None else samples / step["seconds"],
-        "communication_share": None if communication is None else communication / step["seconds"],
+        "loss": step.loss,
+        "learning_rate": step.learning_rate,
+        "seconds": step.seconds,
+        "samples_per_s": None if samples is None else samples / step.seconds,
+        "communication_share": None if communication is None else communication / step.seconds,
     }
 
 

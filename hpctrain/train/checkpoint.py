@@ -37,6 +37,7 @@ from hpctrain.comm.base import RanksLostError
 from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import CheckpointEvent
 from hpctrain.stopping import RESUMABLE
 from hpctrain.train.state import LazyState, State, Stateful
 
@@ -298,19 +299,20 @@ class Checkpoints:
     def _tell_for_the_dead(self, last: _Save) -> None:
         """Whoever made it visible may have died ahead of telling."""
         there = self.newest == last.progress.iteration
-        if there and not self._events.tells("checkpoint", self.newest):
+        if there and not self._events.tells_of_checkpoint(self.newest):
             end, _ = last.written.result()
             self._tell(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
 
     def _tell(self, save: _Save, end: float, manifest: Manifest) -> None:
         self._events.emit(
-            "checkpoint",
-            iteration=save.progress.iteration,
-            epoch=save.progress.epoch,
-            seconds=end - save.begin,
-            blocked_seconds=save.blocked_seconds,
-            bytes=manifest.bytes,
-            path=checkpoint_path(self._folder, save.progress.iteration).name,
+            CheckpointEvent(
+                iteration=save.progress.iteration,
+                epoch=save.progress.epoch,
+                seconds=end - save.begin,
+                blocked_seconds=save.blocked_seconds,
+                bytes=manifest.bytes,
+                path=checkpoint_path(self._folder, save.progress.iteration).name,
+            )
         )
 
     def _await(self, save: _Save, future: Future[Any]) -> None:

@@ -19,6 +19,15 @@ from hpctrain.data.sampling import Indices, batch_count, cut, sample_of
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import (
+    BrokenImagesEvent,
+    EndEvent,
+    EpochEvent,
+    OverlapEvent,
+    RunEvent,
+    StepEvent,
+    StoppedEvent,
+)
 from hpctrain.optim.schedule import learning_rate, sgd_share
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
@@ -117,23 +126,24 @@ class Loop:
         if resume_from:
             self._restore(resume_from)
         self._events.emit(
-            "run",
-            recipe=self._recipe.name,
-            framework=self._trainer.framework,
-            backend=self._comm.backend,
-            ranks=self._comm.size,
-            hosts=sorted(set(self._comm.allgather_object(self._comm.host))),
-            epochs=self._recipe.epochs,
-            iterations_per_epoch=self._rate.iterations_per_epoch,
-            parameters=self._trainer.parameters,
+            RunEvent(
+                recipe=self._recipe.name,
+                framework=self._trainer.framework,
+                backend=self._comm.backend,
+                ranks=self._comm.size,
+                hosts=tuple(sorted(set(self._comm.allgather_object(self._comm.host)))),
+                epochs=self._recipe.epochs,
+                iterations_per_epoch=self._rate.iterations_per_epoch,
+                parameters=self._trainer.parameters,
+            )
         )
         now = time.perf_counter()
         self._run_begin, self._epoch_begin = now - self._seconds, now - self._epoch_seconds
         stopped = self._train_through_faults()
         if stopped:
-            self._events.emit("stopped", iteration=self._iteration, reason=stopped)
+            self._events.emit(StoppedEvent(iteration=self._iteration, reason=stopped))
         else:
-            self._events.emit("end", status="done", seconds=time.perf_counter() - self._run_begin)
+            self._events.emit(EndEvent(status="done", seconds=time.perf_counter() - self._run_begin))
         return stopped is None
 
     def _train_through_faults(self) -> str | None:
@@ -212,17 +222,18 @@ class Loop:
         if math.isfinite(test_accuracy):
             self._checkpoints.scored(self._iteration, test_accuracy)
         self._events.emit(
-            "epoch",
-            epoch=self._epoch,
-            seconds=self._epoch_seconds,
-            samples_per_s=self._seen / self._epoch_seconds,
-            train_loss=mean_of_finite(self._losses, self._sizes),
-            test_loss=test_loss,
-            test_accuracy=test_accuracy,
+            EpochEvent(
+                epoch=self._epoch,
+                seconds=self._epoch_seconds,
+                samples_per_s=self._seen / self._epoch_seconds,
+                train_loss=mean_of_finite(self._losses, self._sizes),
+                test_loss=test_loss,
+                test_accuracy=test_accuracy,
+            )
         )
         if broken:
-            names = sorted(broken)[:_NAMES]
-            self._events.emit("broken_images", epoch=self._epoch, count=len(broken), names=names)
+            names = tuple(sorted(broken)[:_NAMES])
+            self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
             self._told |= broken
         self._losses, self._sizes, self._seen = [], [], 0
         self._epoch_begin = time.perf_counter()
@@ -307,20 +318,21 @@ class Loop:
         self._sizes.append(step.samples)
         self._seen += step.samples
         self._events.emit(
-            "step",
-            iteration=self._iteration,
-            epoch=self._epoch + 1,
-            loss=loss,
-            learning_rate=step.learning_rate,
-            samples=step.samples,
-            first=self._seen - step.samples,
-            order=step.order,
-            seconds=now - step.begin,
-            communication_seconds=self._trainer.communication_seconds,
-            data_seconds=self._data_seconds,
+            StepEvent(
+                iteration=self._iteration,
+                epoch=self._epoch + 1,
+                loss=loss,
+                learning_rate=step.learning_rate,
+                samples=step.samples,
+                first=self._seen - step.samples,
+                order=step.order,
+                seconds=now - step.begin,
+                communication_seconds=self._trainer.communication_seconds,
+                data_seconds=self._data_seconds,
+            )
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
-            self._events.emit("overlap", iteration=self._iteration, timeline=self._trainer.timeline)
+            self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
         self._watch.look(
             Done(
                 iteration=self._iteration,

@@ -21,6 +21,7 @@ from hpctrain.comm import Communicator
 from hpctrain.data.sampling import Indices
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter, disk_error
+from hpctrain.events.kinds import NonFiniteEvent, SpikeEvent
 from hpctrain.private_files import make_folder
 from hpctrain.recipes.reliability import Numbers
 from hpctrain.rundir import write_json
@@ -129,7 +130,7 @@ class NumberWatch:
         self._skipped = 0
         median = statistics.median(self._recent) if len(self._recent) == _WINDOW else math.inf
         if self._rules.spike_factor and step.loss > self._rules.spike_factor * median:
-            self._events.emit("spike", iteration=step.iteration, epoch=step.epoch, loss=step.loss, median=median)
+            self._events.emit(SpikeEvent(iteration=step.iteration, epoch=step.epoch, loss=step.loss, median=median))
         self._recent.append(step.loss)
 
     def settle(self) -> None:
@@ -165,14 +166,15 @@ class NumberWatch:
         self._count(target)
         odd = fault.odd
         self._events.emit(
-            "non_finite",
-            iteration=fault.step.iteration,
-            epoch=fault.step.epoch,
-            rule=self._rules.non_finite if end is None else "stop",
-            ranks=sorted(blamed),
-            parameters=len(odd),
-            parameter=odd[0] if odd else None,
-            to=target or None,
+            NonFiniteEvent(
+                iteration=fault.step.iteration,
+                epoch=fault.step.epoch,
+                rule=self._rules.non_finite if end is None else "stop",
+                ranks=tuple(sorted(blamed)),
+                parameters=len(odd),
+                parameter=odd[0] if odd else None,
+                to=target or None,
+            )
         )
         if end is not None:
             raise HpctrainError(f"{_described(fault, blamed)}{end}", f"{dumped}; {_HINT}", exit_code=1)

@@ -27,6 +27,7 @@ from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import EventWriter, disk_error
+from hpctrain.events.kinds import StallEvent
 from hpctrain.extras import missing_extra
 from hpctrain.plan import Plan, Script
 from hpctrain.records import RankError, RankRecord, write_record
@@ -118,7 +119,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     def note(stall: Stall) -> None:
         # Rank 0, which keeps the file open, may be the one that stalled.
         with EventWriter(directory.events, alone=False) as events:
-            events.emit("stall", **asdict(stall))
+            events.emit(StallEvent(**asdict(stall)))
 
     def give_up(error: HpctrainError) -> None:
         with contextlib.suppress(OSError):

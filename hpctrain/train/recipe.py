@@ -10,6 +10,7 @@ from hpctrain.comm import Communicator, init
 from hpctrain.data import open_sources
 from hpctrain.data.source import First, Source
 from hpctrain.events import EventWriter, kept, read_events
+from hpctrain.events.kinds import StartEvent
 from hpctrain.plan import Plan
 from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import reports
@@ -80,8 +81,8 @@ def _resumed_from(directory: RunDirectory) -> int:
     """The iteration that the launcher says this attempt begins at."""
     if not directory.events.exists():
         return 0
-    starts = [event["iteration"] for event in read_events(directory.events) if event["event"] == "start"]
-    return int(starts[-1]) if starts else 0
+    starts = [event.iteration for event in read_events(directory.events) if isinstance(event, StartEvent)]
+    return starts[-1] if starts else 0
 
 
 def _trainer(plan: Plan, comm: Communicator) -> Trainer:

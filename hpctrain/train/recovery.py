@@ -21,6 +21,7 @@ from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import RecoveredFaultEvent
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
@@ -231,14 +232,15 @@ class Recovery:
                 self._mark(each)
         for index, each in enumerate(lost):
             self._events.emit(
-                "fault",
-                rank=each.first_rank,
-                host=each.host,
-                message=f"rank {each.first_rank} on {each.host} died",
-                iteration=agreement.noted + 1,
-                recovery_seconds=seconds,
-                samples_affected=0 if index else agreement.affected,
-                ranks=self._comm.size,
+                RecoveredFaultEvent(
+                    rank=each.first_rank,
+                    host=each.host,
+                    message=f"rank {each.first_rank} on {each.host} died",
+                    iteration=agreement.noted + 1,
+                    recovery_seconds=seconds,
+                    samples_affected=0 if index else agreement.affected,
+                    ranks=self._comm.size,
+                )
             )
         names = ", ".join(f"rank {each.first_rank} on {each.host}" for each in lost)
         left = f"{self._comm.size} ranks go on" if self._comm.size > 1 else "the last rank goes on"

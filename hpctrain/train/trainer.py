@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.data.samples import Samples
+from hpctrain.events.kinds import Moment
 from hpctrain.train.state import Stateful
 
 # What losses in fp16 are multiplied by at first; halved where a gradient overflows, doubled after 2000 steps without.
 INITIAL_SCALE = 2.0**16
 
-Timeline = Sequence[tuple[float, str, int]]
+Timeline = Sequence[Moment]
 
 
 @dataclass(frozen=True, kw_only=True)

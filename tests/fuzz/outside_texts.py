@@ -158,6 +158,7 @@ def _plan() -> Any:
 
 def _events(content: bytes, folder: Path) -> None:
     from hpctrain.events import EventWriter, read_events
+    from hpctrain.events.kinds import FaultEvent
     from hpctrain.report.faults import fault_line, trouble_lines
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import KnownRun
@@ -169,7 +170,7 @@ def _events(content: bytes, folder: Path) -> None:
     with contextlib.suppress(HpctrainError):
         for event in read_events(events):
             trouble_lines([event])
-            if event["event"] == "fault":
+            if isinstance(event, FaultEvent):
                 fault_line(event)
     known = KnownRun(
         directory=directory,

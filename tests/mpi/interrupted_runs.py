@@ -63,7 +63,7 @@ def numbers(run: Path) -> list[tuple[object, ...]]:
     """All that was measured and does not depend on time."""
     keys = ("iteration", "epoch", "loss", "learning_rate", "train_loss", "test_loss", "test_accuracy")
     events = kept(read_events(run / "events.jsonl"))
-    return [tuple(event.get(key) for key in keys) for event in events if event["event"] in ("step", "epoch")]
+    return [tuple(getattr(event, key, None) for key in keys) for event in events if event.event in ("step", "epoch")]
 
 
 def assert_same_bits(run: Path, whole: Path) -> None:

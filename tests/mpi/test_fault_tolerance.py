@@ -65,8 +65,8 @@ def ends(run: Path) -> dict[int, np.ndarray]:
     return {int(path.stem.partition("-")[2]): np.load(path)["parameters"] for path in run.glob("end-*.npz")}
 
 
-def of_kind(run: Path, kind: str) -> list[Event]:
-    return [event for event in read_events(run / "events.jsonl") if event["event"] == kind]
+def of_kind(run: Path, kind: str) -> list[Any]:
+    return [event for event in read_events(run / "events.jsonl") if event.event == kind]
 
 
 def trained(run: Path) -> dict[int, list[int]]:
@@ -93,24 +93,22 @@ def test_a_run_of_which_four_ranks_died_is_the_uninterrupted_one(
     expected, events = whole_run(program, "torch", tmp_path)
     np.testing.assert_allclose(found[1], expected, rtol=0, atol=2e-5)
     steps = of_kind(run, "step")
-    assert [step["iteration"] for step in steps] == list(range(1, 3 * STEPS + 1))
-    wanted = [event for event in events if event["event"] == "step"]
+    assert [step.iteration for step in steps] == list(range(1, 3 * STEPS + 1))
+    wanted = [event for event in events if event.event == "step"]
     for step, other in zip(steps, wanted, strict=True):
-        assert [step[key] for key in ("epoch", "learning_rate", "samples")] == [
-            other[key] for key in ("epoch", "learning_rate", "samples")
-        ]
+        assert (step.epoch, step.learning_rate, step.samples) == (other.epoch, other.learning_rate, other.samples)
         # The loss of step 6 is of a part of its samples.
-        assert step["loss"] == pytest.approx(other["loss"], abs=1e-4) or step["iteration"] == 6
-    last, other = of_kind(run, "epoch")[-1], [event for event in events if event["event"] == "epoch"][-1]
-    assert [last[key] for key in ("epoch", "test_accuracy")] == [other[key] for key in ("epoch", "test_accuracy")]
-    kinds = [event["event"] for event in read_events(run / "events.jsonl")]
+        assert step.loss == pytest.approx(other.loss, abs=1e-4) or step.iteration == 6
+    last, other = of_kind(run, "epoch")[-1], [event for event in events if event.event == "epoch"][-1]
+    assert (last.epoch, last.test_accuracy) == (other.epoch, other.test_accuracy)
+    kinds = [event.event for event in read_events(run / "events.jsonl")]
     assert [kinds.count(kind) for kind in ("run", "checkpoint", "epoch", "end")] == [1, 3, 3, 1]
 
 
 def test_deaths_are_recorded(folder: Path) -> None:
     run = folder / "keep"
     faults = of_kind(run, "fault")
-    assert [[fault[key] for key in ("rank", "iteration", "ranks")] for fault in faults] == [
+    assert [[getattr(fault, key) for key in ("rank", "iteration", "ranks")] for fault in faults] == [
         [4, 3, 6],
         [0, 6, 4],
         [2, 6, 4],
@@ -120,16 +118,16 @@ def test_deaths_are_recorded(folder: Path) -> None:
     counts = [share(np.arange(20), rank, 6).count for rank in range(6)]
     first_ranks = [0, 1, 2, 3, 5, 6]
     lost = sum(counts[first_ranks.index(rank)] for rank in (0, 2, 3))
-    assert [fault["samples_affected"] for fault in faults] == [0, lost, 0, 0]
-    assert all(0 < fault["recovery_seconds"] < 30 for fault in faults)
+    assert [fault.samples_affected for fault in faults] == [0, lost, 0, 0]
+    assert all(0 < fault.recovery_seconds < 30 for fault in faults)
     statuses = {rank: record.status for rank, record in read_records(RunDirectory(run)).items()}
     assert {rank for rank, status in statuses.items() if status == "lost"} == {0, 2, 4, 5}
 
 
 @pytest.mark.parametrize("name", ["keep", "shrink"])
 def test_every_sample_is_seen_once_an_epoch(folder: Path, name: str) -> None:
-    sizes = [step["samples"] for step in of_kind(folder / name, "step")]
-    epochs = [step["epoch"] for step in of_kind(folder / name, "step")]
+    sizes = [step.samples for step in of_kind(folder / name, "step")]
+    epochs = [step.epoch for step in of_kind(folder / name, "step")]
     batches = trained(folder / name)
     assert sorted(batches) == list(range(1, len(sizes) + 1))
     for epoch in (1, 2, 3):
@@ -146,12 +144,12 @@ def test_batch_and_rate_shrink_with_the_ranks(program: ModuleType, folder: Path)
     steps = of_kind(folder / "shrink", "step")
     rests = [len(batch) for batch in global_batches(np.arange(61 - 40), 13, drop_last=False)]
     later = [len(batch) for batch in global_batches(np.arange(61), 13, drop_last=False)]
-    assert [step["samples"] for step in steps] == [20, 20, *rests, *later, *later]
+    assert [step.samples for step in steps] == [20, 20, *rests, *later, *later]
     schedule, seen = learning_rate(program.recipe("shrink"), 61), 0
     for number, step in enumerate(steps):
-        done = (step["epoch"] - 1) * STEPS + seen / 20
-        assert step["learning_rate"] == pytest.approx(schedule(done) * (1 if number < 2 else 13 / 20))
-        seen = (seen + step["samples"]) % 61
+        done = (step.epoch - 1) * STEPS + seen / 20
+        assert step.learning_rate == pytest.approx(schedule(done) * (1 if number < 2 else 13 / 20))
+        seen = (seen + step.samples) % 61
     found = ends(folder / "shrink")
     assert sorted(found) == [1, 3]
     np.testing.assert_array_equal(found[1], found[3])
@@ -160,8 +158,8 @@ def test_batch_and_rate_shrink_with_the_ranks(program: ModuleType, folder: Path)
 def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
     run = folder / "few"
     *_, last = read_events(run / "events.jsonl")
-    assert (last["event"], last["iteration"]) == ("stopped", 6)
-    assert "1 of 2 ranks are left, fewer than fault_tolerance.min_ranks=2" in last["reason"]
+    assert (last.event, last.iteration) == ("stopped", 6)
+    assert "1 of 2 ranks are left, fewer than fault_tolerance.min_ranks=2" in last.reason
     assert newest_whole(run / "checkpoints") == Newest(iteration=6)
 
 
@@ -181,5 +179,5 @@ def test_keras(program: ModuleType, mpirun: Launch, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[1], found[2])
     expected, _ = whole_run(program, "keras", tmp_path)
     np.testing.assert_allclose(found[1], expected, rtol=0, atol=5e-5)
-    assert [step["iteration"] for step in of_kind(run, "step")] == list(range(1, 3 * STEPS + 1))
+    assert [step.iteration for step in of_kind(run, "step")] == list(range(1, 3 * STEPS + 1))
     assert trained(run)[3] == sorted(epoch_order(61, seed=3, epoch=0)[40:60].tolist())

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interrupted_runs import BIN, assert_same_bits, interrupted
 from launching import Launch
 
-from hpctrain.events import Event, read_events
+from hpctrain.events import read_events
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +31,15 @@ def options(shards: Path, *overrides: str) -> list[str]:
     return ["--smoke", "-np", "2", *(word for setting in settings for word in ("--set", setting))]
 
 
-def of_kind(run: Path, kind: str) -> list[Event]:
-    return [event for event in read_events(run / "events.jsonl") if event["event"] == kind]
+def of_kind(run: Path, kind: str) -> list[Any]:
+    return [event for event in read_events(run / "events.jsonl") if event.event == kind]
 
 
 def assert_learned(run: Path, *, broken: int) -> None:
-    losses = [epoch["train_loss"] for epoch in of_kind(run, "epoch")]
+    losses = [epoch.train_loss for epoch in of_kind(run, "epoch")]
     assert losses[-1] < 0.95 * losses[0], losses
     (told,) = of_kind(run, "broken_images")
-    assert (told["epoch"], told["count"], len(told["names"])) == (1, broken, broken)
+    assert (told.epoch, told.count, len(told.names)) == (1, broken, broken)
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
@@ -69,11 +70,11 @@ def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
     result = hpctrain("run", "torchvision-v2", *alone, "--framework", "torch", "--run-dir", "one")
     assert result.returncode == 0, result.stdout
     one, two = (of_kind(tmp_path / name, "step") for name in ("one", "two"))
-    assert [step["samples"] for step in two] == [16, 16, 16, 16]
-    assert [step["order"] for step in one] == [step["order"] for step in two]
+    assert [step.samples for step in two] == [16, 16, 16, 16]
+    assert [step.order for step in one] == [step.order for step in two]
     # After the second step rounding shows.
-    assert [step["loss"] for step in two[:2]] == pytest.approx([step["loss"] for step in one[:2]], rel=1e-3)
-    assert two[0]["loss"] != two[1]["loss"]
+    assert [step.loss for step in two[:2]] == pytest.approx([step.loss for step in one[:2]], rel=1e-3)
+    assert two[0].loss != two[1].loss
 
 
 @pytest.mark.slow

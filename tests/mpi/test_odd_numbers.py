@@ -49,8 +49,8 @@ def test_on_all_ranks_alike(mpirun: Launch, tmp_path: Path, ranks: int, backend:
 
 
 def odd(folder: Path) -> list[tuple[Any, ...]]:
-    events = [event for event in read_events(folder / "events.jsonl") if event["event"] == "non_finite"]
-    return [(event["iteration"], event["rule"], event["ranks"], event["to"]) for event in events]
+    events = [event for event in read_events(folder / "events.jsonl") if event.event == "non_finite"]
+    return [(event.iteration, event.rule, list(event.ranks), event.to) for event in events]
 
 
 def check_flipped(folder: Path, results: list[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     assert "interrupted by SIGTERM; all ranks saved their state and left" in output
     assert "to go on: hpctrain run --resume --run-dir run\n" in output
     stop = list(read_events(run / "events.jsonl"))[-2]
-    assert (stop["event"], stop["reason"]) == ("stopped", "SIGTERM")
+    assert (stop.event, stop.reason) == ("stopped", "SIGTERM")
     assert json.loads((run / "summary.json").read_text())["status"] == "resumable"
     shutil.copytree(run, tmp_path / "narrow")
 
@@ -51,16 +51,16 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
 
     status, output = interrupted(tmp_path, 5, ["--resume"], kill_and_stop)
     assert status == 4, output
-    assert f"resumed at step {stop['iteration']} (attempt 2)" in output
+    assert f"resumed at step {stop.iteration} (attempt 2)" in output
     assert "rank 1 on " in output and "was killed by signal 9 (SIGKILL)" in output
     assert "with 2 of 2 ranks on " in output and "in 1 s (restart 1 of 3)" in output
     assert "(attempt 3)" in output
     last = hpctrain("run", "--resume", "--run-dir", "run")
     assert last.returncode == 0, last.stdout
     assert_same_bits(run, tmp_path / "whole")
-    starts = [event["attempt"] for event in read_events(run / "events.jsonl") if event["event"] == "start"]
+    starts = [event.attempt for event in read_events(run / "events.jsonl") if event.event == "start"]
     assert starts == [1, 2, 3, 4]
-    kinds = [event["event"] for event in read_events(run / "events.jsonl")]
+    kinds = [event.event for event in read_events(run / "events.jsonl")]
     assert (kinds.count("fault"), kinds.count("stopped")) == (1, 2)
     again = hpctrain("run", "--resume", "--run-dir", "run")
     assert (again.returncode, again.stdout) == (0, "hpctrain: run is done\n")
@@ -70,7 +70,7 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     # Equal to rounding, which grows with the steps.
     one, two = ([row[2] for row in numbers(tmp_path / name) if row[0]] for name in ("narrow", "whole"))
     assert len(one) == len(two)
-    first = stop["iteration"]
+    first = stop.iteration
     assert one[:first] == two[:first]
     assert one[first : first + 5] == pytest.approx(two[first : first + 5], abs=1e-4)
 
@@ -172,8 +172,8 @@ def test_a_fault_tolerant_run_begins_again_when_launcher_and_ranks_are_gone(tmp_
     arguments = ["digits", "-np", "2", "--set", "fault_tolerance=shrink", "--set", "epochs=8"]
     status, output = interrupted(tmp_path, 30, arguments, kill_all)
     assert status == 0, output
-    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
-    assert [start["attempt"] for start in starts] == [1, 2], output
+    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.event == "start"]
+    assert [start.attempt for start in starts] == [1, 2], output
     # An epoch's end, of which each has a checkpoint.
-    assert starts[1]["iteration"] in range(23, 8 * 23, 23), output
+    assert starts[1].iteration in range(23, 8 * 23, 23), output
     assert [step for step, *_ in numbers(tmp_path / "run") if step] == list(range(1, 8 * 23 + 1))

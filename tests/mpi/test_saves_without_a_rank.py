@@ -34,9 +34,9 @@ def test_the_last_checkpoint_is_there(folder: Path, case: str) -> None:
     assert newest_whole(run / "checkpoints") == Newest(iteration=12)
     assert hidden(run / "checkpoints") == []
     events = list(read_events(run / "events.jsonl"))
-    assert [event["iteration"] for event in events if event["event"] == "step"] == list(range(1, 13))
-    assert [event["iteration"] for event in events if event["event"] == "checkpoint"] == [4, 8, 12]
-    assert events[-1]["event"] == "end"
+    assert [event.iteration for event in events if event.event == "step"] == list(range(1, 13))
+    assert [event.iteration for event in events if event.event == "checkpoint"] == [4, 8, 12]
+    assert events[-1].event == "end"
 
 
 @pytest.mark.parametrize("case", LEFT)

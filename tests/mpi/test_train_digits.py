@@ -29,9 +29,9 @@ def test_digits_on_two_ranks(hpctrain, tmp_path, framework):
     assert summary["metrics"]["test_accuracy"] >= 0.975
     assert f"{summary['metrics']['test_accuracy']:.4f}" in result.stdout
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
-    assert [event["event"] for event in events].count("epoch") == 20
+    assert [event.event for event in events].count("epoch") == 20
     if framework == "torch":
-        _check_overlap(next(event["timeline"] for event in events if event["event"] == "overlap"))
+        _check_overlap(next(event.timeline for event in events if event.event == "overlap"))
 
 
 def test_horovod_reduces_behind_the_same_command(hpctrain, tmp_path):
@@ -42,7 +42,7 @@ def test_horovod_reduces_behind_the_same_command(hpctrain, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["backend"], summary["ranks"], summary["steps"]) == ("done", "horovod", 2, 46)
     events = read_events(tmp_path / "run" / "events.jsonl")
-    _check_overlap(next(event["timeline"] for event in events if event["event"] == "overlap"))
+    _check_overlap(next(event.timeline for event in events if event.event == "overlap"))
 
 
 def _check_overlap(timeline):

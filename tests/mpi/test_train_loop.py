@@ -35,9 +35,9 @@ def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
             np.testing.assert_array_equal(result[case], results[0][case], err_msg=f"{case}: ranks differ")
         expected = np.concatenate([parameter.ravel() for parameter in parameters])
         np.testing.assert_allclose(results[0][case], expected, rtol=0, atol=1e-5, err_msg=case)
-        *_, last = (each for each in read_events(tmp_path / f"out-{case}.jsonl") if each["event"] == "epoch")
-        assert last["test_accuracy"] == right / 50
-        assert last["test_loss"] == pytest.approx(loss, abs=1e-4)
+        *_, last = (each for each in read_events(tmp_path / f"out-{case}.jsonl") if each.event == "epoch")
+        assert last.test_accuracy == right / 50
+        assert last.test_loss == pytest.approx(loss, abs=1e-4)
     for result in results:
         first, skipped, last = (result[f"fp16 {number}"] for number in range(3))
         np.testing.assert_array_equal(skipped, first)

@@ -19,6 +19,7 @@ from hpctrain.cli.status import _table
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter, read_events
+from hpctrain.events.kinds import StartEvent
 from hpctrain.plan import Plan, Script, Slots
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
@@ -38,13 +39,13 @@ def directory(tmp_path: Path) -> RunDirectory:
     hosts = (Slots(host="node1", slots=2),)
     found.create(Plan(script=Script(path=Path("train.py")), backend="mpi", ranks=2, hosts=hosts, threads_per_rank=1))
     with EventWriter(found.events) as events:
-        events.emit("start", attempt=1, iteration=0, restart=0, job=None, launcher="none", hosts=["node1"])
+        events.emit(StartEvent(attempt=1, iteration=0, launcher="none", hosts=("node1",)))
     recording.begin(found.events)
     return found
 
 
 def steps_and_logs(directory: RunDirectory) -> list[tuple[str, int]]:
-    return [(event["event"], event.get("iteration")) for event in read_events(directory.events)][1:]
+    return [(event.event, getattr(event, "iteration", None)) for event in read_events(directory.events)][1:]
 
 
 def train(steps: int) -> None:
@@ -59,7 +60,7 @@ def train(steps: int) -> None:
 
 def test_report_tensorboard_status_and_summary_of_a_script(directory):
     train(4)
-    kinds = [event["event"] for event in read_events(directory.events)]
+    kinds = [event.event for event in read_events(directory.events)]
     assert kinds == ["start", "run", *["step", "log"] * 4, "log"]
     summary = read_summary(directory)
     assert summary["metrics"] == {"loss": 0.25, "test/accuracy": 0.75, "odd": None}
@@ -100,7 +101,7 @@ def test_a_script_that_tells_nothing_is_at_no_step(directory):
 def test_a_further_attempt_of_a_script_counts_anew(directory):
     train(3)
     with EventWriter(directory.events) as events:
-        events.emit("start", attempt=2, iteration=0, restart=0, job=None, launcher="none", hosts=["node1"])
+        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
     recording.begin(directory.events)
     train(2)
     summary = read_summary(directory)
@@ -122,9 +123,9 @@ def test_steps_of_the_first_optimizer_count_by_themselves(directory):
         ht.log(loss=torch.tensor(2.0, requires_grad=True))
     assert steps_and_logs(directory)[1:] == [(kind, step) for step in (1, 2, 3) for kind in ("step", "log")]
     events = list(read_events(directory.events))
-    assert events[1]["parameters"] == 4
-    assert [event["learning_rate"] for event in events if event["event"] == "step"] == [0.5, 0.25, 0.125]
-    assert events[-1]["values"] == {"loss": 2.0}
+    assert events[1].parameters == 4
+    assert [event.learning_rate for event in events if event.event == "step"] == [0.5, 0.25, 0.125]
+    assert events[-1].values == {"loss": 2.0}
 
 
 def test_fit_tells_its_steps_and_the_metrics_of_its_epochs(directory):
@@ -143,7 +144,7 @@ def test_fit_tells_its_steps_and_the_metrics_of_its_epochs(directory):
     assert next(events) == ("run", None)
     for last in (3, 6, 9, 12):
         assert list(islice(events, 4)) == [("step", last - 2), ("step", last - 1), ("step", last), ("log", last)]
-    logged = [event["values"] for event in read_events(directory.events) if event["event"] == "log"]
+    logged = [event.values for event in read_events(directory.events) if event.event == "log"]
     assert logged == [pytest.approx(each) for each in history]
 
 

@@ -24,8 +24,8 @@ def test_it_looks_at_gradients_and_records_a_step(tmp_path: Path):
     for call in calls.values():
         call()
     (event,) = read_events(tmp_path / "supervision.jsonl")
-    assert event["event"] == "step"
-    assert json.dumps(event["order"]).isdigit()
+    assert event.event == "step"
+    assert json.dumps(event.order).isdigit()
 
 
 def test_the_guard_is_spread_over_the_steps_between_two_checks():

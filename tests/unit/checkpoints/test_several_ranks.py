@@ -237,7 +237,7 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
 
         assert on_ranks(2, work)[1] == (lost, 4 if lost else 8)
         assert hidden(folder) == []
-        told = [event["iteration"] for event in read_events(folder / "events.jsonl")]
+        told = [event.iteration for event in read_events(folder / "events.jsonl")]
         assert told == ([] if lost else [8]), "the dead had not said so"
 
 
@@ -256,7 +256,7 @@ def test_what_is_there_when_another_rank_dies_is_told(tmp_path: Path) -> None:
             assert [checkpoints.abandon(), checkpoints.abandon()] == [False, False]
 
     assert on_ranks(2, work) == [None, None]
-    assert [event["iteration"] for event in read_events(tmp_path / "events.jsonl")] == [4]
+    assert [event.iteration for event in read_events(tmp_path / "events.jsonl")] == [4]
 
 
 def test_a_death_ends_the_wait_for_the_shares(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_an_exported_model_has_the_accuracy_of_the_run(hpctrain: Launch, tmp_pat
     done = hpctrain("checkpoint", "export", str(run), str(out))
     assert done.returncode == 0, done.stdout
     # Nothing of the run is needed any more.
-    recorded = [each["test_accuracy"] for each in read_events(run / "events.jsonl") if each["event"] == "epoch"]
+    recorded = [each.test_accuracy for each in read_events(run / "events.jsonl") if each.event == "epoch"]
     shutil.rmtree(run)
     _, test = open_sources(load_recipe("digits"))
     samples = next(test.stream([np.arange(len(test))], 0))

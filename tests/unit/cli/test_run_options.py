@@ -123,7 +123,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert RunDirectory(Path("run")).summary.read_text() == summary
 
 
-def events() -> list[dict[str, Any]]:
+def events() -> list[Any]:
     return list(read_events(Path("run/events.jsonl")))
 
 
@@ -170,9 +170,9 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert recipe is not None
     assert (recipe.epochs, recipe.guard.every, recipe.global_batch) == (5, 7, 64)
     assert main(["run", "--resume", *here]) == 4
-    kinds = [event["event"] for event in events()]
+    kinds = [event.event for event in events()]
     assert kinds == ["start", "fault", "end", "changed", "start", "fault", "end", "start", "fault", "end"]
-    assert events()[3]["differences"] == {"epochs": [20, 5], "guard.every": [100, 7]}
+    assert events()[3].differences == {"epochs": (20, 5), "guard.every": (100, 7)}
 
 
 @pytest.mark.parametrize(
@@ -254,13 +254,13 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
     assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
 
     def dies(*_: object) -> None:
-        assert events()[-1]["event"] == "changed"
+        assert events()[-1].event == "changed"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
     with contextlib.suppress(KeyboardInterrupt):
         main(["run", "--resume", "--run-dir", "run", "--set", "epochs=5", "--accept-changes"])
-    assert events()[-1]["differences"] == {"epochs": [20, 5]}
+    assert events()[-1].differences == {"epochs": (20, 5)}
 
 
 @pytest.mark.parametrize("lost", ["removed", "empty"])
@@ -274,7 +274,7 @@ def test_a_run_whose_events_are_lost(lost: str, capfd: pytest.CaptureFixture[str
     capfd.readouterr()
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=2", "--accept-changes"]) == 0
     assert "run/events.jsonl is lost, and with it the record of the steps up to 23" in capfd.readouterr().err
-    assert [event["iteration"] for event in events() if event["event"] == "step"] == list(range(24, 47))
+    assert [event.iteration for event in events() if event.event == "step"] == list(range(24, 47))
     for command in (["report", "run"], ["status", "run"], ["checkpoint", "list", "run"]):
         assert main(command) == 0
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
@@ -291,7 +291,7 @@ def test_a_run_that_is_done_can_be_made_longer(
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=21"]) == 2
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=21", "--accept-changes"]) == 4
-    assert [event["attempt"] for event in events() if event["event"] == "start"] == [1, 2]
+    assert [event.attempt for event in events() if event.event == "start"] == [1, 2]
 
 
 MPIRUN = "if [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi"
@@ -309,10 +309,10 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
         assert "no launcher can start 2 ranks on 1 hosts here" in said
         assert "run/.hpctrain-probe-" in said
         last = events()[-3:]
-        assert [event["event"] for event in last] == ["start", "fault", "end"]
-        assert (last[0]["attempt"], last[0]["job"], last[0]["launcher"]) == (attempt, "17", "none")
-        assert "no daemon could be started" in last[1]["message"]
-        assert last[2]["status"] == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
+        assert [event.event for event in last] == ["start", "fault", "end"]
+        assert (last[0].attempt, last[0].job, last[0].launcher) == (attempt, "17", "none")
+        assert "no daemon could be started" in last[1].message
+        assert last[2].status == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert not list(Path("run").glob(".hpctrain-probe-*"))
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
     assert "its last 2 attempts ended without a stop in good order" in capfd.readouterr().err
@@ -343,7 +343,7 @@ def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]
     Path("printed.sh").write_text(capfd.readouterr().out)
     subprocess.run(["sh", "printed.sh"], check=True, timeout=60)
     assert log.read_text() == f"{before}again\n"
-    assert [event["attempt"] for event in read_events(directory.events) if event["event"] == "start"] == [1]
+    assert [event.attempt for event in read_events(directory.events) if event.event == "start"] == [1]
 
 
 def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -431,6 +431,6 @@ def test_what_hpctrain_itself_cannot_do_is_recorded(
     assert main(["run", "--resume", "--run-dir", "run", "--python", str(Path("python").absolute())]) == 2
     assert "cannot start " in capfd.readouterr().err
     start, fault, end = events()[-3:]
-    assert (start["attempt"], end["status"]) == (2, "failed")
-    assert fault["message"].startswith("cannot start ")
+    assert (start.attempt, end.status) == (2, "failed")
+    assert fault.message.startswith("cannot start ")
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"

@@ -249,6 +249,13 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
     assert "the run is stopped" in capsys.readouterr().out
 
 
+def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the text of a dry run, which leaves nobody's number."""
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
+    assert main(["cancel", str(directory.path)]) == 1
+    assert "the run was started by hand" in capsys.readouterr().err
+
+
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
     assert main(["cancel", str(directory.path)]) == 1

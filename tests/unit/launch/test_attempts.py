@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from written_checkpoints import progress_of, write_checkpoint
 from hpctrain.checkpoints.find import set_aside
 from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
+from hpctrain.events import Event, EventWriter
+from hpctrain.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.launch import attempts
 from hpctrain.launch.attempts import Attempt, hold, next_attempt, require_nobody, run_events
 from hpctrain.plan import Plan, Script
@@ -31,23 +33,24 @@ def directory(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def happened(directory: RunDirectory, *events: tuple[str, dict[str, Any]]) -> None:
+def happened(directory: RunDirectory, *events: Event) -> None:
+    """Each with a time of its own: they are made before."""
     with EventWriter(directory.events) as writer:
-        for event, values in events:
-            writer.emit(event, **values)
+        for event in events:
+            writer.emit(event.model_copy(update={"time": time.time()}))
 
 
-def start(iteration: int = 0, **more: Any) -> tuple[str, dict[str, Any]]:
-    return "start", {"attempt": 1, "iteration": iteration, **more}
+def start(iteration: int = 0, **more: Any) -> StartEvent:
+    return StartEvent(attempt=1, iteration=iteration, **more)
 
 
-def checkpoint(directory: RunDirectory, iteration: int) -> tuple[str, dict[str, Any]]:
+def checkpoint(directory: RunDirectory, iteration: int) -> CheckpointEvent:
     write_checkpoint(directory.checkpoints, progress_of(iteration), {"a": np.zeros(3)})
-    return "checkpoint", {"iteration": iteration}
+    return CheckpointEvent(iteration=iteration)
 
 
-FAULT = ("fault", {"rank": 1, "host": "n2", "message": "rank 1 on n2 was killed"})
-RESUMABLE = ("end", {"status": "resumable"})
+FAULT = FaultEvent(rank=1, host="n2", message="rank 1 on n2 was killed")
+RESUMABLE = EndEvent(status="resumable")
 
 
 def go_on(directory: RunDirectory, idle_restarts: int, *, script: bool = False) -> Attempt | None:
@@ -59,10 +62,10 @@ def test_a_submitted_run_begins(directory: RunDirectory) -> None:
 
 
 def test_a_run_that_is_done_is_not_started(directory: RunDirectory) -> None:
-    happened(directory, start(), ("end", {"status": "done"}))
+    happened(directory, start(), EndEvent(status="done"))
     assert go_on(directory, 3) is None
     # A rank failed although rank 0 was done.
-    happened(directory, FAULT, ("end", {"status": "failed"}))
+    happened(directory, FAULT, EndEvent(status="failed"))
     assert go_on(directory, 3) == Attempt(number=2)
 
 

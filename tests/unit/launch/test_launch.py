@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hpctrain.errors import HpctrainError
+from hpctrain.events.kinds import StartEvent
 from hpctrain.launch import run as launching
 from hpctrain.launch.command import Command
 from hpctrain.launch.failure import Failure
@@ -55,9 +56,9 @@ def start(
         Command(program=(sys.executable, "-c", RECORD + program)),
         directory,
         ranks,
-        start={"attempt": 1, "iteration": 0},
+        start=StartEvent(attempt=1, iteration=0),
         fault_tolerant=fault_tolerant,
-        show=lambda event: shown.append(event["event"]),
+        show=lambda event: shown.append(event.event),
         line=lines.append,
     )
     return failure, shown, lines
@@ -262,7 +263,7 @@ def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
             Command(program=("/nope/python",)),
             directory,
             1,
-            start={"attempt": 1, "iteration": 0},
+            start=StartEvent(attempt=1, iteration=0),
             show=lambda event: None,
             line=lambda text: None,
         )

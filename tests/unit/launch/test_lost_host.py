@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.events import Event, read_events
+from hpctrain.events import read_events
 
 # The first time, or each time, n2 is lost; else all ranks are done.
 MPIRUN = f"""#!{sys.executable}
@@ -63,8 +64,8 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.launch.supervision.wait_seconds", lambda number: 0.0)
 
 
-def events(*kinds: str) -> list[Event]:
-    return [event for event in read_events(Path("run/events.jsonl")) if event["event"] in kinds]
+def events(*kinds: str) -> list[Any]:
+    return [event for event in read_events(Path("run/events.jsonl")) if event.event in kinds]
 
 
 def commands() -> list[list[str]]:
@@ -76,10 +77,10 @@ def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFi
     """Whether or not the ranks of a run can go on without one that died: here all of a host's are gone."""
     Path("lose").write_text("n2 n3")
     assert main(["run", "digits", *HOSTS, *options]) == 0
-    assert [event["event"] for event in events("start", "fault", "end")] == ["start", "fault"] * 2 + ["start"]
-    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1"]]
-    assert [event["attempt"] for event in events("start")] == [1, 2, 3]
-    assert [event["host"] for event in events("fault")] == ["n2", "n3"]
+    assert [event.event for event in events("start", "fault", "end")] == ["start", "fault"] * 2 + ["start"]
+    assert [list(event.hosts) for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1"]]
+    assert [event.attempt for event in events("start")] == [1, 2, 3]
+    assert [event.host for event in events("fault")] == ["n2", "n3"]
     assert [(words[words.index("-np") + 1], words[words.index("--host") + 1]) for words in commands()] == [
         ("4", "n1:2,n2:1,n3:1"),
         ("3", "n1:2,n3:1"),
@@ -99,14 +100,14 @@ def test_a_host_that_answers_is_given_one_more_chance() -> None:
     Path("mended").touch()
     assert main(["run", "digits", *HOSTS]) == 0
     everywhere = ["n1", "n2", "n3"]
-    assert [event["hosts"] for event in events("start")] == [everywhere, everywhere, ["n1", "n3"], ["n1", "n2"]]
+    assert [list(event.hosts) for event in events("start")] == [everywhere, everywhere, ["n1", "n3"], ["n1", "n2"]]
 
 
 def test_a_host_that_is_back_takes_part_again() -> None:
     Path("lose").write_text("n2 n3")
     (Path("bin") / "ssh").write_text(SSH + "if [ $1 = n3 ]; then touch mended; fi\n")
     assert main(["run", "digits", *HOSTS]) == 0
-    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
+    assert [list(event.hosts) for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
 
 
 def test_no_host_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +138,7 @@ def test_a_later_resume_has_all_ranks_again() -> None:
     Path("lose").write_text("n2 n3")
     assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=3"]) == 4
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
-    assert [event["hosts"] for event in events("start")][-1] == ["n1", "n2", "n3"]
+    assert [list(event.hosts) for event in events("start")][-1] == ["n1", "n2", "n3"]
     plan = json.loads(Path("run/plan.json").read_text())
     assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
 
@@ -173,14 +174,14 @@ def test_hosts_that_are_left_and_do_not_come_out_end_the_run(capsys: pytest.Capt
 def test_two_hosts_at_once() -> None:
     Path("lose").write_text("n2+n3")
     assert main(["run", "digits", *HOSTS, *SHRINK]) == 0
-    assert [event["hosts"] for event in events("start")] == [["n1", "n2", "n3"], ["n1"]]
-    assert [event["host"] for event in events("fault")] == ["n2, n3"]
+    assert [list(event.hosts) for event in events("start")] == [["n1", "n2", "n3"], ["n1"]]
+    assert [event.host for event in events("fault")] == ["n2, n3"]
 
 
 def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
     Path("lose").write_text("n2 nothing")
     assert main(["run", "digits", *HOSTS, *SHRINK]) == 4
-    assert [event["status"] for event in events("end")] == ["resumable"]
+    assert [event.status for event in events("end")] == ["resumable"]
     assert len(events("start")) == 2
     Path("lose").write_text("nothing")
     assert main(["run", "digits", *HOSTS[:-1], "fresh"]) == 1
@@ -189,5 +190,5 @@ def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
 def test_a_host_that_goes_when_all_is_done_changes_nothing() -> None:
     Path("lose").write_text("n2 late")
     assert main(["run", "digits", *HOSTS, "--set", "fault_tolerance=stop"]) == 0
-    assert [event["status"] for event in events("fault", "end")] == ["done"]
+    assert [event.status for event in events("fault", "end")] == ["done"]
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"

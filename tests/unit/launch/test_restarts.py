@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
-from hpctrain.events import Event, EventWriter, read_events
+from hpctrain.events import EventWriter, read_events
+from hpctrain.events.kinds import StartEvent, StepEvent
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.failure import Failure
 from hpctrain.launch.interrupts import Interrupts
@@ -131,8 +133,8 @@ match ways[0]:
 """
 
 
-def events(*kinds: str) -> list[Event]:
-    return [event for event in read_events(Path("run/events.jsonl")) if event["event"] in kinds]
+def events(*kinds: str) -> list[Any]:
+    return [event for event in read_events(Path("run/events.jsonl")) if event.event in kinds]
 
 
 @pytest.fixture
@@ -159,11 +161,11 @@ def test_a_script(
     Path("train.py").write_text(SCRIPT)
     Path("ways").write_text(ways)
     assert main(["run", "train.py", "--run-dir", "run", *options]) == exit_code
-    assert [event["restart"] for event in events("start")] == list(range(starts))
+    assert [event.restart for event in events("start")] == list(range(starts))
     # Each failure once, and the end of the run alone.
     last = ways.split()[starts - 1]
     assert len(events("fault")) == starts - (last in ("done", "stop"))
-    assert [event["status"] for event in events("end")] == [{0: "done", 1: "failed", 4: "resumable"}[exit_code]]
+    assert [event.status for event in events("end")] == [{0: "done", 1: "failed", 4: "resumable"}[exit_code]]
     said = capsys.readouterr().err
     assert said.count("starting it again with 1 of 1 ranks") == starts - 1
     if starts > 1:
@@ -177,7 +179,7 @@ def test_restarts_are_none_of_the_resumes_that_are_counted() -> None:
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", "3", "--idle-restarts", "1"]) == 4
     assert main(["run", "--resume", "--run-dir", "run"]) == 4
     assert main(["run", "--resume", "--run-dir", "run"]) == 1
-    assert [event["restart"] for event in events("start")] == [0, 1, 2, 3] * 2
+    assert [event.restart for event in events("start")] == [0, 1, 2, 3] * 2
     assert read_model(RunDirectory(Path("run")).plan, Plan).restarts == 3
 
 
@@ -208,7 +210,7 @@ def test_a_script_that_may_be_started_again_can_be_resumed(restarts: str, exit_c
     """Whether it is interrupted while it works, without listening, or, as above, in between."""
     Path("train.py").write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)\n")
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", restarts]) == exit_code
-    assert [event["status"] for event in events("end")] == ["failed" if exit_code == 1 else "resumable"]
+    assert [event.status for event in events("end")] == ["failed" if exit_code == 1 else "resumable"]
 
 
 @pytest.mark.usefixtures("_no_waits")
@@ -224,7 +226,7 @@ def test_a_signal_while_it_is_looked_for_what_follows(way: str, monkeypatch: pyt
 
     monkeypatch.setattr("hpctrain.launch.supervision.attempt_from_here", look)
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 4
-    assert "; interrupted by SIGTERM before it was started again" in events("fault")[0]["message"]
+    assert "; interrupted by SIGTERM before it was started again" in events("fault")[0].message
     assert len(events("start")) == len(events("end")) == 1
 
 
@@ -241,8 +243,13 @@ def test_a_run_whose_checkpoints_are_all_damaged_has_failed(capsys: pytest.Captu
     assert "  restore that folder, or begin a new run with another --run-dir" in said
     assert "to go on" not in said
     (fault,) = events("fault")
-    assert "was killed by signal 9" in fault["message"] and "none can be read" in fault["message"]
+    assert "was killed by signal 9" in fault.message and "none can be read" in fault.message
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+STEP = StepEvent(
+    iteration=11, epoch=1, loss=1.0, learning_rate=0.1, samples=64, seconds=0.1, communication_seconds=None
+)
 
 
 @pytest.fixture
@@ -252,13 +259,13 @@ def supervised() -> tuple[Supervisor, Attempt]:
     begun = make_plan(load_recipe("digits"), machine, ranks=1, backend="single")
     directory.create(begun)
     with EventWriter(directory.events) as writer:
-        writer.emit("start", attempt=1, iteration=0)
+        writer.emit(StartEvent(attempt=1, iteration=0))
     write_checkpoint(directory.checkpoints, progress_of(10), {}, plan=begun.model_dump(mode="json"))
     assert begun.recipe is not None
     now = begun.model_copy(update={"recipe": override_recipe(begun.recipe, ["epochs=30", "guard.every=7"])})
     attempt = Attempt(number=2, iteration=10)
     supervisor = Supervisor(now, attempt, directory, machine, lambda text: None)
-    supervisor.see({"event": "start", "time": 0.0})
+    supervisor.see(StartEvent(attempt=2, iteration=10))
     return supervisor, attempt
 
 
@@ -267,9 +274,9 @@ def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attemp
     supervisor, attempt = supervised
     assert supervisor.further(RAISED, attempt, None) == RAISED
     assert isinstance(supervisor.further(KILLED, attempt, None), Restart)
-    supervisor.see({"event": "step", "time": 0.0, "iteration": 11})
+    supervisor.see(STEP)
     assert isinstance(supervisor.further(RAISED, attempt, None), Restart)
-    supervisor.see({"event": "start", "time": 0.0})
+    supervisor.see(StartEvent(attempt=2, iteration=10))
     assert supervisor.further(RAISED, attempt, None) == RAISED
 
 
@@ -282,7 +289,7 @@ def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Att
     )
     command = "hpctrain run --resume --run-dir run --accept-changes --set epochs=20 --set guard.every=100"
     assert str(told).endswith(f"\n  to go on without: {command}")
-    supervisor.see({"event": "step", "time": 0.0, "iteration": 11})
+    supervisor.see(STEP)
     # They took it, and it is something else.
     assert supervisor.further(REFUSED, attempt, None) == REFUSED
 
@@ -308,8 +315,8 @@ def test_a_damaged_checkpoint_is_set_aside_once_the_run_goes_on(capsys: pytest.C
     assert (sorted(good.parent.iterdir()), events("damaged")) == ([good, bad], [])
     assert main(resume) == 0
     (told,) = events("damaged")
-    assert f"{bad} is damaged, and passed over: {told['fault']}; it is now " in capsys.readouterr().err
-    assert told["path"] == bad.name
-    assert sorted(path.name for path in good.parent.iterdir()) == sorted([good.name, told["kept_as"]])
-    assert [event["iteration"] for event in events("start")] == [0, 10]
-    assert "state.json" in told["fault"]
+    assert f"{bad} is damaged, and passed over: {told.fault}; it is now " in capsys.readouterr().err
+    assert told.path == bad.name
+    assert sorted(path.name for path in good.parent.iterdir()) == sorted([good.name, told.kept_as])
+    assert [event.iteration for event in events("start")] == [0, 10]
+    assert "state.json" in told.fault

@@ -8,6 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.events import Event
+from hpctrain.events.kinds import (
+    CheckpointEvent,
+    EndEvent,
+    EpochEvent,
+    FaultEvent,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    StoppedEvent,
+)
 from hpctrain.report.console import Console
 from hpctrain.report.record import Record
 
@@ -16,17 +26,26 @@ LAST = STEPS * EPOCHS
 
 
 def attempt(number: int, begin: int, end: int, *, evaluated: bool, kept_every: int) -> list[Event]:
-    """An attempt from a checkpoint that was cut off after step ``end``; ``by`` tells whose each event is."""
-    events: list[Event] = [{"event": "start", "attempt": number, "iteration": begin}, {"event": "run"}]
+    """An attempt from a checkpoint that was cut off after step ``end``; the time tells whose each event is."""
+
+    def epoch(done: int) -> EpochEvent:
+        return EpochEvent(time=number, epoch=done // STEPS, samples_per_s=1.0, train_loss=1.0, test_accuracy=0.5)
+
+    run = dict.fromkeys(("recipe", "framework", "epochs", "iterations_per_epoch", "parameters"))
+    step = dict.fromkeys(("epoch", "loss", "learning_rate", "samples", "communication_seconds"))
+    events: list[Event] = [
+        StartEvent(time=number, attempt=number, iteration=begin),
+        RunEvent(time=number, backend="mpi", ranks=2, **run),
+    ]
     if begin and begin % STEPS == 0:
-        events.append({"event": "epoch", "epoch": begin // STEPS, "by": number})
+        events.append(epoch(begin))
     for iteration in range(begin + 1, end + 1):
-        events.append({"event": "step", "iteration": iteration, "by": number})
+        events.append(StepEvent(time=number, iteration=iteration, seconds=1.0, **step))
         if iteration % kept_every == 0:
-            events.append({"event": "checkpoint", "iteration": iteration})
+            events.append(CheckpointEvent(time=number, iteration=iteration))
         if iteration % STEPS == 0 and (iteration < end or evaluated):
-            events.append({"event": "epoch", "epoch": iteration // STEPS, "by": number})
-    return [{"time": float(number), **event} for event in events]
+            events.append(epoch(iteration))
+    return events
 
 
 @given(
@@ -45,28 +64,28 @@ def test_each_step_once(cuts: list[tuple[int, bool, int]], kept_every: int) -> N
     events += attempt(number + 1, begin, LAST, evaluated=True, kept_every=kept_every)
     by_step.update(dict.fromkeys(range(begin + 1, LAST + 1), number + 1))
     record = Record.of(events)
-    assert [(step["iteration"], step["by"]) for step in record.steps] == sorted(by_step.items())
-    assert [epoch["epoch"] for epoch in record.epochs] == [*range(1, EPOCHS + 1)]
-    assert [event["iteration"] for event in record.checkpoints] == [*range(kept_every, LAST + 1, kept_every)]
-    assert [each.start["attempt"] for each in record.attempts] == [*range(1, number + 2)]
+    assert [(step.iteration, step.time) for step in record.steps] == sorted(by_step.items())
+    assert [epoch.epoch for epoch in record.epochs] == [*range(1, EPOCHS + 1)]
+    assert [event.iteration for event in record.checkpoints] == [*range(kept_every, LAST + 1, kept_every)]
+    assert [each.start.attempt for each in record.attempts] == [*range(1, number + 2)]
 
 
 def test_faults_and_end_are_those_of_the_last_attempt() -> None:
     first = attempt(1, 0, 2, evaluated=False, kept_every=1)
-    fault: Event = {"time": 1.0, "event": "fault", "rank": 1, "host": "n2", "message": "killed"}
-    end: Event = {"time": 1.0, "event": "end", "status": "resumable"}
+    fault = FaultEvent(rank=1, host="n2", message="killed")
+    end = EndEvent(status="resumable")
     assert (Record.of([*first, fault, end]).faults, Record.of([*first, fault, end]).end) == ((fault,), end)
     record = Record.of([*first, fault, end, *attempt(2, 2, 3, evaluated=False, kept_every=1)])
-    assert (record.faults, record.end, record.attempts[0].faults) == ((), {}, (fault,))
+    assert (record.faults, record.end, record.attempts[0].faults) == ((), None, (fault,))
 
 
 def test_what_the_console_says_of_a_resumed_run() -> None:
     err = io.StringIO()
     console = Console(io.StringIO(), err)
-    console.show({"time": 1.0, "event": "start", "attempt": 3, "iteration": 12})
-    console.show({"time": 1.0, "event": "checkpoint", "iteration": 14})
-    console.show({"time": 1.0, "event": "stopped", "iteration": 14, "reason": "SIGUSR2"})
-    console.show({"time": 1.0, "event": "start", "attempt": 4, "iteration": 0})
+    console.show(StartEvent(attempt=3, iteration=12))
+    console.show(CheckpointEvent(iteration=14))
+    console.show(StoppedEvent(iteration=14, reason="SIGUSR2"))
+    console.show(StartEvent(attempt=4, iteration=0))
     assert err.getvalue().splitlines() == [
         "resumed at step 12 (attempt 3)",
         "checkpoint at step 14",

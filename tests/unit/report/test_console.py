@@ -4,8 +4,9 @@ import io
 import os
 
 import pytest
-from written_runs import run_events
+from written_runs import run_events, typed, typed_run
 
+from hpctrain.events.kinds import EndEvent, FaultEvent
 from hpctrain.report.console import Console
 
 
@@ -17,7 +18,7 @@ class _Terminal(io.StringIO):
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Console() as console:
-        for event in run_events():
+        for event in typed_run():
             console.show(event)
         console.line("printed by [bold]rank 0[/bold]")
     captured = capsys.readouterr()
@@ -34,15 +35,15 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monk
 def test_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     for event in [*run_events()[:7], {"time": 1.0, "event": "of a later version"}]:
-        console.show({**event, "communication_seconds": None})
-    console.show({"time": 1.0, "event": "fault", "rank": 1, "host": "node2", "message": "out of memory"})
+        console.show(typed({**event, "communication_seconds": None}))
+    console.show(FaultEvent(rank=1, host="node2", message="out of memory"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith("39 samples/s")
     assert lines[2:] == ["rank 1 (node2): out of memory"]
 
 
 def test_the_end_of_a_run_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().show({"time": 1.0, "event": "end", "status": "failed"})
+    Console().show(EndEvent(status="failed"))
     assert capsys.readouterr().err == "failed\n"
 
 
@@ -53,7 +54,7 @@ def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[s
     with os.fdopen(writer, "w") as stdout, Console(stdout) as console:
         for _ in range(3):
             console.line("printed by rank 0")
-        console.show(run_events()[-1])
+        console.show(typed_run()[-1])
     assert capfd.readouterr().err == "done after 10.5 s\n"
 
 
@@ -63,11 +64,11 @@ def test_a_lost_terminal_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as terminal, Console(terminal, terminal) as console:
-        for event in run_events()[: 3 if bar else 0]:
+        for event in typed_run()[: 3 if bar else 0]:
             console.show(event)
         os.close(ours)
         console.notice("SIGHUP: waiting")
-        for event in run_events()[3:]:
+        for event in typed_run()[3:]:
             console.show(event)
         console.line("printed by rank 0")
 
@@ -77,11 +78,11 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     out, err = _Terminal(), _Terminal()
     with Console(out, err) as console:
-        for event in run_events():
-            if event["event"] == "end":
+        for event in typed_run():
+            if event.event == "end":
                 console._bar.refresh()  # what its thread does ten times a second
             console.show(event)
-            if event["event"] == "overlap":
+            if event.event == "overlap":
                 console.line("from [rank] 0")
     shown = err.getvalue()
     assert "epoch 3/3" in shown
@@ -97,7 +98,7 @@ def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "xterm-256color")
     out, err = io.StringIO(), _Terminal()
     with Console(out, err) as console:
-        console.show(run_events()[0])
+        console.show(typed_run()[0])
         console.line("accuracy 0.98")
     assert out.getvalue() == "accuracy 0.98\n"
     assert "accuracy" not in err.getvalue()
@@ -107,7 +108,7 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TERM", "dumb")
     err = _Terminal()
     with Console(io.StringIO(), err) as console:
-        for event in run_events():
+        for event in typed_run():
             console.show(event)
     assert "\x1b" not in err.getvalue()
     assert len(err.getvalue().splitlines()) == 5

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from written_runs import EPOCHS, recipe_plan, run_events
+from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 from hpctrain.batch.find_run import find_run
-from hpctrain.events import Event, EventWriter, kept, read_events
+from hpctrain.events import EventWriter, kept, read_events
+from hpctrain.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 from hpctrain.report.console import Console
 from hpctrain.report.curves import _means
-from hpctrain.report.faults import in_a_row, non_finite_line, spike_line
+from hpctrain.report.faults import in_a_row, line, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
@@ -24,13 +26,17 @@ from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.rundir import RunDirectory
 
 
-def non_finite(iteration: int, **values: Any) -> Event:
-    default = {"rule": "skip", "ranks": [1], "parameters": 2, "parameter": "head", "to": None}
+def non_finite(iteration: int, **values: Any) -> Line:
+    default = {"time": 1.0, "rule": "skip", "ranks": [1], "parameters": 2, "parameter": "head", "to": None}
     return {"event": "non_finite", "iteration": iteration, "epoch": 1, **default, **values}
 
 
-def spike(iteration: int, loss: float = 9.0) -> Event:
-    return {"event": "spike", "iteration": iteration, "epoch": 1, "loss": loss, "median": 1.5}
+def spike(iteration: int, loss: float = 9.0) -> Line:
+    return {"time": 1.0, "event": "spike", "iteration": iteration, "epoch": 1, "loss": loss, "median": 1.5}
+
+
+def high(iteration: int, loss: float = 9.0) -> SpikeEvent:
+    return SpikeEvent(iteration=iteration, epoch=1, loss=loss, median=1.5)
 
 
 DAMAGED = {"event": "damaged", "path": "step-00000004", "fault": "no state.json", "kept_as": "damaged-step-00000004"}
@@ -39,9 +45,9 @@ DAMAGED_LINE = "checkpoint step-00000004 was damaged, and passed over: no state.
 CHANGED_LINE = "the run went on with other settings: epochs 3 → 5, data.path None → /data"
 
 
-def odd_run() -> list[Event]:
+def odd_run() -> list[Line]:
     """Step 2 has no finite loss, nor has the whole second epoch; spikes in steps 5, 6 and 9; it was resumed before."""
-    events: list[Event] = [DAMAGED, CHANGED]
+    events: list[Line] = [DAMAGED, CHANGED]
     for event in run_events():
         if event["event"] == "step" and (event["iteration"] == 2 or event["epoch"] == 2):
             event = {**event, "loss": None}
@@ -63,16 +69,14 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_lines() -> None:
-    assert non_finite_line(non_finite(7)) == (
-        "step 7 had numbers that are not finite on rank 1: its update was left out"
-    )
-    back = non_finite(7, rule="roll_back", ranks=[], to=4)
-    assert non_finite_line(back) == (
+    assert line(typed(non_finite(7))) == ("step 7 had numbers that are not finite on rank 1: its update was left out")
+    back = typed(non_finite(7, rule="roll_back", ranks=[], to=4))
+    assert line(back) == (
         "step 7 had numbers that are not finite: the run goes on after it with the parameters of step 4"
     )
-    assert non_finite_line(non_finite(7, rule="stop", ranks=[0, 3])).endswith("on rank 0, 3: the run ends")
-    assert spike_line([spike(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"
-    groups = in_a_row([spike(3), spike(4, 20.0), spike(5), spike(9)])
+    assert str(line(typed(non_finite(7, rule="stop", ranks=[0, 3])))).endswith("on rank 0, 3: the run ends")
+    assert spike_line([high(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"
+    groups = in_a_row([high(3), high(4, 20.0), high(5), high(9)])
     assert [spike_line(group).split(":")[0] for group in groups] == ["steps 3 to 5", "step 9"]
     assert "up to 20," in spike_line(groups[0])
 
@@ -87,7 +91,7 @@ def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     stream = Stream()
     with Console(Stream(), stream) as console:
         for event in odd_run():
-            console.show({"time": 1.0, **event})
+            console.show(typed({"time": 1.0, **event}))
     text = stream.getvalue()
     assert text.count("step 2 had numbers that are not finite on rank 1") == 1
     # Of steps in a row the first is told.
@@ -134,23 +138,24 @@ def test_means_leave_gaps() -> None:
 
 
 def test_what_was_lost_is_done_again_and_told_again() -> None:
-    steps = [{"event": "step", "iteration": iteration} for iteration in (1, 2, 3)]
-    first = [{"event": "start", "attempt": 1, "iteration": 0}, *steps, non_finite(3), spike(3)]
-    again = [{"event": "start", "attempt": 2, "iteration": 2}, steps[2], non_finite(3)]
-    assert [event["event"] for event in kept([*first, *again])].count("non_finite") == 1
-    assert not any(event["event"] == "spike" for event in kept([*first, *again]))
+    steps = [event for event in run_events() if event["event"] == "step"][:3]
+    start = {"time": 1.0, "event": "start"}
+    first = [{**start, "attempt": 1, "iteration": 0}, *steps, non_finite(3), spike(3)]
+    again = [{**start, "attempt": 2, "iteration": 2}, steps[2], non_finite(3)]
+    left = kept(map(typed, [*first, *again]))
+    assert sum(isinstance(event, NonFiniteEvent) for event in left) == 1
+    assert not any(isinstance(event, SpikeEvent) for event in left)
 
 
 def test_what_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
+    step = {"epoch": 1, "learning_rate": math.inf, "samples": 1, "seconds": 0.5, "communication_seconds": None}
+    epoch = {"epoch": 1, "samples_per_s": 2.0, "train_loss": math.nan, "test_accuracy": np.float64("-inf")}
     with EventWriter(path) as events:
-        events.emit("step", iteration=1, loss=float("nan"), a=float("inf"), b=np.float64("-inf"), c=1.5)
-    assert (
-        json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word)).items()
-        >= {
-            "loss": None,
-            "a": None,
-            "b": None,
-            "c": 1.5,
-        }.items()
-    )
+        events.emit(StepEvent(iteration=1, loss=math.nan, **step))
+        events.emit(EpochEvent(**epoch))
+        events.emit(LogEvent(iteration=1, values={"a": np.float64("inf"), "b": 1.5}))
+    lines = [json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in path.read_text().splitlines()]
+    assert [lines[0][key] for key in ("loss", "learning_rate", "seconds")] == [None, None, 0.5]
+    assert [lines[1][key] for key in ("train_loss", "test_accuracy", "samples_per_s")] == [None, None, 2.0]
+    assert lines[2]["values"] == {"a": None, "b": 1.5}

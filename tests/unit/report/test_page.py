@@ -10,6 +10,7 @@ from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan,
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
+from hpctrain.events.kinds import FaultEvent
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.page import read_summary, settings, write_report
 from hpctrain.report.record import Record
@@ -126,7 +127,7 @@ def test_what_a_rank_raised_stands_in_until_the_launcher_names_the_cause(tmp_pat
 def test_cause_that_the_launcher_found(finished: RunDirectory) -> None:
     """A rank that was killed left no error of its own."""
     with EventWriter(finished.events) as events:
-        events.emit("fault", rank=1, host="node1", message="rank 1 on node1 ended by SIGKILL")
+        events.emit(FaultEvent(rank=1, host="node1", message="rank 1 on node1 ended by SIGKILL"))
     assert "rank 1 on node1 ended by SIGKILL" in _Page(finished).text
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from written_runs import digits, recipe_plan, run_events, write_run
+from written_runs import Line, digits, recipe_plan, run_events, typed, write_run
 
 from hpctrain.cli.main import main
-from hpctrain.events import Event
 from hpctrain.launch.repeats import Series, create_series, repeated
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.page import render
@@ -33,12 +32,12 @@ def recipe(rows: tuple[dict[str, object], ...] = GOYAL, *, size: int = 64, media
     return Recipe.model_validate_json(json.dumps({**values, "median_of": median_of}))
 
 
-def epochs(accuracies: tuple[float, ...]) -> list[Event]:
+def epochs(accuracies: tuple[float, ...]) -> list[Line]:
     whole = next(event for event in run_events() if event["event"] == "epoch")
     return [{**whole, "epoch": n, "test_accuracy": value} for n, value in enumerate(accuracies, start=1)]
 
 
-def events_of(accuracy: float) -> list[Event]:
+def events_of(accuracy: float) -> list[Line]:
     """A run whose last epoch has this accuracy."""
     events = run_events()
     last = max(index for index, event in enumerate(events) if event["event"] == "epoch")
@@ -47,12 +46,12 @@ def events_of(accuracy: float) -> list[Event]:
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 9])
 def test_median_is_of_the_last_epochs(count: int) -> None:
-    assert median_accuracy(epochs(ACCURACIES), count) == statistics.median(ACCURACIES[-count:])
+    assert median_accuracy([*map(typed, epochs(ACCURACIES))], count) == statistics.median(ACCURACIES[-count:])
 
 
 @pytest.mark.parametrize("accuracies", [(), (0.5, float("nan"), 0.6)])
 def test_there_is_no_median_of_what_is_not_finite(accuracies: tuple[float, ...]) -> None:
-    assert median_accuracy(epochs(accuracies), 3) is None
+    assert median_accuracy([*map(typed, epochs(accuracies))], 3) is None
 
 
 def test_summary_has_the_median_where_it_is_the_result(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def series(tmp_path: Path) -> Series:
     return series
 
 
-def write_events(directory: RunDirectory, events: list[Event]) -> None:
+def write_events(directory: RunDirectory, events: list[Line]) -> None:
     directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from written_runs import recipe_plan, run_events, write_run
+from written_runs import Line, recipe_plan, run_events, write_run
 
 from hpctrain.batch.find_run import find_run
 from hpctrain.batch.queue import JobState
-from hpctrain.events import Event
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
@@ -24,7 +23,7 @@ from hpctrain.report.status import KnownRun, RunStatus, read_status
 NOW = 1_700_000_012.0
 
 
-def start(**changes: Any) -> Event:
+def start(**changes: Any) -> Line:
     return {
         "time": 1_699_999_999.0,
         "event": "start",
@@ -58,7 +57,7 @@ def job(**changes: Any) -> JobState:
     return JobState(**{**values, **changes})
 
 
-def known(tmp_path: Path, events: list[Event], **changes: Any) -> RunStatus:
+def known(tmp_path: Path, events: list[Line], **changes: Any) -> RunStatus:
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     values: dict[str, Any] = {
         "directory": directory,
@@ -152,7 +151,7 @@ def test_what_is_kept_is_what_the_report_keeps(iteration: int, tmp_path: Path) -
     events = [start(), *run_events(2), start(attempt=2, iteration=iteration)]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     epochs = Record.read(directory).epochs
-    assert Progress.read(directory).epoch == (epochs[-1] if epochs else {})
+    assert Progress.read(directory).epoch == (epochs[-1] if epochs else None)
 
 
 def test_a_silent_run(tmp_path: Path) -> None:

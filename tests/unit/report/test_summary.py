@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from written_runs import EPOCHS, STEPS, recipe_plan, run_events, script_plan, write_run
+from written_runs import EPOCHS, STEPS, recipe_plan, run_events, script_plan, typed, write_run
 
-from hpctrain.report.summary import metrics, summarise
+from hpctrain.events.kinds import EpochEvent
+from hpctrain.report.summary import summarise
 from hpctrain.rundir import RunDirectory
 
 
@@ -66,7 +67,9 @@ def test_communication_that_was_not_measured(tmp_path: Path) -> None:
 
 
 def test_metrics_are_what_json_can_hold() -> None:
-    epoch = {"time": 1.0, "event": "epoch", "epoch": 1, "seconds": 1.0, "samples_per_s": 2.0}
-    values = metrics({**epoch, "test_loss": float("nan"), "train_loss": float("inf"), "test_top5": 0.5})
-    assert values == {"test_loss": None, "train_loss": None, "test_top5": 0.5}
+    epoch = {"time": 1.0, "event": "epoch", "epoch": 1, "seconds": 1.0, "samples_per_s": 2.0, "test_accuracy": 0.25}
+    read = typed({**epoch, "test_loss": float("nan"), "train_loss": float("inf"), "test_top5": 0.5})
+    assert isinstance(read, EpochEvent)
+    values = read.metrics
+    assert values == {"test_loss": None, "train_loss": None, "test_accuracy": 0.25, "test_top5": 0.5}
     json.dumps(values, allow_nan=False)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import recipe_plan, run_events, write_run
+from written_runs import Line, recipe_plan, run_events, typed, write_run
 
 from hpctrain.batch.find_run import find_run
 from hpctrain.cli.main import main
-from hpctrain.events import Event
 from hpctrain.report.console import Console
 from hpctrain.report.curves import epochs_done
 from hpctrain.report.faults import fault_line
@@ -31,11 +30,15 @@ LINES = {
 }
 
 
-def event(kind: str, **values: Any) -> Event:
+def event(kind: str, **values: Any) -> Line:
     return {"time": time.time(), "event": kind, **values}
 
 
-def start(attempt: int, iteration: int) -> Event:
+def record_of(lines: list[Line]) -> Record:
+    return Record.of(map(typed, lines))
+
+
+def start(attempt: int, iteration: int) -> Line:
     return event("start", attempt=attempt, iteration=iteration, job=None, hosts=["n1"], pid=1, host="elsewhere")
 
 
@@ -50,29 +53,29 @@ def test_the_console_says_each_in_a_line() -> None:
     err = io.StringIO()
     console = Console(io.StringIO(), err)
     for each in (RANK, HOST, STALL, {**STALL, "iteration": None}):
-        console.show(each)
+        console.show(typed(each))
     assert err.getvalue().splitlines() == [*LINES.values(), LINES["stall"].removesuffix(" of step 9")]
 
 
 def test_the_rank_is_named_once() -> None:
-    assert fault_line(KILLED) == "rank 0 on n1 was killed"
-    assert fault_line({**KILLED, "rank": 1}) == "rank 1 (n1): rank 0 on n1 was killed"
+    assert fault_line(typed(KILLED)) == "rank 0 on n1 was killed"
+    assert fault_line(typed({**KILLED, "rank": 1})) == "rank 1 (n1): rank 0 on n1 was killed"
 
 
 def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
     """The checkpoint of step 4 was before the loss of step 7: it happened all the same."""
     whole = [start(1, 0), *run_events(2), RANK, HOST, start(2, 4), KILLED]
-    record = Record.of(whole)
-    assert (record.survived, record.faults) == ([RANK, HOST], (KILLED,))
+    record = record_of(whole)
+    assert (record.survived, record.faults) == ([typed(RANK), typed(HOST)], (typed(KILLED),))
     # Its launcher did not go on: somebody else did.
     resumed = [start(1, 0), HOST, event("end", status="resumable"), start(2, 0)]
-    assert (Record.of(resumed).survived, Record.of(resumed[:-1]).faults) == ([], (HOST,))
+    assert (record_of(resumed).survived, record_of(resumed[:-1]).faults) == ([], (typed(HOST),))
 
 
-def shrunk_events(per_epoch: tuple[int, ...]) -> list[Event]:
+def shrunk_events(per_epoch: tuple[int, ...]) -> list[Line]:
     """A run that was to have 3 epochs of 4 steps, and has these."""
     run, first = run_events(1)[:2]
-    events: list[Event] = [run]
+    events: list[Line] = [run]
     iteration = 0
     for epoch, steps in enumerate(per_epoch, start=1):
         for _ in range(steps):
@@ -88,7 +91,7 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
         events = shrunk_events(per_epoch)
         progress = Progress.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
         assert (progress.iteration, progress.iterations) == (sum(per_epoch), iterations)
-    record = Record.of(shrunk_events((4, 8, 2)))
+    record = record_of(shrunk_events((4, 8, 2)))
     assert epochs_done(record, record.steps)[[0, 3, 4, 11, 12, 13]].tolist() == [0.25, 1, 1.125, 2, 2.25, 2.5]
 
 
@@ -100,8 +103,8 @@ def test_epochs_that_a_start_keeps_where_they_have_more_steps(iteration: int, tm
         {**run_events(1)[-1], "epoch": 3},
         start(3, iteration),
     ]
-    epochs = Record.of(twice).epochs
-    assert Progress.read(write_run(tmp_path / "run", recipe_plan(), twice)).epoch == (epochs[-1] if epochs else {})
+    epochs = record_of(twice).epochs
+    assert Progress.read(write_run(tmp_path / "run", recipe_plan(), twice)).epoch == (epochs[-1] if epochs else None)
 
 
 def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +112,7 @@ def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     err = Terminal()
     with Console(io.StringIO(), err) as console:
         for each in [start(2, 10), *shrunk_events((0, 0, 7))]:
-            console.show({**each, "iteration": each["iteration"] + 10} if each["event"] == "step" else each)
+            console.show(typed({**each, "iteration": each["iteration"] + 10} if each["event"] == "step" else each))
     assert "10/12" in err.getvalue() and "17/17" in err.getvalue() and "17/12" not in err.getvalue()
 
 

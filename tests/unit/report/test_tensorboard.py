@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from written_runs import recipe_plan, run_events, write_run
+from written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import read_events
@@ -95,7 +95,7 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
 def test_each_record_is_there_at_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
     with TensorBoardWriter(directory) as writer:
-        for event in run_events()[:3]:
+        for event in typed_run()[:3]:
             writer.show(event)
         assert len(_read(directory).Scalars("step/loss")) == 2
 
@@ -113,5 +113,5 @@ def test_full_disk(tmp_path: Path) -> None:
     directory.tensorboard.mkdir()
     (directory.tensorboard / "events.out.tfevents.0000000000.hpctrain").symlink_to("/dev/full")
     with pytest.raises(HpctrainError, match="no space left"), TensorBoardWriter(directory) as writer:
-        for event in run_events():
+        for event in typed_run():
             writer.show(event)

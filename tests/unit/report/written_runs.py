@@ -9,10 +9,13 @@ from typing import Any
 import yaml
 
 import hpctrain.recipes
-from hpctrain.events import Event
+from hpctrain.events import Event, parse_event
 from hpctrain.plan import Plan, Script, Slots
 from hpctrain.recipes.schema import Recipe
 from hpctrain.rundir import RunDirectory
+
+Line = dict[str, Any]
+"""An event as JSON has it."""
 
 STEPS = 4
 EPOCHS = 3
@@ -40,12 +43,12 @@ def script_plan(path: str = "train.py") -> Plan:
     return recipe_plan(recipe=None, script=Script(path=Path(path), arguments=("--lr", "0.1")), framework=None)
 
 
-def run_events(epochs: int = EPOCHS) -> list[Event]:
+def run_events(epochs: int = EPOCHS) -> list[Line]:
     """A run of ``EPOCHS`` x ``STEPS`` steps, cut off after ``epochs``; the first step is slow, as in a real run.
 
     Every later step takes 0.5 s for 64 samples, 0.1 s of it in communication: 128 samples/s, a fifth.
     """
-    events: list[Event] = [
+    events: list[Line] = [
         {
             "event": "run",
             "recipe": "digits",
@@ -107,7 +110,17 @@ TIMELINE = [
 ]
 
 
-def write_run(path: Path, plan: Plan, events: list[Event] | None) -> RunDirectory:
+def typed(line: Line) -> Event:
+    """An event as readers get it."""
+    return parse_event(json.dumps(line).encode(), "an event of a test")
+
+
+def typed_run(epochs: int = EPOCHS) -> list[Event]:
+    """The same as :func:`run_events`."""
+    return [*map(typed, run_events(epochs))]
+
+
+def write_run(path: Path, plan: Plan, events: list[Line] | None) -> RunDirectory:
     directory = RunDirectory(path)
     directory.create(plan)
     if events is not None:

@@ -110,29 +110,25 @@ def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=l
 
 def test_a_run_is_recorded(tmp_path):
     _, events = run(tmp_path, recipe())
-    kinds = [event["event"] for event in events]
+    kinds = [event.event for event in events]
     assert kinds.count("checkpoint") == 2
     kinds = [kind for kind in kinds if kind != "checkpoint"]
     assert kinds == ["run", "step", "step", "overlap", "step", "epoch", "step", "step", "step", "epoch", "end"]
-    assert {key: events[0][key] for key in ("ranks", "epochs", "iterations_per_epoch", "parameters", "backend")} == {
-        "ranks": 1,
-        "epochs": 2,
-        "iterations_per_epoch": 3,
-        "parameters": 3,
-        "backend": "single",
-    }
-    steps = [event for event in events if event["event"] == "step"]
-    assert [step["iteration"] for step in steps] == [1, 2, 3, 4, 5, 6]
-    assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2]
-    assert [step["samples"] for step in steps] == [4, 4, 2, 4, 4, 2]
-    assert all(step["communication_seconds"] == 0.25 for step in steps)
-    assert all(0 <= step["data_seconds"] <= step["seconds"] for step in steps)
-    for event in (event for event in events if event["event"] == "epoch"):
+    begun = events[0]
+    assert (begun.ranks, begun.epochs, begun.iterations_per_epoch, begun.parameters) == (1, 2, 3, 3)
+    assert begun.backend == "single"
+    steps = [event for event in events if event.event == "step"]
+    assert [step.iteration for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.epoch for step in steps] == [1, 1, 1, 2, 2, 2]
+    assert [step.samples for step in steps] == [4, 4, 2, 4, 4, 2]
+    assert all(step.communication_seconds == 0.25 for step in steps)
+    assert all(0 <= step.data_seconds <= step.seconds for step in steps)
+    for event in (event for event in events if event.event == "epoch"):
         # the mean over all samples, although the last batch is smaller
-        assert event["train_loss"] == pytest.approx(np.arange(10).mean())
-        assert event["test_loss"] == pytest.approx(3)
-        assert event["test_accuracy"] == pytest.approx(3 / 7)
-    assert events[-1]["status"] == "done"
+        assert event.train_loss == pytest.approx(np.arange(10).mean())
+        assert event.test_loss == pytest.approx(3)
+        assert event.test_accuracy == pytest.approx(3 / 7)
+    assert events[-1].status == "done"
 
 
 def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
@@ -148,8 +144,8 @@ def test_micro_batches_cut_a_batch_and_keep_its_mean(tmp_path):
     assert [[len(part) for part in parts] for parts, _, _ in trainer.steps[:3]] == [[2, 2], [2, 2], [2]]
     assert [scale for _, scale, _ in trainer.steps[:3]] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
     (tmp_path / "whole").mkdir()
-    whole = [event["loss"] for event in run(tmp_path / "whole", recipe())[1] if event["event"] == "step"]
-    assert [event["loss"] for event in events if event["event"] == "step"] == pytest.approx(whole)
+    whole = [event.loss for event in run(tmp_path / "whole", recipe())[1] if event.event == "step"]
+    assert [event.loss for event in events if event.event == "step"] == pytest.approx(whole)
 
 
 def test_drop_last(tmp_path):
@@ -166,7 +162,7 @@ def test_the_rate_follows_the_schedule_step_by_step(tmp_path):
     trainer, events = run(tmp_path, recipe(schedule={"base_batch": 2, "warmup_epochs": 1}))
     rates = [0.1, 0.1 + 0.1 / 3, 0.1 + 0.2 / 3, 0.2, 0.2, 0.2]
     assert [rate for _, _, rate in trainer.steps] == pytest.approx(rates)
-    assert [event["learning_rate"] for event in events if event["event"] == "step"] == pytest.approx(rates)
+    assert [event.learning_rate for event in events if event.event == "step"] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("stops", [[1], [2, 3], [3, 6], [1, 2, 3, 4, 5, 6]])
@@ -186,12 +182,15 @@ def test_stopped_and_resumed_runs_are_the_uninterrupted_one(tmp_path, stops):
         )
         resume_from = stop or 0
         last = events[-1]
-        assert (last["event"], last.get("iteration"), last.get("reason")) == (
+        assert (last.event, getattr(last, "iteration", None), getattr(last, "reason", None)) == (
             ("stopped", stop, "a signal") if stop else ("end", None, None)
         )
     assert sum(trainer.trained, []) == sum(whole.trained, [])
     for kind, keys in (("step", ("iteration", "epoch", "loss", "learning_rate")), ("epoch", ("epoch", "train_loss"))):
-        found, wanted = ([[e[key] for key in keys] for e in es if e["event"] == kind] for es in (events, expected))
+        found, wanted = (
+            [[getattr(event, key) for key in keys] for event in recorded if event.event == kind]
+            for recorded in (events, expected)
+        )
         assert found == wanted
 
 
@@ -220,10 +219,10 @@ def test_losses_and_evaluations_of_all_ranks_add_up_to_one_process(tmp_path):
         (tmp_path / f"{rank}").mkdir()
         ranks.append(run(tmp_path / f"{rank}", recipe(), comm=Alone(rank, 4), test=3)[1])
     # Rank 0 alone writes checkpoints.
-    one, *ranks = ([event for event in events if event["event"] != "checkpoint"] for events in (one, *ranks))
+    one, *ranks = ([event for event in events if event.event != "checkpoint"] for events in (one, *ranks))
     for index, event in enumerate(one):
-        for key in {"loss", "train_loss", "test_loss", "test_accuracy"} & event.keys():
-            assert sum(events[index][key] for events in ranks) == pytest.approx(event[key])
+        for key in {"loss", "train_loss", "test_loss", "test_accuracy"} & event.model_fields_set:
+            assert sum(getattr(events[index], key) for events in ranks) == pytest.approx(getattr(event, key))
 
 
 def test_a_rank_without_a_sample_takes_part_with_one_that_does_not_count(tmp_path):
@@ -281,14 +280,14 @@ class Slow(InMemory):
 def test_waiting_for_samples_is_told_and_broken_images_once(tmp_path):
     settings = recipe(batch={"size": 4, "micro_batch": 2}, epochs=3)
     _, events = run(tmp_path, settings, source=lambda count: Slow(samples=samples(count).samples))
-    steps = [event for event in events if event["event"] == "step"]
-    assert all(step["seconds"] >= step["data_seconds"] >= 0.02 * -(-step["samples"] // 2) for step in steps)
-    kinds = [event["event"] for event in events]
+    steps = [event for event in events if event.event == "step"]
+    assert all(step.seconds >= step.data_seconds >= 0.02 * -(-step.samples // 2) for step in steps)
+    kinds = [event.event for event in events]
     assert [kinds[index - 1] for index, kind in enumerate(kinds) if kind == "broken_images"] == ["epoch", "epoch"]
-    told = [event for event in events if event["event"] == "broken_images"]
-    assert [(event["epoch"], event["count"]) for event in told] == [(1, 1), (2, 25)]
-    assert told[0]["names"] == ["first"]
-    assert told[1]["names"] == [f"later {number:02}" for number in range(20)]
+    told = [event for event in events if event.event == "broken_images"]
+    assert [(event.epoch, event.count) for event in told] == [(1, 1), (2, 25)]
+    assert told[0].names == ("first",)
+    assert told[1].names == tuple(f"later {number:02}" for number in range(20))
 
 
 def test_every_rank_has_as_many_pieces(tmp_path):

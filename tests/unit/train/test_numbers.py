@@ -111,8 +111,8 @@ def run(folder: Path, settings: Recipe, trainer: Any, *, train: Any = None, test
 
 
 def of_kind(events: list[Event], kind: str, *keys: str) -> list[Any]:
-    found = [event for event in events if event["event"] == kind]
-    return [tuple(event[key] for key in keys) for event in found] if keys else found
+    found = [event for event in events if event.event == kind]
+    return [tuple(getattr(event, key) for key in keys) for event in found] if keys else found
 
 
 def constant(step: int) -> float:
@@ -133,7 +133,7 @@ def test_stop_is_the_default_and_leaves_a_dump(tmp_path):
     )
     assert f"{tmp_path}/dumps/step-00000005 has" in error.hint and "numbers.non_finite=skip" in error.hint
     keys = ("iteration", "epoch", "rule", "ranks", "parameters", "parameter", "to")
-    assert of_kind(events, "non_finite", *keys) == [(5, 2, "stop", [0], 1, "head", None)]
+    assert of_kind(events, "non_finite", *keys) == [(5, 2, "stop", (0,), 1, "head", None)]
     assert of_kind(events, "step", "loss")[-1] == (None,)
     dump = json.loads((tmp_path / "dumps/step-00000005/rank-0.json").read_text())
     assert (dump["loss"], dump["mean_loss"], dump["learning_rate"]) == ("nan", "nan", 0.1)
@@ -153,8 +153,8 @@ def test_skipped_steps_have_no_part(tmp_path):
     events, error = run(tmp_path, recipe(numbers={"non_finite": "skip"}), trainer)
     assert error is None and trainer.weight == 4 and trainer.undone == [2, 4]
     assert of_kind(events, "non_finite", "iteration", "rule", "ranks", "to") == [
-        (2, "skip", [0], None),
-        (4, "skip", [], None),
+        (2, "skip", (0,), None),
+        (4, "skip", (), None),
     ]
     # The mean of 1 and 3; a finite loss counts although its step was skipped.
     assert of_kind(events, "epoch", "train_loss") == [(2.0,), (5.0,)]
@@ -389,7 +389,7 @@ def test_fp16_and_a_loss_that_is_not_finite(framework, tmp_path):
     train = InMemory(samples=TRAIN[:20])
     events, error = run(tmp_path, settings, trainer, train=train, test=InMemory(samples=TEST[:4]))
     assert error is None
-    assert of_kind(events, "non_finite", "iteration", "ranks") == [(3, [0])]
+    assert of_kind(events, "non_finite", "iteration", "ranks") == [(3, (0,))]
     assert all(np.isfinite(value).all() for value in of_model(trainer).values())
 
 

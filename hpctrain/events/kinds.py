@@ -1,0 +1,325 @@
+"""The kinds of events: what each one says, in which unit, and which values it can have.
+
+A kind is defined here and nowhere else: its class, and its place in the union :data:`KnownEvent`. Beside that it needs
+whoever emits it and whoever shows it. A field without a default is in every line of its kind; the others are in those
+lines whose writer knows them. Keys that a kind does not have are passed over, but for an epoch's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Lt
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, InstanceOf, Strict, Tag
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite, so an event has none from the start."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Count = Annotated[int, Strict(), Ge(0), Lt(2**53)]
+"""From 2^53 on, numbers are not whole any more where they meet others."""
+
+Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
+"""No clock shows more."""
+
+Finite = Annotated[float, Strict(), AllowInfNan(False)]
+
+Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
+"""What was measured; None for what is not finite or not known."""
+
+Text = InstanceOf[str]
+"""Not ``str``: names of files and what programs print may hold lone surrogates, which pydantic refuses there."""
+
+
+class BaseEvent(BaseModel):
+    """What all kinds have in common."""
+
+    # Built when the first event is made or read: most commands import this module and never do.
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    time: Seconds = Field(default_factory=time.time, description="when it happened, in seconds since the epoch")
+    event: str = Field(description="the kind")
+
+    def last_step_needed(self, done: int) -> int:
+        """The iteration that a checkpoint must have reached for this event to count when a run goes on from it.
+
+        Args:
+            done: the iteration of the last step recorded ahead of this event.
+
+        Returns:
+            0 for what stays true whatever is done again.
+        """
+        return 0
+
+    def record(self) -> dict[str, Any]:
+        """The event as its line holds it, by key: what its writer gave, null where that was None."""
+        given = self.model_fields_set
+        # Every step comes here, and pydantic's own iteration takes twice as long.
+        values = {key: value for key, value in vars(self).items() if key in given}
+        return {"time": self.time, "event": self.event, **values, **(self.model_extra or {})}
+
+
+class _OfStep(BaseEvent):
+    """What is lost with its own step."""
+
+    iteration: Count = Field(description="the step, counted from 1 over all epochs")
+
+    def last_step_needed(self, done: int) -> int:
+        return self.iteration
+
+
+class StartEvent(BaseEvent):
+    """An attempt begins; written by its launcher."""
+
+    event: Literal["start"] = "start"
+    attempt: Count = Field(description="1 for the first")
+    iteration: Count = Field(description="of the checkpoint that it goes on from, 0 for the beginning")
+    restart: Count = Field(
+        default=0, description="its number among those without progress that a launcher made by itself, 0 for none"
+    )
+    job: Text | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
+    launcher: Text | None = Field(default=None, description="what starts the ranks")
+    hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
+    host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
+    pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
+
+
+class DamagedEvent(BaseEvent):
+    """An attempt passes over a checkpoint; ahead of the attempt's start."""
+
+    event: Literal["damaged"] = "damaged"
+    path: Text = Field(description="its name in checkpoints/ until then")
+    fault: Text = Field(description="what is wrong with it")
+    kept_as: Text = Field(description="the name that it has from now on")
+
+
+class ChangedEvent(BaseEvent):
+    """The recipe or script is not that of the attempts before; ahead of the attempt's start."""
+
+    event: Literal["changed"] = "changed"
+    differences: dict[Text, tuple[Any, Any]] = Field(description="the old and the new value, by dotted key")
+
+
+class RunEvent(BaseEvent):
+    """What is trained. A script has no recipe, epochs or iterations_per_epoch."""
+
+    event: Literal["run"] = "run"
+    recipe: Text | None = Field(description="its name")
+    framework: Text | None = Field(description="torch or keras")
+    backend: Text = Field(description="of the communication")
+    ranks: Count = Field(description="how many")
+    hosts: tuple[Text, ...] | None = Field(default=None, description="sorted, each once")
+    epochs: Count | None = Field(description="how many there are to be")
+    iterations_per_epoch: Count | None = Field(description="steps, with the ranks that there are at the beginning")
+    parameters: Count | None = Field(description="how many; of a script, those of its first model")
+
+
+class StepEvent(_OfStep):
+    """A step is done. Of a script's only iteration, learning_rate and seconds are known."""
+
+    event: Literal["step"] = "step"
+    epoch: Count | None = Field(description="from 1")
+    loss: Number = Field(description="the mean over the samples of all ranks")
+    learning_rate: Number = Field(
+        description="of this step; of a script, its optimizer's for the first group of parameters"
+    )
+    samples: Count | None = Field(description="of all ranks")
+    first: Count | None = Field(default=None, description="where the samples begin in the epoch's order")
+    order: Count | None = Field(
+        default=None,
+        description="CRC-32 of the samples' numbers as little-endian 64-bit integers; of a sample that comes again in "
+        "the epoch, which time it is, from 0, is above the lowest 40 bits",
+    )
+    seconds: Seconds = Field(description="how long it took; of a script, since the step before")
+    communication_seconds: Seconds | None = Field(description="of these, waiting for reductions on the writing rank")
+    data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
+
+
+class LogEvent(BaseEvent):
+    """What a script has logged."""
+
+    event: Literal["log"] = "log"
+    iteration: Count = Field(description="of the step that it is about; a script may count by itself")
+    values: dict[Text, Number] = Field(description="by name")
+
+    def last_step_needed(self, done: int) -> int:
+        return done + 1
+
+
+class NonFiniteEvent(_OfStep):
+    """The update of a step was left out: its loss or its reduced gradients were not finite."""
+
+    event: Literal["non_finite"] = "non_finite"
+    epoch: Count = Field(description="from 1")
+    rule: Literal["stop", "skip", "roll_back"] = Field(description="what was done")
+    ranks: tuple[Count, ...] = Field(
+        description="whose own loss was not finite, or whose gradients were not where they are still known"
+    )
+    parameters: Count = Field(description="how many have a reduced gradient that is not finite")
+    parameter: Text | None = Field(default=None, description="the first of them")
+    to: Count | None = Field(
+        description="the iteration of the checkpoint whose parameters the run has from then on; null for none"
+    )
+
+
+class SpikeEvent(_OfStep):
+    """A loss was above the median of those before by the recipe's factor."""
+
+    event: Literal["spike"] = "spike"
+    epoch: Count = Field(description="from 1")
+    loss: Finite = Field(description="the mean over the samples of all ranks")
+    median: Finite = Field(description="of the last 64 finite losses")
+
+
+class EpochEvent(BaseEvent):
+    """An epoch is done and evaluated. Its further keys are what else was measured on the model, numbers all."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Number] = Field(init=False)
+
+    event: Literal["epoch"] = "epoch"
+    epoch: Count = Field(description="from 1")
+    seconds: Seconds | None = Field(default=None, description="in its steps")
+    samples_per_s: Number = Field(description="of all ranks")
+    train_loss: Number = Field(description="the mean over those steps whose loss is finite")
+    test_loss: Number = Field(default=None, description="the mean over the test samples")
+    test_accuracy: Number = Field(description="0 to 1")
+
+    def last_step_needed(self, done: int) -> int:
+        """A checkpoint is of the moment before the evaluation, so that is done again with it."""
+        return done + 1
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """What was measured on the model, by name."""
+        others = {"time", "event", "epoch", "seconds", "samples_per_s"}
+        return {name: value for name, value in self.record().items() if name not in others}
+
+
+class BrokenImagesEvent(BaseEvent):
+    """Images that took no part, on any rank, and were not reported before in this attempt; after their epoch."""
+
+    event: Literal["broken_images"] = "broken_images"
+    epoch: Count = Field(description="after whose event it comes")
+    count: Count = Field(description="of images that could not be decoded")
+    names: tuple[Text, ...] = Field(description="of the first 20")
+
+    def last_step_needed(self, done: int) -> int:
+        return done + 1
+
+
+class CheckpointEvent(_OfStep):
+    """A checkpoint is on disk; after the event of the step in which this was seen."""
+
+    event: Literal["checkpoint"] = "checkpoint"
+    epoch: Count | None = Field(default=None, description="from 1")
+    seconds: Seconds | None = Field(default=None, description="until it was on disk")
+    blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
+    bytes: Count | None = Field(default=None, description="of all ranks' shares")
+    path: Text | None = Field(default=None, description="its name in checkpoints/")
+
+
+Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
+
+
+class OverlapEvent(_OfStep):
+    """The reductions of one step beside its backward pass."""
+
+    event: Literal["overlap"] = "overlap"
+    timeline: tuple[Moment, ...] = Field(
+        description="rows of seconds since the step's first gradient, what happened, and in which bucket"
+    )
+
+
+class StoppedEvent(BaseEvent):
+    """The ranks left in good order; after the checkpoint of the stop."""
+
+    event: Literal["stopped"] = "stopped"
+    iteration: Count = Field(description="the last step")
+    reason: Text = Field(description="the signal, or why the ranks stopped by themselves")
+
+
+class StallEvent(BaseEvent):
+    """Others wait for a rank; written by the lowest rank that waits, once a wait."""
+
+    event: Literal["stall"] = "stall"
+    rank: Count = Field(description="that is waited for, as the attempt began")
+    host: Text = Field(description="of that rank")
+    iteration: Count | None = Field(default=None, description="the step in progress")
+    waiting_for: Text = Field(description="what the others wait in")
+    seconds: Seconds = Field(description="that the others have waited")
+    state: Text = Field(default="", description='of its process, in words; "" where nobody could see it')
+    stack: Text = Field(default="", description='of its Python threads; "" where nobody could see it')
+
+
+class FaultEvent(BaseEvent):
+    """Something ended the attempt; written by its launcher."""
+
+    event: Literal["fault"] = "fault"
+    rank: Count | None = Field(description="null where nobody knows")
+    host: Text | None = Field(description="null where nobody knows")
+    message: Text = Field(description="what happened, in a sentence")
+
+
+class RecoveredFaultEvent(FaultEvent):
+    """A rank died and the others went on without it; written by them. Its line is told by ``recovery_seconds``."""
+
+    rank: Count | None = Field(description="as the attempt began")
+    iteration: Count = Field(description="the step in progress")
+    recovery_seconds: Seconds = Field(description="until the others went on")
+    samples_affected: Count = Field(
+        description="whose loss is missing in that step's; told with the first of those that died at once"
+    )
+    ranks: Count = Field(description="that are left")
+
+
+class EndEvent(BaseEvent):
+    """The run came to an end."""
+
+    event: Literal["end"] = "end"
+    status: Literal["done", "failed", "resumable"] = Field(description="what the run is then")
+    seconds: Seconds | None = Field(default=None, description="of a run that is done, in all its attempts")
+
+
+class OtherEvent(BaseEvent):
+    """A kind that this version does not know, as it is in the file."""
+
+    model_config = ConfigDict(extra="allow")
+
+    event: Text
+
+
+def _fault_tag(value: Any) -> str:
+    recovered = "recovery_seconds" in value if isinstance(value, dict) else isinstance(value, RecoveredFaultEvent)
+    return RECOVERED if recovered else FATAL
+
+
+FATAL, RECOVERED = "fatal fault", "recovered fault"
+_Faults = Annotated[
+    Annotated[FaultEvent, Tag(FATAL)] | Annotated[RecoveredFaultEvent, Tag(RECOVERED)], Discriminator(_fault_tag)
+]
+
+KnownEvent = Annotated[
+    StartEvent
+    | DamagedEvent
+    | ChangedEvent
+    | RunEvent
+    | StepEvent
+    | LogEvent
+    | NonFiniteEvent
+    | SpikeEvent
+    | EpochEvent
+    | BrokenImagesEvent
+    | CheckpointEvent
+    | OverlapEvent
+    | StoppedEvent
+    | StallEvent
+    | _Faults
+    | EndEvent,
+    Field(discriminator="event"),
+]
+Event = KnownEvent | OtherEvent
