@@ -131,6 +131,8 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
     everyone = [written for written, _ in ranks]
     before = {written for rank in everyone[: comm.rank] for written in rank}
     kept = [each for each in chosen if (written := _written(each)) is None or written not in before]
+    for each in kept:
+        _make_folder(each)
     if not any(isinstance(each, JoinMetrics) for each in chosen):
         kept = [*callbacks(comm=comm), *kept]
     if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
@@ -146,6 +148,21 @@ def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
         name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end", "on_train_batch_begin")
     )
+
+
+def _make_folder(callback: keras.callbacks.Callback) -> None:
+    """Keras makes a folder if it is not there yet, and fails where another rank, with a file of its own, is faster."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        path = str(callback.filepath)
+        folders = [*Path(path).parents]
+    elif isinstance(callback, keras.callbacks.BackupAndRestore):
+        path = str(callback.backup_dir)
+        folders = [Path(path), *Path(path).parents]
+    else:
+        return
+    if "://" not in path:  # an object store has no folders
+        # Names that depend on the epoch are not known yet.
+        next(folder for folder in folders if "{" not in str(folder)).mkdir(parents=True, exist_ok=True)
 
 
 def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
