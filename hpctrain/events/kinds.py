@@ -20,8 +20,10 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Count = Annotated[int, Strict(), Ge(0), Lt(2**53)]
-"""From 2^53 on, numbers are not whole any more where they meet others."""
+LIMIT = 2**53
+"""From here on, numbers are not whole any more where they meet others."""
+
+Count = Annotated[int, Strict(), Ge(0), Lt(LIMIT)]
 
 Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
 """No clock shows more."""
