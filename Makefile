@@ -1,4 +1,5 @@
-# `make train` and `make test` set up everything that they need, on a fresh machine too.
+# `make train` and `make test` set up everything that they need, on a fresh machine too. What `make train` runs needs no
+# Horovod, whose build takes minutes and a compiler.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +12,7 @@ endif
 
 .PHONY: train test lint bench faults fuzz clean horovod cluster cluster-stop
 
-train: horovod
+train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
@@ -41,6 +42,7 @@ lint: .venv/packages.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry hpctrain benchmarks .ci
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive hpctrain benchmarks slurm .ci
 	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
 
@@ -51,7 +53,7 @@ fuzz: .fuzz/installed.stamp
 
 .fuzz/installed.stamp: pyproject.toml
 	$(PYTHON) -m venv .fuzz
-	.fuzz/bin/python -m pip install --editable . 'atheris>=3' pytest
+	.fuzz/bin/python -m pip install --editable '.[imagenet]' 'atheris>=3' pytest
 	touch $@
 
 # A Slurm of four nodes on this machine, to try jobs on.

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from hpctrain.events import Event, read_events
-from hpctrain.events.kinds import EpochEvent, FaultEvent, HealedFaultEvent, StepEvent
+from hpctrain.events.kinds import EpochEvent, FaultEvent, RecoveredFaultEvent, StepEvent
 
 # What starts, hurts and ends runs is the fault campaign's.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "faults"))
@@ -48,7 +48,7 @@ class Result:
     """What became of one run.
 
     Attributes:
-        seconds: from each kill to the next finished step; ``recovery_seconds`` is the part behind its discovery.
+        seconds: from each kill to the next finished step; ``recovery_seconds`` is the part after its discovery.
         epochs_not_whole: epochs whose steps together did not have each sample once.
     """
 
@@ -140,19 +140,19 @@ def judge(
     done = [event for event in events if isinstance(event, StepEvent)]
     faults = [event for event in events if isinstance(event, FaultEvent)]
     epochs = [event for event in events if isinstance(event, EpochEvent)]
-    healings = [fault for fault in faults if isinstance(fault, HealedFaultEvent)]
+    recoveries = [fault for fault in faults if isinstance(fault, RecoveredFaultEvent)]
     numbers = [event.iteration for event in done]
     whole = EPOCHS * STEPS_AN_EPOCH
-    # Not the first step behind the kill, which may have needed the dead rank no more: the first behind its fault.
-    healed = {event.rank: event.time for event in faults}
-    ends = [(at, healed.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
-    after = [[event.time - at for event in done if event.time >= heal] for at, heal in ends]
+    # Not the first step after the kill, which may have needed the dead rank no more: the first after its fault.
+    recovered = {event.rank: event.time for event in faults}
+    ends = [(at, recovered.get(kill.rank, math.inf)) for at, kill in zip(times, kills, strict=False)]
+    after = [[event.time - at for event in done if event.time >= recovered] for at, recovered in ends]
     seen = collections.Counter[int | None]()
     for event in done:
         seen[event.epoch] += event.samples or 0
     accuracy = epochs[-1].test_accuracy if epochs else 0.0
     assert accuracy is not None
-    affected = sum(fault.samples_affected for fault in healings)
+    affected = sum(fault.samples_affected for fault in recoveries)
     return Result(
         seed=seed,
         kind=kind,
@@ -162,7 +162,7 @@ def judge(
         samples_affected=affected,
         epochs_not_whole=sum(seen[epoch] != SAMPLES for epoch in range(1, EPOCHS + 1)),
         seconds=tuple(later[0] for later in after if later),
-        recovery_seconds=tuple(fault.recovery_seconds for fault in healings),
+        recovery_seconds=tuple(fault.recovery_seconds for fault in recoveries),
         accuracy=accuracy,
     )
 

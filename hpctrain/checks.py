@@ -14,7 +14,7 @@ class Check:
 
     Attributes:
         found: also why the check is not applicable.
-        mend: the command, or the setting.
+        remedy: the command, or the setting.
         source: address of the documentation that ``wanted`` is from.
         where: the hosts or ranks it is about; empty for all, or for the only one.
     """
@@ -23,6 +23,6 @@ class Check:
     status: Status
     found: str
     wanted: str = ""
-    mend: str = ""
+    remedy: str = ""
     source: str = ""
     where: tuple[str, ...] = ()

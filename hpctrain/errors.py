@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class HpctrainError(Exception):
-    """A mistake the user can mend, or a fault of the machine that they should know of.
+    """A mistake that the user can correct, or a fault of the machine that they should know of.
 
     The command line prints ``message`` and ``hint`` without a traceback.
 
@@ -28,7 +28,7 @@ class HpctrainError(Exception):
 
 
 class TransientError(HpctrainError):
-    """A fault that another attempt may well not meet: flipped bits, ranks that were lost."""
+    """A fault that another attempt may well not see: flipped bits, ranks that were lost."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpctrain.cluster.container import Container
 from hpctrain.recipes.schema import Framework, Recipe
-from hpctrain.stopping import STOP_SIGNALS as STOP_SIGNALS
 from hpctrain.topology.node_map import Slot
 
 _RESTARTS = 3
@@ -60,7 +59,7 @@ class HostOptions(BaseModel):
     """What is asked of the hosts; None where nothing is.
 
     Attributes:
-        hosts: a list in bracket form, each part with ``:SLOTS`` behind it or none.
+        hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
         hostfile: a file that lists them.
         nodes: how many hosts of the allocation or the fabric.
         fabric: a file.
@@ -90,7 +89,7 @@ class Start(BaseModel):
         environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         ssh_port: of the hosts, for an mpirun that reaches them by ssh.
-        arguments: further ones for mpirun or srun, behind those of hpctrain.
+        arguments: further ones for mpirun or srun, after those of hpctrain.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,8 +107,8 @@ class Stop(BaseModel):
     """How a run is stopped so that it can be resumed.
 
     Attributes:
-        signal: one of :data:`STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to end the step, write a
-            checkpoint and leave.
+        signal: one of :data:`hpctrain.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to
+            end the step, write a checkpoint and leave.
         seconds: how long that may take before every process is ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
             before; None for 3, and for none where it is a script, which may not be able to go on.
@@ -148,7 +147,7 @@ class Plan(BaseModel):
     stop: Stop = Stop()
     hosts: tuple[Slots, ...] = ()
     host_order: HostOrder | None = Field(None, description="None for one host")
-    environment: dict[str, str] = Field(default_factory=dict, description="what every rank is told of the network")
+    environment: dict[str, str] = Field(default_factory=dict, description="the network settings of every rank")
     threads_per_rank: int = Field(ge=1)
     versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
 
@@ -168,9 +167,9 @@ class Plan(BaseModel):
         return self.script.path.name
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         """Whether the ranks go on without one that died, from the first step on."""
-        return self.recipe is not None and self.recipe.fault_tolerance.heals
+        return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
     def restarts(self) -> int:

@@ -134,7 +134,7 @@ class RunDirectory:
 
 
 def new_directory(path: Path) -> RunDirectory:
-    """Make a directory of that name, or with a number behind it where there is one already.
+    """Make a directory of that name, or with a number after it where there is one already.
 
     Raises:
         HpctrainError: it cannot be made.

@@ -1,7 +1,7 @@
 """What a rank does about ranks that stall: whom it tells, and how it ends. Found out by ``hpctrain.comm.stalls``.
 
-Of the process, like :mod:`hpctrain.stopping`: it is set before a user's script makes a communicator, and outlives one.
-Nothing heavy is imported here.
+Of the process, like :mod:`hpctrain.stopping`: it is set before a user's script makes a communicator, and outlives
+one. Nothing heavy is imported here.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         ranks: int,
         *arguments: str,
         check: bool = True,
-        timeout: float = 180,
+        timeout: float = 420,
         cwd: Path | None = None,
         options: Sequence[str] = (),
         **variables: str,
@@ -102,7 +102,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 def hpctrain(tmp_path: Path) -> Launch:
     """``hpctrain("run", "digits", …)`` runs the command line in the test's own temporary directory."""
 
-    def launch(*arguments: str, timeout: float = 180, **variables: str) -> subprocess.CompletedProcess[str]:
+    def launch(*arguments: str, timeout: float = 420, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "hpctrain"), *arguments]
         return _run(command, timeout=timeout, env={**os.environ, "PATH": _PATH, **variables}, cwd=tmp_path)
 

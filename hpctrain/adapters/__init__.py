@@ -51,13 +51,13 @@ def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
     """Replace the running statistics of a model's batch normalisation by their mean over the ranks. Collective.
 
     In training each rank normalises with its own samples, so that its running mean and variance are its own, and an
-    evaluation or a saved model would be of rank 0's samples alone. All ranks call it at the same place, behind an epoch
+    evaluation or a saved model would be of rank 0's samples alone. All ranks call it at the same place, after an epoch
     and before they evaluate or rank 0 saves::
 
         ht.average_statistics(model)
         model.eval()
 
-    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do it behind each epoch and ahead of each evaluation.
+    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do it after each epoch and ahead of each evaluation.
 
     Args:
         model: a PyTorch module or a Keras model.

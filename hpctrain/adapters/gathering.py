@@ -33,7 +33,7 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
 
     Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
     between ranks; they keep their type, their dtype and their device, and carry no gradient. One without dimensions
-    counts as one row. Lists are joined one behind the other. Of dictionaries and tuples each member is gathered by
+    counts as one row. Lists are joined one after the other. Of dictionaries and tuples each member is gathered by
     itself. Anything else, a number or a text, becomes a list with one value a rank. A rank without a sample gives
     None, an empty list or a tensor without rows, and gets what the others get::
 

@@ -89,7 +89,7 @@ class Guard:
     def check_last(self) -> None:
         """Compare once more if steps came since the last time: at the end of a run, or of a part of it. Collective.
 
-        A difference is an error only if it is the training's. What a script wrote to the parameters behind the last
+        A difference is an error only if it is the training's. What a script wrote to the parameters after the last
         step, as rank 0 may before it saves them, can hide whether they were equal: then that is said.
 
         Raises:

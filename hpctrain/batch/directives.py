@@ -13,7 +13,7 @@ def directive(option: str, value: str | int | None = None) -> str:
     """One line.
 
     Within double quotes Slurm's parser (22.05) takes every character as it is, but for the backslash, which makes the
-    next one plain. Outside of them a blank ends the value, even one behind a backslash, and # begins a comment.
+    next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
 
     Args:
         option: its long name.

@@ -162,7 +162,7 @@ def read_nodes(text: str) -> dict[str, Nodes]:
         partition, state, gres = fields[0], fields[1], fields[7]
         count, cpus, sockets, cores, memory = map(int, fields[2:7])
         here = nodes.setdefault(partition, Nodes(usable=Counter(), broken=0))
-        # '*' behind a state: the node does not answer.
+        # '*' after a state: the node does not answer.
         if state.lower().startswith(_BROKEN) or "*" in state:
             nodes[partition] = Nodes(usable=here.usable, broken=here.broken + count)
         elif cpus and sockets * cores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -92,11 +92,15 @@ def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> l
     numbers = {*found.submitted_jobs(), *also}
     if not numbers:
         return []
-    script = found.job_directory.script
-    all_jobs = jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds)
-    jobs = [job for job in all_jobs if job.names & numbers or _same(Path(job.command), script)]
+    jobs = own_jobs(found, numbers, jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds))
     jobs += job_states(sorted(numbers.difference(*(job.names for job in jobs))), seconds=seconds)
     return [job for job in jobs if found.task is None or job.has_task(found.task)]
+
+
+def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
+    """Those of a user's jobs that have one of a run's numbers or its script; of an array, the jobs of all tasks."""
+    script = found.job_directory.script
+    return [job for job in jobs if job.names & {*numbers} or _same(Path(job.command), script)]
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -16,9 +16,9 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.healing import require_choices
+from hpctrain.launch.fault_tolerance import require_choices
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
-from hpctrain.planning.machine import this_machine
+from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import unplaced_plan
 from hpctrain.recipes.schema import Recipe
 
@@ -78,6 +78,7 @@ def prepare(
     cluster: Cluster,
     request: JobRequest,
     works: Mapping[int | None, Recipe | Script],
+    machine: Machine,
     *,
     framework: str | None,
     backend: str,
@@ -94,6 +95,7 @@ def prepare(
         cluster: to submit to.
         request: what is asked of Slurm.
         works: of each task of an array by its number; of any other run, under None.
+        machine: this one.
         framework, backend, hosts, start, restarts: of the plans.
         stage: files and folders that each node gets a copy of.
         stage_environment: the ranks' environment, likewise.
@@ -106,7 +108,7 @@ def prepare(
         _check_container(start.container, start.launcher)
     staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
     stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
-    machine, folder = this_machine(), Path.cwd()
+    folder = Path.cwd()
 
     def plan(work: Recipe | Script) -> Plan:
         return unplaced_plan(
@@ -129,7 +131,7 @@ def prepare(
             container=start.container,
             staging=staging,
             virtual_environment=_virtual_environment(),
-            no_kill=any(each.heals for each in plans.values()),
+            no_kill=any(each.fault_tolerant for each in plans.values()),
         )
         return render(values, template)
 

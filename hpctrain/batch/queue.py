@@ -66,7 +66,7 @@ class JobState(BaseModel):
         nodes: in bracket form, empty before it has any.
         exit_code, signal: of the batch script; 0 while it runs.
         restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
-        command: the job script's path, its arguments behind it; empty where there is none, or only the accounting
+        command: the job script's path, its arguments after it; empty where there is none, or only the accounting
             remembers the job.
         directory: where its script began.
     """
@@ -120,7 +120,7 @@ class JobState(BaseModel):
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a text is a job's number, with or without an array task's behind it (``12``, ``12_3``)."""
+    """Whether a text is a job's number, with or without an array task's after it (``12``, ``12_3``)."""
     return _ID.fullmatch(text) is not None
 
 

@@ -23,7 +23,7 @@ _EARLY_SECONDS = 60
 
 
 def array_tasks(spec: str) -> tuple[int, ...]:
-    """The numbers of an array's tasks, from Slurm's ``0-15``, ``0,6,16-32``, ``0-15:4``, each with ``%4`` behind it or
+    """The numbers of an array's tasks, from Slurm's ``0-15``, ``0,6,16-32``, ``0-15:4``, each with ``%4`` after it or
     none.
 
     Raises:
@@ -31,7 +31,7 @@ def array_tasks(spec: str) -> tuple[int, ...]:
     """
     listed, percent, throttle = spec.partition("%")
     if percent and not re.fullmatch(r"[1-9][0-9]{0,8}", throttle, re.ASCII):
-        raise ValueError(f"{spec!r}: behind the % stands how many tasks run at a time, as in 0-9%2")
+        raise ValueError(f"{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2")
     tasks: set[int] = set()
     for part in listed.split(","):
         match = _ARRAY_PART.fullmatch(part)
@@ -69,7 +69,7 @@ class JobRequest(Section):
     """One submission. Memory and time as Slurm writes them; None leaves a value to Slurm.
 
     Attributes:
-        array: task numbers, ``%N`` behind them for how many run at a time.
+        array: task numbers, ``%N`` after them for how many run at a time.
         chain: how many jobs, each going on where the one before it had to stop.
         dependency: of the first job.
         sbatch: further options, without dashes; None for one without a value.

@@ -81,7 +81,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
     Args:
         job: what to submit.
         path: of the directory, absolute; it holds no run yet.
-        numbered: take the path with a number behind it where there is something already.
+        numbered: take the path with a number after it where there is something already.
 
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
@@ -97,7 +97,7 @@ def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple
         _write(job, directory)
         for _ in range(job.request.chain):
             jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
-            # A job whose end leaves nothing to do cancels those behind it.
+            # A job whose end leaves nothing to do cancels those after it.
             write_private(directory.path / "chain", "".join(f"{number}\n" for number in jobs))
         write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
     except BaseException:
@@ -197,7 +197,7 @@ def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
     done = run_program(
         "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
     )
-    # The cluster's name may stand behind the number.
+    # The cluster's name may stand after the number.
     number = done.stdout.strip().partition(";")[0]
     if done.returncode != 0 or not number.isdigit():
         raise _refusal(done.stderr or done.stdout)

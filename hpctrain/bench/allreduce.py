@@ -19,8 +19,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpctrain as ht
+from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.bench.in_turn import Call, Group, time_in_turn
-from hpctrain.bench.opponents import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.comm.base import TorchEngine
 from hpctrain.errors import HpctrainError
 

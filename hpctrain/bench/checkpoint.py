@@ -47,7 +47,7 @@ class Case:
     Attributes:
         folder: for all files.
         comm: the ranks.
-        trainer: of this rank, behind its first step.
+        trainer: of this rank, after its first step.
         nbytes: of the whole state, each rank's own part in it.
     """
 

@@ -40,7 +40,7 @@ def time_in_turn(
     """Seconds of one call of each alternative in each round, those of its slowest rank. Collective.
 
     Rounds come in blocks of 5. In a block one group after the other has its rounds, and in a round one alternative
-    after the other, both in a rotating order, behind two calls of each that are not timed.
+    after the other, both in a rotating order, after two calls of each that are not timed.
 
     Args:
         world: the ranks, which begin each call together.
@@ -77,6 +77,6 @@ def _time_block(
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items from another one on, and those before it behind them."""
+    """The items from another one on, and those before it after them."""
     by %= len(items)
     return [*items[by:], *items[:by]]

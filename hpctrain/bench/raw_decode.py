@@ -1,4 +1,4 @@
-"""Decodes files whole. Its first line of input is their list in JSON; each line behind it is answered with how many
+"""Decodes files whole. Its first line of input is their list in JSON; each line after it is answered with how many
 were decoded once more.
 
 A program of its own, so that nothing else takes its time.

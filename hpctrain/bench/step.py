@@ -18,8 +18,8 @@ from mpi4py import MPI
 from torch import nn
 
 import hpctrain as ht
+from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.bench.in_turn import Call, Group, time_in_turn
-from hpctrain.bench.opponents import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.bench.supervision import supervision, with_guard
 from hpctrain.bench.workloads import Workload, workload
 from hpctrain.comm.base import Communicator

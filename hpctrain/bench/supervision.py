@@ -35,7 +35,7 @@ def supervision(
     """What the training loop does besides in each step, and the guard's check, which is done now and then.
 
     Args:
-        model, optimizer: given to ``ht.distribute``, behind a backward pass.
+        model, optimizer: given to ``ht.distribute``, after a backward pass.
         folder: for events.
     """
     path = folder / "supervision.jsonl"

@@ -30,7 +30,7 @@ class Workload:
 
 
 def convnet() -> nn.Module:
-    """13 million parameters, in the proportions of an image classifier: few in the convolutions, many behind."""
+    """13 million parameters, in the proportions of an image classifier: few in the convolutions, many after."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 64), (64, 128), (128, 256), (256, 512)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     State = dict[str, NDArray[Any]]
 
-# Behind the name of what is a rank's own: whose it is.
+# After the name of what is a rank's own: whose it is.
 _WHOSE = re.compile(r"(.+)\.(\d{1,9})")
 
 

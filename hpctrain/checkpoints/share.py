@@ -1,4 +1,4 @@
-"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk behind that.
+"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk after that.
 
 The file is a safetensors file (https://github.com/huggingface/safetensors#format). It is not written by that library,
 which would copy everything again and keep other threads from running: the copy is laid out as the file is.
@@ -175,7 +175,7 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
         fcntl.fcntl(descriptor, fcntl.F_SETFL, usual | os.O_DIRECT)
         _write_all(descriptor, content[: len(content) // _BLOCK_BYTES * _BLOCK_BYTES], wait_for)
     except OSError as error:
-        # Of a file system that cannot, or wants larger blocks, or behind a part of one, where the disk is full.
+        # Of a file system that cannot, or wants larger blocks, or after a part of one, where the disk is full.
         if error.errno != errno.EINVAL:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, usual)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +11,7 @@ import typer
 
 from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
+from hpctrain.cli.tables import print_table
 from hpctrain.errors import HpctrainError
 from hpctrain.rundir import RunDirectory
 
@@ -22,8 +21,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunOrCheckpoint = Annotated[
     Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run's directory, or a folder in its checkpoints/.")
 ]
-# No line is longer.
-_UNBOUNDED = 1000
 
 
 @app.command("list")
@@ -37,11 +34,7 @@ def list_checkpoints(
     if as_json:
         typer.echo(json.dumps({"checkpoints": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:
-        from rich.console import Console
-
-        # Into a pipe or a file nothing is cut, unless somebody says how wide that is.
-        bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
-        Console(width=None if bounded else _UNBOUNDED).print(checkpoint_table(rows))
+        print_table(checkpoint_table(rows))
     else:
         typer.echo(f"hpctrain: {run_dir} has no checkpoint yet", err=True)
 
@@ -65,7 +58,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
 
 
 def _hint(found: Mapping[Path, Sequence[str]]) -> str:
-    """What becomes of the damaged ones."""
+    """What is done with the damaged ones."""
     if all(path.name.startswith("damaged-") for path in found):
         return "it was set aside, and nothing reads it: remove it when you have seen enough"
     folder = next(iter(found)).parent

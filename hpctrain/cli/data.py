@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make, check and stage ImageNet's shards.")
 
@@ -33,6 +34,7 @@ def fake(
     """Write a small set in the structure of ImageNet's original archives, odd and broken images included."""
     from hpctrain.data.fake import FakeSet, make_fake
 
+    require("train", "imagenet")
     wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
     make_fake(folder, wanted)
     typer.echo(
@@ -92,21 +94,21 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     from hpctrain.data.verify import verify as check
 
     manifest, faults = check(folder)
-    mend = ""
+    remedy = ""
     if faults:
-        mend = command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
+        remedy = command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     if as_json:
         status = "failed" if faults else "ok"
         rows = [asdict(fault) for fault in faults]
-        typer.echo(json.dumps({"status": status, "shards": shards, "faults": rows, "mend": mend}))
+        typer.echo(json.dumps({"status": status, "shards": shards, "faults": rows, "remedy": remedy}))
         if faults:
             raise typer.Exit(3)
         return
     if faults:
         listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in faults)
         raise HpctrainError(
-            f"{folder} is not as it was written:{listed}", f"{mend} makes these files again", exit_code=3
+            f"{folder} is not as it was written:{listed}", f"{remedy} makes these files again", exit_code=3
         )
     samples = ", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items())
     typer.echo(f"{folder}: ok, {shards} shards, {samples}")

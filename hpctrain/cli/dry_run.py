@@ -13,7 +13,7 @@ from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.launch.start import command_for
 from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
-from hpctrain.report.console import say
+from hpctrain.report.say import say
 from hpctrain.rundir import RunDirectory
 
 

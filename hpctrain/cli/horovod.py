@@ -56,7 +56,7 @@ def check(
 def _line(check: Check) -> str:
     found = f"{check.found}; wanted: {check.wanted}" if check.status == "failed" and check.wanted else check.found
     line = f"{check.name:<8} {_MARKS[check.status]:<7} {found}"
-    return f"{line}\n{'':<17}{check.mend}" if check.mend else line
+    return f"{line}\n{'':<17}{check.remedy}" if check.remedy else line
 
 
 @contextlib.contextmanager

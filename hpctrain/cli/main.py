@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import missing_extra
 
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
@@ -36,20 +37,23 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _COMMANDS:
-            self.commands[args[0]] = _load(args[0])
+            self.commands[args[0]] = _load(args[0], helps="--help" in args)
         return super().resolve_command(ctx, args)
 
 
-def _load(name: str) -> Any:
+def _load(name: str, *, helps: bool) -> Any:
     module, attribute, help_text = _COMMANDS[name]
     command = getattr(import_module(module), attribute)
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(add_completion=False)
         command.command(help=help_text if not function.__doc__ else None)(function)
+    if not helps:
+        command.rich_markup_mode = None
     return typer.main.get_command(command)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+# Rich, which groups the options in a command's help, takes a tenth of a second even for one line about a typing error.
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for _name, (_, _, _help) in _COMMANDS.items():
     app.command(_name, help=_help)(lambda: None)
 
@@ -76,8 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:
-        print(f"hpctrain: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell(error)
+    except ModuleNotFoundError as error:
+        if (told := missing_extra(error)) is None:
+            raise
+        return _tell(told)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _tell(error: HpctrainError) -> int:
+    print(f"hpctrain: {error}", file=sys.stderr)
+    return error.exit_code

@@ -6,20 +6,23 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli import completion
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import Backend
 from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.plan import HostOptions, Plan
-from hpctrain.planning.machine import this_machine
+from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
+    ],
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
     ] = None,
@@ -40,12 +43,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
     """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
-    machine = this_machine()
+    machine, missing = as_if_installed(this_machine())
     options = HostOptions(
         hosts=hosts, hostfile=hostfile, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface
     )
     arranged, warnings = arrange(options, machine.host, ranks, whole_fabric=True)
-    for warning in warnings:
+    for warning in (*warnings, *missing):
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(
         told(load_recipe(recipe, overrides or [])),

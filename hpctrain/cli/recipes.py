@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
+from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.tables import print_table
 from hpctrain.cli.work import told
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import differences
@@ -22,8 +22,6 @@ from hpctrain.recipes.schema import Recipe
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
-# No line is longer.
-_UNBOUNDED = 1000
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,7 +41,12 @@ def list_recipes(as_json: AsJson = False) -> None:
 @app.command()
 def show(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A published recipe, or the path of a recipe file.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A published recipe, or the path of a recipe file.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     overrides: Overrides = None,
     world: Annotated[
@@ -76,7 +79,12 @@ def show(
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A recipe file, or a published recipe's name.", autocompletion=completion.recipes
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one does not hold."""
@@ -136,8 +144,4 @@ def _print(what: Any) -> None:
     if isinstance(what, dict | list):
         typer.echo(json.dumps(what, indent=2))
         return
-    from rich.console import Console
-
-    # Into a pipe or a file nothing is cut, unless somebody says how wide that is.
-    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if bounded else _UNBOUNDED).print(what)
+    print_table(what)

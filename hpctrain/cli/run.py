@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpctrain.batch.outcome import resume_command
 from hpctrain.checkpoints.layout import iterations
+from hpctrain.cli import completion
 from hpctrain.cli.dry_run import show_command
 from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
 from hpctrain.cli.start_options import (
@@ -38,11 +39,8 @@ from hpctrain.cli.start_options import (
 )
 from hpctrain.cli.work import default_directory, read_work
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event
 from hpctrain.launch.attempts import Attempt, hold, job_id
 from hpctrain.launch.command import Launcher
-from hpctrain.launch.execution import Audience, Execution
-from hpctrain.launch.failure import Failure
 from hpctrain.launch.hosts import arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.repeats import (
@@ -54,17 +52,18 @@ from hpctrain.launch.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.launch.resume import resumption
-from hpctrain.launch.start import available_launcher
+from hpctrain.launch.start import available_launcher, require_packages
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
-from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.machine import Machine, as_if_installed, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.schema import Recipe
-from hpctrain.report.console import Console, say
-from hpctrain.report.results import reported_text, result_title
-from hpctrain.report.summary import summarise
+from hpctrain.report.say import say
 from hpctrain.rundir import RunDirectory, new_directory, read_model, write_json
 from hpctrain.stopping import RESUMABLE
+
+if TYPE_CHECKING:
+    from hpctrain.events import Event
+    from hpctrain.launch.failure import Failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,12 @@ class _Asked:
 
 def run(
     work: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE|SCRIPT.py]", help="A recipe's name or file, or a script.")
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE|SCRIPT.py]",
+            help="A recipe's name or file, or a script.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
     ranks: Annotated[
@@ -206,6 +210,10 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
     assert asked.work is not None
     options = HostOptions(**asked.changes["host_options"])
     arranged, warnings = arrange(options, machine.host, asked.ranks)
+    start = Start(**asked.changes["start"])
+    if asked.dry_run and start.container is None:
+        machine, missing = as_if_installed(machine)
+        warnings += missing
     plan = make_plan(
         asked.work,
         machine,
@@ -213,10 +221,10 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
         backend=asked.backend or "auto",
         framework=asked.framework,
         host_options=options,
-        start=Start(**asked.changes["start"]),
+        start=start,
         stop=Stop(**asked.changes["stop"]),
     )
-    return plan, tuple(warnings)
+    return plan, warnings
 
 
 def _begin(asked: _Asked) -> int:
@@ -233,6 +241,7 @@ def _begin(asked: _Asked) -> int:
         default = default_directory(plan.title)
         if asked.dry_run:
             return show_command(plan, RunDirectory(asked.run_dir or default), None, machine, found)
+        require_packages(plan)
         directory = RunDirectory(asked.run_dir) if asked.run_dir else new_directory(default)
         directory.create(plan)
         with hold(directory):
@@ -265,6 +274,7 @@ def _begin_series(asked: _Asked, count: int) -> int:
         for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
             show_command(plans[seed], directory, None, machine, found)
         return 0
+    require_packages(plan)
     return _run_series(asked, create_series(path if asked.run_dir else new_directory(path).path, plans))
 
 
@@ -320,6 +330,8 @@ def _resume_run(asked: _Asked, directory: RunDirectory) -> int:
 
 
 def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warnings: tuple[str, ...]) -> int:
+    from hpctrain.launch.resume import resumption
+
     with interrupts.raised():
         further = resumption(
             directory,
@@ -338,6 +350,7 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         found = available_launcher(further.plan, further.machine)
     if asked.dry_run:
         return show_command(further.plan, directory, further.attempt, further.machine, found)
+    require_packages(further.plan)
     further.begin(directory)
     return _execute(further.plan, directory, further.attempt, further.machine, found, interrupts)
 
@@ -345,6 +358,8 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
 def _is_done(directory: RunDirectory) -> int:
     # The launcher can have died between the last event and the summary.
     if not directory.summary.exists():
+        from hpctrain.report.summary import summarise
+
         write_json(directory.summary, summarise(directory, read_model(directory.plan, Plan), "done"))
     say(f"hpctrain: {directory.path} is done", sys.stderr)
     return 0
@@ -366,6 +381,10 @@ def _execute(
 ) -> int:
     """Run and show; returns the exit code."""
     # Half a second that --help and --dry-run do not need.
+    from hpctrain.launch.execution import Audience, Execution
+    from hpctrain.report.console import Console
+    from hpctrain.report.results import reported_text, result_title
+    from hpctrain.report.summary import summarise
     from hpctrain.report.tensorboard import TensorBoardWriter
 
     with Console() as console, TensorBoardWriter(directory) as tensorboard:
@@ -376,7 +395,7 @@ def _execute(
 
         def failed(failure: Failure) -> None:
             console.close()
-            say(f"hpctrain: {failure}", sys.stderr)
+            say(f"hpctrain: {failure.told_after(shown=0)}", sys.stderr)
             if failure.status == "resumable":
                 say(f"  to go on: {resume_command(directory)}", sys.stderr)
 

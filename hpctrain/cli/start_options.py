@@ -11,18 +11,25 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from hpctrain.cli import completion
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.plan import BACKENDS
+from hpctrain.stopping import STOP_SIGNALS
 
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
 
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default."),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
+        autocompletion=completion.backends,
+    ),
 ]
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that.")
@@ -82,8 +89,6 @@ IdleRestarts = Annotated[
 # Not an option, which has dashes before it.
 _SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# Those that end a run at once, or that a process cannot handle, or that tell of a crash, are not among them.
-_STOP_SIGNALS = ("ALRM", "URG", "USR1", "USR2", "WINCH", "XCPU")
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -136,8 +141,8 @@ def stop_changes(
         HpctrainError: a signal that cannot ask for a stop, or no time.
     """
     name = None if signal is None else signal.upper().removeprefix("SIG")
-    if name is not None and name not in _STOP_SIGNALS:
-        raise HpctrainError(f"--stop-signal {signal} cannot ask for a stop", nearest(name, _STOP_SIGNALS))
+    if name is not None and name not in STOP_SIGNALS:
+        raise HpctrainError(f"--stop-signal {signal} cannot ask for a stop", nearest(name, STOP_SIGNALS))
     # NaN is not above 0 either.
     if seconds is not None and not 0 < seconds < float("inf"):
         raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")

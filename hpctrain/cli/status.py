@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.cli.tables import print_table
+
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
+
+# Where `run` and `submit` make directories that nobody has named a place for.
+_RUNS = Path("runs")
 
 Target = Annotated[str, typer.Argument(metavar="RUN_DIR|JOBID", help="A run's directory, or a job: 12, or 12_3.")]
 
 
 def status(
-    target: Target,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN_DIR|JOBID]", help="A run's directory, or a job: 12, or 12_3; by default all in runs/."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, with stable keys.")] = False,
 ) -> None:
-    """How a run is: state, step, loss, speed, and the time that it still needs."""
+    """How a run is: state, step, loss, speed, and the time that it still needs. Without a run: those in runs/."""
+    if target is None:
+        _show_runs(as_json=as_json)
+        return
     from hpctrain.batch.find_run import find_run
     from hpctrain.report.status import ArrayStatus, read_status
 
@@ -30,6 +45,20 @@ def status(
         typer.echo(_array(found))
     else:
         typer.echo(_table(found))
+
+
+def _show_runs(*, as_json: bool) -> None:
+    from hpctrain.report.runs import list_runs, runs_table
+
+    rows, problem = list_runs(_RUNS)
+    if problem:
+        typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
+    elif rows:
+        print_table(runs_table(rows))
+    else:
+        typer.echo(f"hpctrain: there is no run in {_RUNS.absolute()}; hpctrain run digits makes one", err=True)
 
 
 def _table(run: RunStatus) -> str:

@@ -13,6 +13,7 @@ from hpctrain.batch.preparation import container_options, find_cluster, host_opt
 from hpctrain.batch.request import JobRequest, further_options, job_request
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
+from hpctrain.cli import completion
 from hpctrain.cli import submit_options as options
 from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
 from hpctrain.cli.start_options import (
@@ -29,6 +30,7 @@ from hpctrain.cli.start_options import (
 from hpctrain.cli.work import default_directory, read_tasks
 from hpctrain.launch.repeats import require_no_series
 from hpctrain.plan import Start
+from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.rundir import RunDirectory
 
 # As shells have it for Ctrl-C.
@@ -36,7 +38,12 @@ _INTERRUPTED = 130
 
 
 def submit(
-    work: Annotated[str, typer.Argument(metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.")],
+    work: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=completion.recipes
+        ),
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
     cluster: options.Cluster = "auto",
     nodes: options.Nodes = None,
@@ -113,20 +120,27 @@ def submit(
         arguments=None,
         **container_options(found.profile, container, container_runtime, mounts or []),
     )
+    start = Start(**changes)
+    missing: tuple[str, ...] = ()
+    machine = this_machine()
+    if dry_run and start.container is None:
+        machine, missing = as_if_installed(machine)
     job = prepare(
         found,
         request,
         read_tasks(work, overrides or [], arguments or [], request.tasks, small=small),
+        machine,
         framework=framework,
         backend=backend or "auto",
         hosts=host_options(found.profile, fabric, node, interface),
-        start=Start(**changes),
+        start=start,
         restarts=restarts,
         stage=stage or [],
         stage_environment=stage_environment,
         template=template,
     )
-    for line in (*found.findings, *([request.warning] if request.warning else [])):
+    warnings = [f"warning: {each}" for each in missing]
+    for line in (*found.findings, *([request.warning] if request.warning else []), *warnings):
         typer.echo(line, err=True)
     path = (run_dir or default_directory(job.plan.title)).absolute()
     if dry_run:

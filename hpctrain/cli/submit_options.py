@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli import completion
+
 
 def _print_variables(wanted: bool) -> None:
     if wanted:
@@ -31,7 +33,11 @@ _SCRIPT = "The job script"
 
 Cluster = Annotated[
     str,
-    typer.Option(metavar="NAME|FILE|auto", help="A cluster profile; auto discovers the cluster at hand."),
+    typer.Option(
+        metavar="NAME|FILE|auto",
+        help="A cluster profile; auto discovers the cluster at hand.",
+        autocompletion=completion.clusters,
+    ),
 ]
 Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_SLURM)]
 GpusPerNode = Annotated[

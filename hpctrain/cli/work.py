@@ -13,7 +13,7 @@ from hpctrain.plan import Script
 from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
-from hpctrain.report.console import say
+from hpctrain.report.say import say
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
@@ -33,9 +33,9 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
         return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
-        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go behind --")
+        raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
     if overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go behind --")
+        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go after --")
     path = Path(work).resolve()
     try:
         path.open("rb").close()

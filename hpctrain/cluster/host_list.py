@@ -53,7 +53,7 @@ def expand_slots(text: str, where: str) -> HostSlots:
     """The hosts of a list whose parts may have slots: ``gpu[001-004]:8,login1``.
 
     Args:
-        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` behind it or none.
+        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` after it or none.
         where: as of :func:`expand_hosts`.
 
     Raises:
@@ -61,7 +61,7 @@ def expand_slots(text: str, where: str) -> HostSlots:
     """
     if not _PARTS.fullmatch(text):
         expand_hosts(text.replace(":", ""), where)
-        raise _not_a_list(text, where, "behind ':' is a number of slots, at least 1", "for example gpu[001-032]:8")
+        raise _not_a_list(text, where, "after ':' is a number of slots, at least 1", "for example gpu[001-032]:8")
     found: HostSlots = {}
     for names, slots in _PART.findall(text):
         for name in expand_hosts(names, where):
@@ -85,7 +85,7 @@ def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> Non
 
 
 def fold_hosts(names: Sequence[str]) -> str:
-    """The bracket form of names, sorted; names with long numbers (a GUID) are left as they are, behind the others."""
+    """The bracket form of names, sorted; names with long numbers (a GUID) are left as they are, after the others."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     long = sorted(name for name in names if re.search(r"\d{10}", name))

@@ -24,7 +24,7 @@ def read_hostfile(path: Path) -> HostSlots:
 
     ``HOST slots=N [max_slots=M]`` is Open MPI's form (``max_slots`` is a limit for ranks beyond the slots, which no
     run here starts), ``HOST:N`` Hydra's. Lines of names alone are Slurm's form where names repeat: a line a rank.
-    Behind ``#`` is a comment.
+    After ``#`` is a comment.
 
     Raises:
         HpctrainError: it cannot be read, is empty, has a line of another form, or two numbers of slots for one host;

@@ -7,7 +7,7 @@ import re
 _NAMES = re.compile(
     r"""
     .*(SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK|CONNECTION_?STRING).*
-    # Behind these a variable's name ends, or has a number: a path or a limit of one is no secret.
+    # After these a variable's name ends, or has a number: a path or a limit of one is no secret.
     | (.*TOKENS? | .*API_?KEYS? | (.*_)?(KEYS?|PASS|AUTH|DSN) | .+_(PWD|PAT)) (_ID|_?V?\d+)*
     # Addresses that have a password in them as a rule.
     | (.*_)?(DATABASE|DB|MONGO(DB)?|MYSQL|POSTGRES(QL)?|REDIS|BROKER)_UR[IL]

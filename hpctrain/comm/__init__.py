@@ -23,6 +23,7 @@ from hpctrain.comm.forgotten import forgotten
 from hpctrain.comm.graph_errors import original
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.extras import missing_extra
 from hpctrain.plan import BACKENDS
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
-# For the end of MPI in a run that heals, and for the exit handlers of what was loaded before.
+# For the end of MPI in a fault-tolerant run, and for the exit handlers of what was loaded before.
 _FINALIZE_SECONDS = 20
 
 _current: Communicator | None = None
@@ -108,7 +109,7 @@ def should_stop() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the run, behind a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
+    """Leave the run, after a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
 
     Idempotent.
 
@@ -165,12 +166,12 @@ def leave_first() -> None:
 
 
 def _leave() -> None:
-    """Leave the run at the interpreter's exit, which behind a rank's death may not end by itself.
+    """Leave the run at the interpreter's exit, which after a rank's death may not end by itself.
 
     Open MPI 5.0's MPI_Finalize may wait for the dead for ever (https://github.com/open-mpi/ompi/issues/11404). Python
     runs no threads and no handlers any more by then, so a signal's default action ends the process.
     """
-    heals = _current is not None and _current.heals
+    fault_tolerant = _current is not None and _current.fault_tolerant
     try:
         make_last_checks()
     except BaseException as raised:
@@ -187,7 +188,7 @@ def _leave() -> None:
     if _current is not None:
         mention_forgotten(_current.rank, _current.size)
     shutdown()
-    if heals:
+    if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_FINALIZE_SECONDS)
 
@@ -287,6 +288,8 @@ def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+            raise missing from error
         raise HpctrainError(
             f"MPI cannot be loaded: {error}",
             "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",

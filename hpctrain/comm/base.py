@@ -52,7 +52,7 @@ class Work(Protocol):
 
     @property
     def finite(self) -> bool | None:
-        """Behind :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
+        """After :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
 
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
@@ -252,7 +252,7 @@ class Communicator(ABC):
     # Ranks that die.
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         """Whether the other ranks can go on when one dies: collectives then raise RanksLostError."""
         return False
 
@@ -262,7 +262,7 @@ class Communicator(ABC):
         return False
 
     def agree(self) -> None:
-        """A barrier that every rank passes; where ranks die and :attr:`heals`, all that are left pass it, or none.
+        """A barrier that every rank passes; if :attr:`fault_tolerant`, all ranks that live pass it, or none.
 
         Raises:
             RanksLostError: ranks died before all had come; every rank that is left gets it.
@@ -270,7 +270,7 @@ class Communicator(ABC):
         self.barrier()
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
-        """Overwrite ``buffer`` by that of rank ``root``, in place. Of backends that heal."""
+        """Overwrite ``buffer`` by that of rank ``root``, in place. Of fault-tolerant backends."""
         raise NotImplementedError
 
     def recover(self) -> tuple[LostRank, ...]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpctrain.comm.patience import END, REDUCTION, Wait
+from hpctrain.comm.timeout import END, REDUCTION, Wait
 from hpctrain.errors import HpctrainError
 
-# A wait of this length is told of; ends of waits travel within a fraction of it.
+# A wait of this length is announced; ends of waits travel within a fraction of it.
 TOLD_SECONDS = 1.0
 _AGAIN_SECONDS = 2.0
 _NAMED = 8
@@ -66,7 +66,7 @@ def _some(names: list[str]) -> str:
 
 
 class Crossings:
-    """One rank's part in it, told of its waits by the thread that watches over them.
+    """One rank's part in it, which hears of its waits from the thread that watches over them.
 
     Args:
         rank, size: of the run.

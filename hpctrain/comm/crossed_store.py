@@ -82,7 +82,7 @@ class StoreCrossings:
 
 
 class _Told:
-    """One wait: told of when it lasts, and taken back at its end."""
+    """One wait: announced when it lasts, and taken back at its end."""
 
     def __init__(self, crossings: StoreCrossings, kind: str, what: str) -> None:
         self._crossings = crossings

@@ -12,7 +12,7 @@ from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.patience import REDUCTION, Patience, timeout_seconds
+from hpctrain.comm.timeout import REDUCTION, Timeout, timeout_seconds
 from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class HorovodCommunicator(MpiControl):
         self._modules: dict[str, Any] = {}
 
     def torch(self) -> HorovodTorchEngine:
-        return HorovodTorchEngine(self._load("torch"), self.patience)
+        return HorovodTorchEngine(self._load("torch"), self.timeout)
 
     def tensorflow(self) -> HorovodTensorFlowEngine:
-        return HorovodTensorFlowEngine(self._load("tensorflow"), self.patience)
+        return HorovodTensorFlowEngine(self._load("tensorflow"), self.timeout)
 
     def shutdown(self) -> None:
         # Horovod ends on all ranks as soon as one asks for it, so a rank must not ask while others still reduce.
@@ -139,9 +139,9 @@ class HorovodTorchEngine:
 
     in_place = True
 
-    def __init__(self, horovod: Any, patience: Patience) -> None:
+    def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
-        self._waited_for = functools.partial(_waited_for, horovod, patience)
+        self._waited_for = functools.partial(_waited_for, horovod, timeout)
         self._narrowing = Narrowing()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -178,9 +178,9 @@ class HorovodTorchEngine:
 class HorovodTensorFlowEngine:
     """Reduces TensorFlow tensors with Horovod's low-level operations, the only ones sound on Keras 3."""
 
-    def __init__(self, horovod: Any, patience: Patience) -> None:
+    def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
-        self._wait = patience.blocking(_WAITED_IN, REDUCTION)
+        self._wait = timeout.blocking(_WAITED_IN, REDUCTION)
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
@@ -253,10 +253,10 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
-def _waited_for(horovod: Any, patience: Patience, handle: int) -> Any:
+def _waited_for(horovod: Any, timeout: Timeout, handle: int) -> Any:
     """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
     try:
-        with patience.blocking(_WAITED_IN, REDUCTION):
+        with timeout.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)
     except RuntimeError as error:
         raise _failed(error) from error

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
 from hpctrain.comm.mpi_group import MpiGroup
-from hpctrain.comm.patience import Patience
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import StackFile
-from hpctrain.comm.stalls import Member, RollCall
+from hpctrain.comm.stalls import FailureDetector, Member
 from hpctrain.comm.survival import Survival, missing_mitigation
+from hpctrain.comm.timeout import Timeout
 from hpctrain.errors import HpctrainError
 from hpctrain.stopping import RESUMABLE
 
@@ -45,17 +45,17 @@ class MpiControl(Communicator):
         self._mpi = MPI
         self.rank, self.size = world.Get_rank(), world.Get_size()
         who = f"rank {self.rank} on {self.host}"
-        self.patience = Patience(who)
+        self.timeout = Timeout(who)
         # A copy of our own: messages can then never be taken for those of the user or of Horovod.
-        self._comm: MPI.Intracomm | None = duplicate(world, self.patience, "joining the run")
+        self._comm: MPI.Intracomm | None = duplicate(world, self.timeout, "joining the run")
         self._survival: Survival | None = None
         if self.renewable and missing_mitigation() is None:
             hosts = self.allgather_object(self.host)
             self._survival = Survival(self._comm, list(enumerate(hosts)))
-            self.patience = Patience(who, self._survival.check, self._survival.explain)
+            self.timeout = Timeout(who, self._survival.check, self._survival.explain)
         self._groups: list[MpiGroup] = []
         self._stack_file = StackFile()
-        self._roll_call: RollCall | None = None
+        self._failure_detector: FailureDetector | None = None
         try:
             self._take_place(self._comm)
         except BaseException:
@@ -65,14 +65,16 @@ class MpiControl(Communicator):
     def _take_place(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
-        self.patience.first_ranks = first_ranks
-        before = self._roll_call
+        self.timeout.first_ranks = first_ranks
+        before = self._failure_detector
         member = Member(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
-        self._roll_call = RollCall(comm, self.patience, member, lambda: self.passes) if self.size > 1 else None
+        self._failure_detector = (
+            FailureDetector(comm, self.timeout, member, lambda: self.passes) if self.size > 1 else None
+        )
         # Only now: until then the one before has watched.
         if before:
             before.abandon()
-        with self.patience.blocking("finding the ranks of this host"):
+        with self.timeout.blocking("finding the ranks of this host"):
             node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
@@ -93,7 +95,7 @@ class MpiControl(Communicator):
         self._wait(lambda: self._world.Ibcast(buffer, root=root), "broadcast")
 
     def allgather_object(self, value: T) -> list[T]:
-        return allgather(self._world, self.patience, value, "allgather")
+        return allgather(self._world, self.timeout, value, "allgather")
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
@@ -103,13 +105,13 @@ class MpiControl(Communicator):
         return received / self.size if reduction == "mean" else received
 
     def _group(self, size: int | None, what: str) -> MpiGroup:
-        self._groups.append(MpiGroup(self._world, self.patience, size or self.size, what))
+        self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]
 
     # Ranks that die.
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         return self._survival is not None
 
     @property
@@ -118,7 +120,7 @@ class MpiControl(Communicator):
 
     def agree(self) -> None:
         if self._survival:
-            self._survival.agree(self.patience)
+            self._survival.agree(self.timeout)
         else:
             self.barrier()
 
@@ -145,17 +147,17 @@ class MpiControl(Communicator):
 
     def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
         self._cut_loose()
-        survival.give_up(self.patience)
-        with self.patience.blocking("forming the run anew without the ranks that died"):
+        survival.give_up(self.timeout)
+        with self.timeout.blocking("forming the run anew without the ranks that died"):
             lost += survival.shrink()
         self._comm = survival.comm
         # Without the dead they cannot be given back.
         self._groups.clear()
         try:
             self._take_place(survival.comm)
-            survival.agree(self.patience)
+            survival.agree(self.timeout)
             self._renew(survival.comm)
-            survival.agree(self.patience)
+            survival.agree(self.timeout)
         except self._mpi.Exception as error:
             survival.explain(error)
             raise
@@ -167,7 +169,7 @@ class MpiControl(Communicator):
         """Form the data plane anew. Collective over ``comm``."""
 
     def _leave_training(self) -> None:
-        self.patience.leaving = True
+        self.timeout.leaving = True
 
     def abort(self, exit_code: int) -> None:
         self._mpi.COMM_WORLD.Abort(exit_code)
@@ -183,8 +185,8 @@ class MpiControl(Communicator):
 
     def _free(self) -> None:
         """Give back what all ranks have to give back together."""
-        if self._roll_call is not None:
-            self._roll_call.close()
+        if self._failure_detector is not None:
+            self._failure_detector.close()
         while self._groups:
             self._groups.pop().free()
         if self._comm is not None:
@@ -192,9 +194,9 @@ class MpiControl(Communicator):
 
     def _leave(self) -> None:
         """Forget the run, without the others. Idempotent."""
-        if self._roll_call is not None:
-            self._roll_call.abandon()
-            self._roll_call = None
+        if self._failure_detector is not None:
+            self._failure_detector.abandon()
+            self._failure_detector = None
         self._stack_file.close()
         self._comm = None
 
@@ -205,4 +207,4 @@ class MpiControl(Communicator):
         return self._comm
 
     def _wait(self, start: Callable[[], MPI.Request], what: str) -> None:
-        self.patience.finish(start, what)
+        self.timeout.finish(start, what)

@@ -30,7 +30,7 @@ class MpiCommunicator(MpiControl):
 
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
-        self._reducer = Reducer(self._world, self.patience, threads=_threads(), node_of=node_of)
+        self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
         # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from hpctrain.comm.base import AnyArray, Group
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,23 +18,23 @@ class MpiGroup(Group):
 
     Args:
         world: all ranks.
-        patience: waits for them.
+        timeout: waits for them.
         size: ranks in a group, which divides them.
         what: they do, in words.
     """
 
-    def __init__(self, world: MPI.Intracomm, patience: Patience, size: int, what: str) -> None:
-        self._patience = patience
+    def __init__(self, world: MPI.Intracomm, timeout: Timeout, size: int, what: str) -> None:
+        self._timeout = timeout
         self._what = what
         # The split cannot be polled: its ranks come to it together.
-        patience.finish(world.Ibarrier, "forming groups of ranks")
-        with patience.blocking("forming groups of ranks"):
+        timeout.finish(world.Ibarrier, "forming groups of ranks")
+        with timeout.blocking("forming groups of ranks"):
             self._comm = cast("MPI.Intracomm", world.Split(world.rank // size, world.rank))
 
     def allreduce(self, array: AnyArray) -> AnyArray:
         sent = np.asarray(array, order="C")
         received = np.empty_like(sent)
-        self._patience.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
+        self._timeout.finish(lambda: self._comm.Iallreduce(sent, received), self._what, kind=self._what)
         return received
 
     def free(self) -> None:

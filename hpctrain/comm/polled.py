@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,7 +18,7 @@ T = TypeVar("T")
 _MESSAGE_BYTES = 2**30
 
 
-def duplicate(comm: MPI.Intracomm, patience: Patience, what: str) -> MPI.Intracomm:
+def duplicate(comm: MPI.Intracomm, timeout: Timeout, what: str) -> MPI.Intracomm:
     """A communicator of the same ranks, whose messages are never taken for those of ``comm``."""
     made: list[MPI.Intracomm] = []
 
@@ -27,32 +27,32 @@ def duplicate(comm: MPI.Intracomm, patience: Patience, what: str) -> MPI.Intraco
         made.append(fresh)
         return request
 
-    patience.finish(start, what)
+    timeout.finish(start, what)
     return made[0]
 
 
-def allgather(comm: MPI.Intracomm, patience: Patience, value: T, what: str) -> list[T]:
+def allgather(comm: MPI.Intracomm, timeout: Timeout, value: T, what: str) -> list[T]:
     """The values of all ranks, in the order of the ranks; of any size."""
     payload = memoryview(pickle.dumps(value))
     lengths = np.empty(comm.size, dtype=np.int64)
     own = np.array([len(payload)], dtype=np.int64)
-    patience.finish(lambda: comm.Iallgather(own, lengths), what)
+    timeout.finish(lambda: comm.Iallgather(own, lengths), what)
     block = max(1, _MESSAGE_BYTES // comm.size)
     rounds = [
-        _allgather_bytes(comm, patience, payload[begin : begin + block], np.clip(lengths - begin, 0, block), what)
+        _allgather_bytes(comm, timeout, payload[begin : begin + block], np.clip(lengths - begin, 0, block), what)
         for begin in range(0, int(lengths.max()), block)
     ]
     return [pickle.loads(b"".join(parts)) for parts in zip(*rounds, strict=True)]  # nosec B301  # noqa: S301 - of this very run
 
 
 def _allgather_bytes(
-    comm: MPI.Intracomm, patience: Patience, payload: memoryview, lengths: NDArray[np.int64], what: str
+    comm: MPI.Intracomm, timeout: Timeout, payload: memoryview, lengths: NDArray[np.int64], what: str
 ) -> list[memoryview]:
     """The bytes of all ranks, whose lengths are known."""
     from mpi4py import MPI
 
     joined = bytearray(int(lengths.sum()))
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    patience.finish(lambda: comm.Iallgatherv(payload, [joined, lengths, starts, MPI.BYTE]), what)
+    timeout.finish(lambda: comm.Iallgatherv(payload, [joined, lengths, starts, MPI.BYTE]), what)
     view = memoryview(joined)
     return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]

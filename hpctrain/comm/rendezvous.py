@@ -1,4 +1,4 @@
-"""Where ranks that MPI started meet for torch.distributed: a store on rank 0's host, whose address travels by MPI."""
+"""The rendezvous of ranks that MPI started for torch.distributed: a store on rank 0's host, its address sent by MPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.timeout import Timeout
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The longest host name has 64 characters on Linux, the longest address 45, a port 5.
 _TEXT_BYTES = 128
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-_MEND = f"name the network interface between the hosts: {_INTERFACE}=NAME; `ip link` lists them"
+_REMEDY = f"name the network interface between the hosts: {_INTERFACE}=NAME; `ip link` lists them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Rendezvous:
     address: str
 
 
-def meet(world: MPI.Intracomm, host: str, timeout: timedelta) -> Rendezvous:
+def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
     """Make the store on rank 0 and connect to it. Collective.
 
     It listens on a port that the system finds free, at no other address than the one the ranks need: that of the
@@ -47,8 +47,8 @@ def meet(world: MPI.Intracomm, host: str, timeout: timedelta) -> Rendezvous:
     Raises:
         HpctrainError: hosts that do not know each other's names, or a store that cannot be reached.
     """
-    patience = Patience(f"rank {world.rank} on {host}")
-    hosts = _everyones(world, host, patience)
+    timeout = Timeout(f"rank {world.rank} on {host}")
+    hosts = _everyones(world, host, timeout)
     address, failure = "", None
     listener = None
     try:
@@ -59,14 +59,14 @@ def meet(world: MPI.Intracomm, host: str, timeout: timedelta) -> Rendezvous:
     except (OSError, HpctrainError) as error:
         failure = error
     # A rank that failed takes part as well, or the others would wait for it.
-    said = _everyones(world, "" if failure else f"{address} {listener.getsockname()[1] if listener else 0}", patience)
+    said = _everyones(world, "" if failure else f"{address} {listener.getsockname()[1] if listener else 0}", timeout)
     if failure:
-        raise failure if isinstance(failure, HpctrainError) else HpctrainError(f"{host}: {failure}", _MEND)
+        raise failure if isinstance(failure, HpctrainError) else HpctrainError(f"{host}: {failure}", _REMEDY)
     if "" in said:
         rank = said.index("")
-        raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address for the others", _MEND)
+        raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address for the others", _REMEDY)
     return Rendezvous(
-        store=_store(said[0], world.size, timeout, listener),
+        store=_store(said[0], world.size, limit, listener),
         rank=world.rank,
         size=world.size,
         local_rank=hosts[: world.rank].count(host),
@@ -75,28 +75,28 @@ def meet(world: MPI.Intracomm, host: str, timeout: timedelta) -> Rendezvous:
     )
 
 
-def _store(where: str, ranks: int, timeout: timedelta, listener: socket.socket | None) -> TCPStore:
+def _store(where: str, ranks: int, limit: timedelta, listener: socket.socket | None) -> TCPStore:
     address, port = where.split()
     try:
         if listener is None:
-            return TCPStore(address, int(port), ranks, False, timeout)
+            return TCPStore(address, int(port), ranks, False, limit)
         # The store takes the socket over, and closes it with itself.
         return TCPStore(
-            address, int(port), ranks, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+            address, int(port), ranks, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
         )
     except RuntimeError as error:
         raise HpctrainError(
-            f"the store of torch.distributed at {address}:{port} is out of reach: {error}", _MEND
+            f"the store of torch.distributed at {address}:{port} is out of reach: {error}", _REMEDY
         ) from error
 
 
-def _everyones(world: MPI.Intracomm, text: str, patience: Patience) -> list[str]:
+def _everyones(world: MPI.Intracomm, text: str, timeout: Timeout) -> list[str]:
     """The texts of all ranks, in their order."""
     own = np.zeros(_TEXT_BYTES, dtype=np.uint8)
     encoded = text.encode()[:_TEXT_BYTES]
     own[: len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
     everyone = np.empty((world.size, _TEXT_BYTES), dtype=np.uint8)
-    patience.wait(world.Iallgather(own, everyone).Test, "the meeting for torch.distributed")
+    timeout.wait(world.Iallgather(own, everyone).Test, "the rendezvous for torch.distributed")
     return [row.tobytes().rstrip(b"\0").decode() for row in everyone]
 
 
@@ -114,7 +114,7 @@ def _own_address(host: str, hosts: Sequence[str]) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise HpctrainError(f"{host} knows no way to {others[0]}: {error.strerror}", _MEND) from error
+        raise HpctrainError(f"{host} knows no way to {others[0]}: {error.strerror}", _REMEDY) from error
 
 
 def _address_of(interface: str) -> str:

@@ -1,10 +1,10 @@
-"""Which ranks the others wait for: a roll call among the waiting ranks, started by whoever waits too long.
+"""Which ranks the others wait for: a failure detector among the waiting ranks, started by whoever waits too long.
 
-One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds calls every other;
-those that wait too answer, and begin a call of their own, so that all of them soon know who did not answer: a rank
+One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other;
+those that wait too answer, and send probes of their own, so that all of them soon know who did not answer: a rank
 that is stopped, swapped out, or busy with something else. The lowest waiting rank says so, with what can be learnt of
-the process from a rank of its host. Nothing here needs the help of the rank in question. A call is one message of a few
-bytes to each rank, and is only sent when a run stands still anyway.
+the process from a rank of its host. Nothing here needs the help of the rank in question. A probe is one message of a
+few bytes to each rank, and is only sent when a run stands still anyway.
 
 Watched are the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or torch.distributed
 does not count as waiting: their own limits hold there.
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.comm.crossed import HEARD, Crossings
-from hpctrain.comm.patience import Patience, Wait, stall_seconds
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import Process, look_at
+from hpctrain.comm.timeout import Timeout, Wait, stall_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.stall_reports import Stall, reports
 
@@ -50,8 +50,8 @@ class Member:
 
 
 @dataclass(kw_only=True)
-class _Call:
-    """The roll calls of one wait.
+class _Probe:
+    """The probes of one wait.
 
     Attributes:
         at: when the next one begins.
@@ -61,7 +61,7 @@ class _Call:
         named: those found stalled so far, in this wait.
         asked: those whose process is looked at, and until when.
         looks: what was seen of them.
-        reported: this rank told of a stall in this wait.
+        reported: this rank has reported a stall in this wait.
     """
 
     wait: Wait
@@ -77,57 +77,57 @@ class _Call:
     reported: bool = False
 
 
-class RollCall:
+class FailureDetector:
     """Watches over the waits of this rank. Making and closing it is collective over ``world``.
 
     Args:
         world: the ranks, of which a communicator of its own is taken.
-        patience: the waits.
+        timeout: the waits.
         member: this rank.
         passes: how many backward passes it has begun.
     """
 
     def __init__(
-        self, world: MPI.Intracomm, patience: Patience, member: Member, passes: Callable[[], int] = lambda: 0
+        self, world: MPI.Intracomm, timeout: Timeout, member: Member, passes: Callable[[], int] = lambda: 0
     ) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
-        self._comm = duplicate(world, patience, "joining the roll call")
-        self._patience = patience
-        self._members = allgather(self._comm, patience, member, "joining the roll call")
+        self._comm = duplicate(world, timeout, "starting the failure detector")
+        self._timeout = timeout
+        self._members = allgather(self._comm, timeout, member, "starting the failure detector")
         self._stall = stall_seconds()
         self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
         self._sent: list[MPI.Request] = []
-        self._calls = 0
-        self._call: _Call | None = None
-        self._called_by: dict[int, int] = {}
-        # Where a rank died, MPI's calls fail, and whoever heals the run begins anew.
+        self._probes = 0
+        self._probe: _Probe | None = None
+        self._probed_by: dict[int, int] = {}
+        # Where a rank died, MPI's calls fail, and the run goes on under a new detector.
         self._mute = MPI.Query_thread() != MPI.THREAD_MULTIPLE
         self._closing = threading.Event()
-        patience.stalled = self._names
+        timeout.stalled = self._names
         self._crossings = Crossings(self._comm.rank, self._comm.size, self._send, self._name, passes)
-        patience.crossed = lambda: self._crossings.error
+        timeout.crossed = lambda: self._crossings.error
         self._thread = threading.Thread(target=self._watch_waits, name="hpctrain-stalls", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Leave nothing behind: every message that was sent is received, by ranks that all come here."""
-        self._patience.finish(self._comm.Ibarrier, "shutdown")
+        self._timeout.finish(self._comm.Ibarrier, "shutdown")
         self.abandon()
-        self._patience.wait(self._all_sent, "shutdown")
+        self._timeout.wait(self._all_sent, "shutdown")
         # From here on nobody sends, but others may still have to be received from.
         request = self._comm.Ibarrier()
-        self._patience.wait(lambda: self._receive() and bool(request.Test()), "shutdown")
+        self._timeout.wait(lambda: self._receive() and bool(request.Test()), "shutdown")
         self._comm.Free()
 
     def abandon(self) -> None:
         """Stop watching, without the others: the communicator is left to MPI. Idempotent."""
         self._closing.set()
         self._thread.join()
-        # A later roll call may speak by now.
-        if self._patience.stalled == self._names:
-            self._patience.stalled = lambda: ()
+        # A later detector may speak by now.
+        if self._timeout.stalled == self._names:
+            self._timeout.stalled = lambda: ()
 
     def _watch_waits(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -137,73 +137,73 @@ class RollCall:
                 self._mute = True
 
     def _watch(self, now: float) -> None:
-        call, wait = self._call, self._patience.oldest()
-        if call and call.wait != wait:
-            self._call = None
-            if call.reported:
-                _say(f"the wait in {call.wait.what} ended after {now - call.wait.since:.0f} s")
-        if wait and self._call is None:
-            self._call = _Call(wait=wait, at=wait.since + self._stall)
+        probe, wait = self._probe, self._timeout.oldest()
+        if probe and probe.wait != wait:
+            self._probe = None
+            if probe.reported:
+                _say(f"the wait in {probe.wait.what} ended after {now - probe.wait.since:.0f} s")
+        if wait and self._probe is None:
+            self._probe = _Probe(wait=wait, at=wait.since + self._stall)
         if not self._mute:
             self._receive()
             self._proceed(now)
-            self._crossings.look(self._patience.leading(), now)
+            self._crossings.look(self._timeout.leading(), now)
         if wait and wait.blocked and self._crossings.error:
             self._give_up(self._crossings.error)
-        if wait and wait.blocked and now - wait.since > self._patience.timeout:
-            self._give_up(self._patience.out_of_time(wait.what))
+        if wait and wait.blocked and now - wait.since > self._timeout.seconds:
+            self._give_up(self._timeout.out_of_time(wait.what))
 
     def _proceed(self, now: float) -> None:
-        call = self._call
-        if call is None:
+        probe = self._probe
+        if probe is None:
             return
-        for rank, number in self._called_by.items():
-            self._send(rank, "wait", number, call.wait.what, now - call.wait.since)
-        self._called_by.clear()
-        if now >= call.at:
-            self._calls += 1
-            call.number, call.answers = self._calls, {}
-            call.at, call.due = now + max(self._stall, _AGAIN_SECONDS), now + self._answer_seconds
+        for rank, number in self._probed_by.items():
+            self._send(rank, "wait", number, probe.wait.what, now - probe.wait.since)
+        self._probed_by.clear()
+        if now >= probe.at:
+            self._probes += 1
+            probe.number, probe.answers = self._probes, {}
+            probe.at, probe.due = now + max(self._stall, _AGAIN_SECONDS), now + self._answer_seconds
             for rank in self._others():
-                self._send(rank, "call", call.number)
-        if now >= call.due:
-            call.due = float("inf")
-            self._evaluate(call, now)
-        if call.asked and (now > call.asked_until or call.looks.keys() >= set(call.asked[:_LOOKS])):
-            self._report(call, now)
+                self._send(rank, "probe", probe.number)
+        if now >= probe.due:
+            probe.due = float("inf")
+            self._evaluate(probe, now)
+        if probe.asked and (now > probe.asked_until or probe.looks.keys() >= set(probe.asked[:_LOOKS])):
+            self._report(probe, now)
 
-    def _evaluate(self, call: _Call, now: float) -> None:
+    def _evaluate(self, probe: _Probe, now: float) -> None:
         """All answers are in. The lowest waiting rank takes care of what is new in them."""
-        call.stalled = [rank for rank in self._others() if rank not in call.answers]
-        new = [rank for rank in call.stalled if rank not in call.named]
-        first_time = not call.named and not call.reported
-        call.named.update(new)
-        if self._comm.rank > min(call.answers, default=self._comm.rank):
+        probe.stalled = [rank for rank in self._others() if rank not in probe.answers]
+        new = [rank for rank in probe.stalled if rank not in probe.named]
+        first_time = not probe.named and not probe.reported
+        probe.named.update(new)
+        if self._comm.rank > min(probe.answers, default=self._comm.rank):
             return
         if new:
-            call.asked, call.asked_until = new, now + _LOOK_SECONDS
+            probe.asked, probe.asked_until = new, now + _LOOK_SECONDS
             for rank in new[:_LOOKS]:
-                self._ask(call, rank)
+                self._ask(probe, rank)
         elif first_time:
-            call.reported = True
-            _say(f"every rank has waited for others, for up to {self._longest(call, now):.0f} s: {self._waits(call)}")
+            probe.reported = True
+            _say(f"every rank has waited for others, for up to {self._longest(probe, now):.0f} s: {self._waits(probe)}")
 
-    def _ask(self, call: _Call, rank: int) -> None:
+    def _ask(self, probe: _Probe, rank: int) -> None:
         """Have a waiting rank of the stalled one's host look at it."""
-        here = [self._comm.rank, *call.answers]
+        here = [self._comm.rank, *probe.answers]
         near = [waiting for waiting in here if self._members[waiting].host == self._members[rank].host]
         if not near:
-            call.looks[rank] = ("", "")
+            probe.looks[rank] = ("", "")
         elif near[0] == self._comm.rank:
-            call.looks[rank] = look_at(self._members[rank].process)
+            probe.looks[rank] = look_at(self._members[rank].process)
         else:
             self._send(near[0], "look", rank)
 
-    def _report(self, call: _Call, now: float) -> None:
-        iteration, seconds, waiting_for = reports.iteration(), self._longest(call, now), self._waits(call)
+    def _report(self, probe: _Probe, now: float) -> None:
+        iteration, seconds, waiting_for = reports.iteration(), self._longest(probe, now), self._waits(probe)
         stalls = []
-        for rank in call.asked:
-            state, stack = call.looks.get(rank, ("", ""))
+        for rank in probe.asked:
+            state, stack = probe.looks.get(rank, ("", ""))
             stalls.append(
                 Stall(
                     rank=self._members[rank].first_rank,
@@ -215,8 +215,8 @@ class RollCall:
                     stack=stack,
                 )
             )
-        _say(_message(stalls, self._patience.timeout))
-        call.asked, call.reported = [], True
+        _say(_message(stalls, self._timeout.seconds))
+        probe.asked, probe.reported = [], True
         try:
             for stall in stalls:
                 reports.record(stall)
@@ -232,24 +232,24 @@ class RollCall:
     # What is said of the ranks.
 
     def _names(self) -> Sequence[str]:
-        call = self._call
-        found = [self._members[rank] for rank in call.stalled] if call else []
+        probe = self._probe
+        found = [self._members[rank] for rank in probe.stalled] if probe else []
         return [f"rank {member.first_rank} on {member.host}" for member in found]
 
     def _name(self, rank: int) -> str:
         return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
 
-    def _waits(self, call: _Call) -> str:
+    def _waits(self, probe: _Probe) -> str:
         """What is waited for; where it is not the same for all, with the ranks."""
-        by_what: dict[str, list[int]] = {call.wait.what: [self._members[self._comm.rank].first_rank]}
-        for rank, (what, _) in sorted(call.answers.items()):
+        by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
+        for rank, (what, _) in sorted(probe.answers.items()):
             by_what.setdefault(what, []).append(self._members[rank].first_rank)
         if len(by_what) == 1:
-            return call.wait.what
+            return probe.wait.what
         return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
 
-    def _longest(self, call: _Call, now: float) -> float:
-        return max(now - call.wait.since, *(seconds for _, seconds in call.answers.values()), 0.0)
+    def _longest(self, probe: _Probe, now: float) -> float:
+        return max(now - probe.wait.since, *(seconds for _, seconds in probe.answers.values()), 0.0)
 
     # Messages.
 
@@ -272,23 +272,23 @@ class RollCall:
         return True
 
     def _handle(self, source: int, kind: str, *values: Any) -> None:
-        call = self._call
+        probe = self._probe
         if kind in HEARD:
             self._crossings.hear(source, kind, *values)
-        if kind == "call":
-            # Answered as soon as this rank waits. A call of its own only follows a call that is no older than a wait.
-            self._called_by[source] = values[0]
-            if call and not call.number:
-                call.at = time.monotonic()
-        if call is None or self._closing.is_set():
+        if kind == "probe":
+            # Answered as soon as this rank waits. A probe of its own only follows one that is no older than a wait.
+            self._probed_by[source] = values[0]
+            if probe and not probe.number:
+                probe.at = time.monotonic()
+        if probe is None or self._closing.is_set():
             return
         match kind:
-            case "wait" if values[0] == call.number:
-                call.answers[source] = values[1:]
+            case "wait" if values[0] == probe.number:
+                probe.answers[source] = values[1:]
             case "look":
                 self._send(source, "seen", values[0], look_at(self._members[values[0]].process))
             case "seen":
-                call.looks[values[0]] = values[1]
+                probe.looks[values[0]] = values[1]
 
 
 def _message(stalls: Sequence[Stall], timeout: float) -> str:

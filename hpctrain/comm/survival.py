@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from hpctrain.comm.base import LostRank, RanksLostError
-from hpctrain.comm.patience import Patience
+from hpctrain.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -108,7 +108,7 @@ class Survival:
     def end(self) -> None:
         self._recovering = None
 
-    def give_up(self, patience: Patience) -> None:
+    def give_up(self, timeout: Timeout) -> None:
         """Have every rank that is left come to :meth:`shrink` next, wherever it is: in a wait, or in :meth:`agree`.
 
         Open MPI's Shrink begins with agreements of its own, which are told apart by their number on the communicator
@@ -117,12 +117,12 @@ class Survival:
         """
         self.comm.Revoke()
         if not self._given_up:
-            self._vote(0, patience, "agreeing to go on without the ranks that died")
+            self._vote(0, timeout, "agreeing to go on without the ranks that died")
 
     def shrink(self) -> list[LostRank]:
         """Replace :attr:`comm` by the ranks of it that are left; returns those that are not.
 
-        Collective over those that are left, all behind :meth:`give_up`.
+        Collective over those that are left, all after :meth:`give_up`.
         """
         before = self.comm
         # Open MPI 5.0.11 ends its non-blocking form with an internal error.
@@ -141,21 +141,21 @@ class Survival:
         self.comm, self._given_up = cast("MPI.Intracomm", fresh), False
         return lost
 
-    def agree(self, patience: Patience) -> None:
+    def agree(self, timeout: Timeout) -> None:
         """A barrier that all ranks pass, or none.
 
         Raises:
             RanksLostError: one died; every rank that is left gets it.
             HpctrainError: a rank that lives does not come in time.
         """
-        if not self._vote(1, patience, "agreeing on what is done"):
+        if not self._vote(1, timeout, "agreeing on what is done"):
             raise self._error()
 
-    def _vote(self, own: int, patience: Patience, what: str) -> bool:
+    def _vote(self, own: int, timeout: Timeout, what: str) -> bool:
         """Whether every rank votes 1 and none died; the same on all of them."""
         votes = np.full(1, own, dtype=np.intc)
         try:
-            patience.finish(lambda: self.comm.Iagree(votes), what, heed=False)
+            timeout.finish(lambda: self.comm.Iagree(votes), what, heed=False)
             self._given_up = not votes[0]
         except RanksLostError:
             self._given_up = True

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
 from hpctrain.comm.crossed_store import StoreCrossings
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.patience import CONTROL, END, REDUCTION, Patience, timeout_seconds
-from hpctrain.comm.rendezvous import listening_at, meet
+from hpctrain.comm.rendezvous import listening_at, rendezvous
+from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Timeout, timeout_seconds
 from hpctrain.errors import HpctrainError, TransientError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TorchDistributedCommunicator(Communicator):
         world: the ranks where MPI started them; None where torchrun did.
 
     Raises:
-        HpctrainError: a group is there already, PyTorch lacks NCCL, a rank has no GPU, or the ranks do not meet.
+        HpctrainError: a group is there already, PyTorch lacks NCCL, a rank has no GPU, or the rendezvous failed.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
@@ -70,7 +70,7 @@ class TorchDistributedCommunicator(Communicator):
             self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
         except RuntimeError as error:
             raise self._failed(error, "the making of the group") from error
-        self.patience = Patience(f"rank {self.rank} on {self.host}")
+        self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         self._engine: TorchDistributedEngine | None = None
         if backend == "nccl":
             try:
@@ -80,7 +80,7 @@ class TorchDistributedCommunicator(Communicator):
                 raise
 
     def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> None:
-        met = meet(world, self.host, limit)
+        met = rendezvous(world, self.host, limit)
         self.rank, self.size = met.rank, met.size
         self.local_rank, self.local_size = met.local_rank, met.local_size
         self._address: str | None = met.address
@@ -173,8 +173,8 @@ class TorchDistributedCommunicator(Communicator):
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                with self._crossings.told(END if self.patience.leaving else kind, what) as pause:
-                    self.patience.wait(handle.is_completed, what, kind=kind, pause=pause)
+                with self._crossings.told(END if self.timeout.leaving else kind, what) as pause:
+                    self.timeout.wait(handle.is_completed, what, kind=kind, pause=pause)
             handle.wait()
         except RuntimeError as error:
             raise self._failed(error, what) from error
@@ -211,7 +211,7 @@ class TorchDistributedCommunicator(Communicator):
         )
 
     def _leave_training(self) -> None:
-        self.patience.leaving = True
+        self.timeout.leaving = True
 
     def abort(self, exit_code: int) -> None:
         if self._by_mpi:

@@ -28,7 +28,7 @@ def open_sources(recipe: Recipe) -> tuple[Source, Source]:
 
 
 def _imagenet(recipe: Recipe) -> tuple[Source, Source]:
-    from hpctrain.data.loader import Crew, ImageNet
+    from hpctrain.data.loader import ImageNet, WorkerPool
 
     if recipe.model.name == "digits_cnn":
         raise HpctrainError(
@@ -36,8 +36,8 @@ def _imagenet(recipe: Recipe) -> tuple[Source, Source]:
             "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
         )
     folder = shard_folder(recipe)
-    crew = Crew(folder, recipe)
-    train, val = ImageNet(folder, "train", recipe, crew), ImageNet(folder, "val", recipe, crew)
+    pool = WorkerPool(folder, recipe)
+    train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
     if len(train.classes) > _CLASSES:
         raise HpctrainError(
             f"{folder} has {len(train.classes)} classes, and {recipe.model.name} tells {_CLASSES} apart",

@@ -158,7 +158,7 @@ def _ids(fake: FakeSet) -> list[int]:
 
 
 def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
-    """The table of synsets: classes by their numbers, and behind them one that has classes below it."""
+    """The table of synsets: classes by their numbers, and after them one that has classes below it."""
     from scipy.io import savemat
 
     counts = np.bincount(train_labels(fake), minlength=fake.classes)

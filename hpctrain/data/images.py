@@ -18,7 +18,7 @@ from hpctrain.recipes.schema import Images, Jitter
 _TRIES = 10
 # Scales in eighths at which libjpeg-turbo has fast code; those between them take longer than the whole photograph.
 _SCALES = (1, 2, 4)
-# Above, taps of bilinear interpolation behind a small blur lie too far apart.
+# Above, taps of bilinear interpolation after a small blur lie too far apart.
 _MOST_INTERPOLATED = 2.7
 # Below, the blur changes less than it costs.
 _LEAST_BLURRED = 1.2

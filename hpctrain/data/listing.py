@@ -135,7 +135,7 @@ class ClassFolder:
         return found
 
     def _key(self, path: Path) -> str:
-        # WebDataset takes all behind the first dot for the ending, and images of different classes can have one name.
+        # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
         stem = path.stem.replace(".", "_")
         wnid = self.folder.name
         return stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}"
@@ -180,7 +180,7 @@ def _fault(key: str) -> str | None:
         return "which is no UTF-8"
     if not 1 <= size <= _KEY_BYTES:
         return f"which has not 1 to {_KEY_BYTES} bytes"
-    return "whose part behind the dot WebDataset takes for the ending" if "." in key else None
+    return "whose part after the dot WebDataset takes for the ending" if "." in key else None
 
 
 def open_tar(path: Path) -> tarfile.TarFile:
@@ -222,9 +222,9 @@ def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]
     tar.fileobj.seek(tar.offset)
     end = tar.fileobj.read(tarfile.BLOCKSIZE)
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-        last = f" behind {members[-1].name}" if members else ""
+        last = f" after {members[-1].name}" if members else ""
         raise HpctrainError(f"{where} is cut short or damaged{last}, at byte {tar.offset}", DOWNLOAD_AGAIN)
-    # Its bytes are not those that lie behind its header.
+    # Its bytes are not those that lie after its header.
     if sparse := next((member.name for member in members if member.issparse()), None):
         raise HpctrainError(f"{where}: {sparse} is a file with holes", DOWNLOAD_AGAIN)
     # Links, folders and devices are no images: they are missing where the numbers of images are compared.

@@ -23,7 +23,7 @@ from hpctrain.recipes.schema import Recipe
 # Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
 # end of a stream wait longer.
 _TASK_IMAGES = 16
-# Pieces behind the one that is trained on, and at least as many tasks a worker.
+# Pieces after the one that is trained on, and at least as many tasks a worker.
 _PIECES_AHEAD = 3
 _TASKS_AHEAD = 3
 
@@ -45,7 +45,7 @@ class _Piece:
     broken: list[Broken]
 
 
-class Crew:
+class WorkerPool:
     """What makes images for the sources of one folder, one stream at a time: worker processes, or none.
 
     Nothing is started before the first stream.
@@ -117,23 +117,23 @@ class Crew:
 
 
 class ImageNet:
-    """One split of a folder of shards as a :class:`hpctrain.data.source.Source`; one stream of a crew at a time.
+    """One split of a folder of shards as a :class:`hpctrain.data.source.Source`; one stream of a pool at a time.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
         split: ``train``, whose images are cut and changed at random, or ``val``.
-        recipe: how images are made, how many processes make them, and what becomes of broken ones.
-        crew: what makes them, which may be another split's too.
+        recipe: how images are made, how many processes make them, and what is done with broken ones.
+        pool: what makes them, which may be another split's too.
 
     Raises:
         HpctrainError: the folder, or the split, is not there or not whole.
     """
 
-    def __init__(self, folder: Path, split: str, recipe: Recipe, crew: Crew | None = None) -> None:
+    def __init__(self, folder: Path, split: str, recipe: Recipe, pool: WorkerPool | None = None) -> None:
         self.broken: set[str] = set()
         self._shards = open_shards(folder, split)
-        self._crew = crew or Crew(folder, recipe)
-        self._decoder = Decoder(self._crew.job, self._shards)
+        self._pool = pool or WorkerPool(folder, recipe)
+        self._decoder = Decoder(self._pool.job, self._shards)
         self._split = split
         self._stops = recipe.data.broken_images == "stop"
 
@@ -156,15 +156,15 @@ class ImageNet:
         Raises:
             HpctrainError: an image is broken and the recipe stops at it, a shard cannot be read, or a worker died or
                 does not answer.
-            RuntimeError: another stream of the crew is open.
+            RuntimeError: another stream of the pool is open.
         """
-        with self._crew.pieces(self._decoder, self._split, pieces, epoch) as ready:
+        with self._pool.pieces(self._decoder, self._split, pieces, epoch) as ready:
             for piece in ready:
                 yield self._samples(piece)
 
     def close(self) -> None:
-        """End the crew, an open stream of it first. Idempotent; another stream starts it again."""
-        self._crew.close()
+        """End the pool, an open stream of it first. Idempotent; another stream starts it again."""
+        self._pool.close()
         self._shards.close()
 
     def _samples(self, piece: _Piece) -> Samples:

@@ -25,7 +25,7 @@ class Samples:
         images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
             the recipe's mean and deviation.
         labels: int64, shape (N,); :data:`BROKEN` where there is none.
-        mixture: what becomes of them when they are normalised, if they are mixed: fewer samples, where some are there
+        mixture: what normalising makes of them, if they are mixed: fewer samples, where some are there
             for others alone.
         depths: what decides about each of them in each block of a network with stochastic depth, in 0 to 1.
     """

@@ -41,7 +41,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length
 
     Args:
         samples: how many there are.
-        repeats: each comes so often, one behind the other, as :func:`sample_of` and :func:`repetition_of` tell apart.
+        repeats: each comes so often, one after the other, as :func:`sample_of` and :func:`repetition_of` tell apart.
         length: of the epoch, at which the order is cut off.
     """
     order = np.random.default_rng((seed, epoch)).permutation(samples)
@@ -89,7 +89,7 @@ def share(batch: Indices, rank: int, ranks: int) -> Share:
 def parts(own: Share, count: int) -> list[Indices]:
     """A share in ``count`` parts, which differ by one sample at most and are never empty.
 
-    Where there are fewer samples than parts the last one comes again, behind the rank's own ``count``.
+    Where there are fewer samples than parts the last one comes again, after the rank's own ``count``.
     """
     again = np.repeat(own.indices[-1:], max(0, count - len(own.indices)))
     return np.array_split(np.append(own.indices, again), count)

@@ -1,7 +1,7 @@
 """What ``hpctrain data shard`` runs on every rank: rank 0 hands out the work, the others do it.
 
 ``python shard_ranks.py OUT SHARDING``, the second a :class:`hpctrain.data.sharding.Sharding` as JSON. Rank 0 writes
-OUT: ``{"manifest": …}``, or ``{"error": …}`` for what the user can mend.
+OUT: ``{"manifest": …}``, or ``{"error": …}`` for what the user can correct.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
-        """The samples of each piece, in order, while the pieces behind it are already being made ready.
+        """The samples of each piece, in order, while the pieces after it are already being made ready.
 
         What is random about a sample follows from the recipe's seed, the epoch, the sample's index and the repetition
         that it is (:func:`hpctrain.data.sampling.repetition_of`) alone. A stream that is closed before its end drops

@@ -29,7 +29,7 @@ _FAILURE_CHARACTERS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Images to make, one behind the other.
+    """Images to make, one after the other.
 
     Attributes:
         number: of the task.

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import hpctrain
-from hpctrain.comm.patience import timeout_seconds
+from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.data.decoder import Job
 from hpctrain.data.worker import Result, Task, receive_result, receive_task, send
 from hpctrain.errors import HpctrainError
@@ -157,8 +157,8 @@ class Workers:
 
     def _arrived(self, limit: float) -> bool:
         """Whether there is a result, at the latest at the limit, and before that after a while."""
-        patience = min(_LOOK_SECONDS, max(0, limit - time.monotonic()))
-        return bool(select.select([self._results], [], [], patience)[0])
+        left = min(_LOOK_SECONDS, max(0, limit - time.monotonic()))
+        return bool(select.select([self._results], [], [], left)[0])
 
     def _send(self) -> None:
         with contextlib.suppress(BlockingIOError):

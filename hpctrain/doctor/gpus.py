@@ -38,13 +38,13 @@ def visible(host: Host) -> Check:
         status="failed" if failed else "ok",
         found=f"{found}; {blind} ranks see none" if blind else found,
         wanted="a GPU for each rank",
-        mend="unset CUDA_VISIBLE_DEVICES, ask Slurm for --gpus-per-node, or start fewer ranks" if failed else "",
+        remedy="unset CUDA_VISIBLE_DEVICES, ask Slurm for --gpus-per-node, or start fewer ranks" if failed else "",
         source=_VISIBLE_SOURCE,
     )
 
 
 def _seen(value: str | None, here: Sequence[int]) -> tuple[str, ...]:
-    """The GPUs that a setting shows: an entry that is none hides those behind it."""
+    """The GPUs that a setting shows: an entry that is none hides those after it."""
     if value is None:
         return tuple(map(str, here))
     devices: list[str] = []
@@ -70,7 +70,7 @@ def peer_memory(host: Host) -> Check:
         status="failed" if failed else "ok",
         found=found,
         wanted="nvidia-peermem loaded, or the open driver on Linux 5.12 or later",
-        mend="as root: modprobe nvidia-peermem" if failed else "",
+        remedy="as root: modprobe nvidia-peermem" if failed else "",
         source=_PEERMEM_SOURCE,
     )
 
@@ -89,7 +89,7 @@ def access_control(host: Host) -> Check:
         status="failed" if host.acs else "ok",
         found=f"enabled on {', '.join(host.acs)}" if host.acs else "not enabled above any GPU",
         wanted="not enabled, but in virtual machines",
-        mend=f"as root, or in the firmware's setup: {commands}" if host.acs else "",
+        remedy=f"as root, or in the firmware's setup: {commands}" if host.acs else "",
         source=_ACS_SOURCE,
     )
 
@@ -113,7 +113,7 @@ def distance(host: Host) -> Check:
         status="failed" if far else "ok",
         found=", ".join(f"GPU {gpu} {distance}" for gpu, distance in shown.items()),
         wanted=f"an adapter below the same PCIe root complex: {', '.join(_ONE_ROOT)}",
-        mend="move an adapter to a slot beside the GPU: nvidia-smi topo -m; else export NCCL_NET_GDR_LEVEL=SYS"
+        remedy="move an adapter to a slot beside the GPU: nvidia-smi topo -m; else export NCCL_NET_GDR_LEVEL=SYS"
         if far
         else "",
         source=_DISTANCE_SOURCE,

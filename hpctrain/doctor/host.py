@@ -63,7 +63,7 @@ def merge(by_host: Mapping[str, Sequence[Check]]) -> list[Check]:
     groups: dict[tuple[str, str, str, str], dict[str, Check]] = {}
     for host, checks in by_host.items():
         for check in checks:
-            groups.setdefault((check.name, check.status, check.wanted, check.mend), {})[host] = check
+            groups.setdefault((check.name, check.status, check.wanted, check.remedy), {})[host] = check
     merged = []
     for found in groups.values():
         where = tuple(found) if len(found) < len(by_host) else ()

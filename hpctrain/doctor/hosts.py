@@ -37,6 +37,6 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
         status="failed" if failed else "ok",
         found=f"{placed.given.crossings} crossings between leaf switches ({known_from})",
         wanted=f"{placed.bound}, which no order can be under",
-        mend=f"start the ranks in this order: hpctrain run --hosts {order}" if failed else "",
+        remedy=f"start the ranks in this order: hpctrain run --hosts {order}" if failed else "",
         source=ORDER_SOURCE,
     )

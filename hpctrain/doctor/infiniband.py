@@ -28,16 +28,16 @@ def ports(host: Host) -> Check:
     waiting = [port for port in used if port.state in ("INIT", "ARMED")]
     dead = [port for port in used if port.adapter not in live and port not in waiting]
     if waiting:
-        mend = "start a subnet manager (opensm) in that fabric; then: ibstat"
+        remedy = "start a subnet manager (opensm) in that fabric; then: ibstat"
     else:
-        mend = f"check the cable: ibstat; or leave it out: export NCCL_IB_HCA=^={','.join(_adapters(dead))}"
+        remedy = f"check the cable: ibstat; or leave it out: export NCCL_IB_HCA=^={','.join(_adapters(dead))}"
     failed = [*waiting, *dead]
     return Check(
         name=name,
         status="failed" if failed else "ok",
         found=", ".join(f"{port} {port.state}" for port in failed or used),
         wanted="a port of each adapter ACTIVE",
-        mend=mend if failed else "",
+        remedy=remedy if failed else "",
         source=_PORT_SOURCE,
     )
 
@@ -51,13 +51,13 @@ def rates(host: Host) -> Check:
         return Check(name=name, status="not applicable", found=found, source=_PORT_SOURCE)
     best = {port.link_layer: max(p.rate for p in used if p.link_layer == port.link_layer) for port in used}
     slow = [port for port in used if port.rate < best[port.link_layer]]
-    mend = f"reseat or replace the cable: iblinkinfo; or export NCCL_IB_HCA=^={','.join(_adapters(slow))}"
+    remedy = f"reseat or replace the cable: iblinkinfo; or export NCCL_IB_HCA=^={','.join(_adapters(slow))}"
     return Check(
         name=name,
         status="failed" if slow else "ok",
         found=", ".join(f"{port} {port.rate:g} Gbit/s" for port in slow or used),
         wanted=", ".join(f"{rate:g} Gbit/s ({layer}), as the fastest here" for layer, rate in best.items()),
-        mend=mend if slow else "",
+        remedy=remedy if slow else "",
         source=_PORT_SOURCE,
     )
 
@@ -86,7 +86,7 @@ def adapter_names(host: Host) -> Check:
         status="failed" if fault else "ok",
         found=f"{value}: {fault}" if fault else value,
         wanted=f"names of this host ({', '.join(adapters)}), '=' in front where one begins another",
-        mend=f"export NCCL_IB_HCA={exact}" if fault else "",
+        remedy=f"export NCCL_IB_HCA={exact}" if fault else "",
         source=_HCA_SOURCE,
     )
 
@@ -101,19 +101,22 @@ def roce_gid(host: Host) -> Check:
     bare = [port for port in ethernet if not port.roce_v2]
     shared = sorted(set.intersection(*(set(port.roce_v2) for port in ethernet)))
     if bare:
-        fault, mend = f"{bare[0]} has no RoCE v2 GID", "give its network interface an IP address: ip address; show_gids"
+        fault, remedy = (
+            f"{bare[0]} has no RoCE v2 GID",
+            "give its network interface an IP address: ip address; show_gids",
+        )
     elif index != "-1" and not (index.isdigit() and int(index) in shared):
         fault = f"NCCL_IB_GID_INDEX={index} is no RoCE v2 GID of every port"
-        mend = f"export NCCL_IB_GID_INDEX={shared[-1]}" if shared else "unset NCCL_IB_GID_INDEX"
+        remedy = f"export NCCL_IB_GID_INDEX={shared[-1]}" if shared else "unset NCCL_IB_GID_INDEX"
     else:
-        fault = mend = ""
+        fault = remedy = ""
     chosen = f"index {index}" if index != "-1" else "index chosen by NCCL"
     return Check(
         name=name,
         status="failed" if fault else "ok",
         found=fault or f"RoCE v2 at {', '.join(map(str, shared)) or 'an index a port'}; {chosen}",
         wanted="an entry of RoCE v2 on each port, and NCCL_IB_GID_INDEX its number or not set",
-        mend=mend,
+        remedy=remedy,
         source=_GID_SOURCE,
     )
 
@@ -133,7 +136,7 @@ def tcp_fallback(host: Host) -> Check:
         status="failed" if faults else "ok",
         found="; ".join(faults) or f"{', '.join(host.verbs)} usable, no setting against RDMA",
         wanted="traffic over the adapter",
-        mend="; ".join(faults.values()),
+        remedy="; ".join(faults.values()),
         source=_TCP_SOURCE,
     )
 

@@ -24,7 +24,7 @@ class _Choice:
 
 
 def nccl(host: Host) -> Check:
-    """``NCCL_SOCKET_IFNAME``: prefixes, exact names behind ``=``, all others behind ``^``."""
+    """``NCCL_SOCKET_IFNAME``: prefixes, exact names after ``=``, all others after ``^``."""
     return _check(host, "NCCL_SOCKET_IFNAME", "NCCL", _nccl_choice, _NCCL_SOURCE, sign="=")
 
 
@@ -61,13 +61,13 @@ def automatic(host: Host) -> Check:
             name=name, status="not applicable", found=f"{found}; one host connects to none", source=_MPI_SOURCE
         )
     failed = bool(inner) or not usable
-    mend = f"hpctrain run --interface {usable[0]}" if usable else "bring up the interface to the other hosts: ip link"
+    remedy = f"hpctrain run --interface {usable[0]}" if usable else "bring up the interface to the other hosts: ip link"
     return Check(
         name=name,
         status="failed" if failed else "ok",
         found=found,
         wanted="interfaces that reach the other hosts, and no others",
-        mend=mend if failed else "",
+        remedy=remedy if failed else "",
         source=_MPI_SOURCE,
     )
 
@@ -88,7 +88,7 @@ def _check(
         status="failed" if fault else "ok",
         found=f"{value}: {fault or ', '.join(one.name for one in choice.interfaces) or 'adapters of this host'}",
         wanted=f"of this host: {', '.join(usable) or 'no interface is up'}",
-        mend=(f"export {variable}={sign}{usable[0]}" if usable else f"unset {variable}") if fault else "",
+        remedy=(f"export {variable}={sign}{usable[0]}" if usable else f"unset {variable}") if fault else "",
         source=source,
     )
 

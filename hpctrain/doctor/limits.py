@@ -27,16 +27,16 @@ def memlock(host: Host) -> Check:
             found=f"{found}; nothing here pins memory: no InfiniBand or RoCE adapter",
             source=_MEMLOCK_SOURCE,
         )
-    mend = "ulimit -l unlimited"
+    remedy = "ulimit -l unlimited"
     if hard != math.inf:
-        mend = f"as root: '* - memlock unlimited' in /etc/security/limits.conf; {_SLURM}"
+        remedy = f"as root: '* - memlock unlimited' in /etc/security/limits.conf; {_SLURM}"
     failed = soft != math.inf
     return Check(
         name="memlock",
         status="failed" if failed else "ok",
         found=found,
         wanted="unlimited",
-        mend=mend if failed else "",
+        remedy=remedy if failed else "",
         source=_MEMLOCK_SOURCE,
     )
 
@@ -45,13 +45,13 @@ def open_files(host: Host) -> Check:
     """Connections over TCP take a file each, one a peer and more; data loaders take further ones."""
     soft, hard = host.nofile
     failed = soft < FILES
-    mend = f"ulimit -n {FILES}" if hard >= FILES else "as root: '* - nofile 65536' in /etc/security/limits.conf"
+    remedy = f"ulimit -n {FILES}" if hard >= FILES else "as root: '* - nofile 65536' in /etc/security/limits.conf"
     return Check(
         name="open files",
         status="failed" if failed else "ok",
         found="unlimited" if soft == math.inf else f"{soft:,.0f}",
         wanted=f"at least {FILES:,}",
-        mend=mend if failed else "",
+        remedy=remedy if failed else "",
         source=_FILES_SOURCE,
     )
 
@@ -60,12 +60,12 @@ def shared_memory(host: Host) -> Check:
     """Ranks of one host, and the workers of data loaders, pass data through /dev/shm."""
     free = host.shared_memory
     failed = free is None or free < SHARED_BYTES
-    mend = "docker run --shm-size=1g, or as root: mount -o remount,size=50% /dev/shm; old files: ls /dev/shm"
+    remedy = "docker run --shm-size=1g, or as root: mount -o remount,size=50% /dev/shm; old files: ls /dev/shm"
     return Check(
         name="shared memory",
         status="failed" if failed else "ok",
         found="there is no /dev/shm" if free is None else f"{free / 1e9:.3g} GB free in /dev/shm",
         wanted="at least 1 GiB free",
-        mend=mend if failed else "",
+        remedy=remedy if failed else "",
         source=_SHARED_SOURCE,
     )

@@ -69,7 +69,7 @@ def clocks(offsets: Mapping[str, float]) -> Check:
         status="failed" if failed else "ok",
         found=f"{skew:.3g} s apart" if skew >= 1e-3 else f"{skew * 1e6:.0f} µs apart",
         wanted=f"at most {SKEW_SECONDS:g} s apart",
-        mend="let the hosts take their time from one server: chronyc tracking, timedatectl" if failed else "",
+        remedy="let the hosts take their time from one server: chronyc tracking, timedatectl" if failed else "",
         source=_CLOCK_SOURCE,
         where=off if failed else (),
     )
@@ -90,6 +90,6 @@ def allreduce(reduction: Reduction, ranks: int) -> Check:
         status="failed" if failed else "ok",
         found=found,
         wanted="the right sum on every rank",
-        mend="see the checks above; then the network alone: hpctrain topology verify" if failed else "",
+        remedy="see the checks above; then the network alone: hpctrain topology verify" if failed else "",
         source=_REDUCE_SOURCE,
     )

@@ -34,7 +34,8 @@ class World:
 def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[Check]:
     """The checks of ``hpctrain horovod check`` under names of their own; GPUs want NCCL.
 
-    Where nobody asks for it and there is no GPU, no run takes Horovod, and what it lacks is not missing.
+    Where nobody asks for Horovod, one that was never built is not missing, nor does it matter without a GPU what a
+    built one lacks.
 
     Args:
         checks: of :func:`hpctrain.horovod.check.report`.
@@ -42,13 +43,15 @@ def horovod(checks: Sequence[Check], gpus: int, *, asked: bool = False) -> list[
         asked: runs are to use it.
     """
     named = []
+    absent = any(check.name == "horovod" and check.status == "failed" for check in checks)
+    needed_by = "Keras on several GPUs and --backend horovod need" if gpus else "--backend horovod needs"
     for check in checks:
         name = "Horovod" if check.name == "horovod" else f"Horovod {check.name}"
         if check.name == "nccl" and gpus and check.status == "not applicable":
             found = f"{gpus} GPUs, but {check.found}"
             named.append(replace(check, name=name, status="failed", found=found, wanted="NCCL for the GPUs"))
-        elif check.status == "failed" and check.wanted != AN_MPI and not (gpus or asked):
-            found = f"{check.found}, and without a GPU only --backend horovod needs it"
+        elif check.status == "failed" and check.wanted != AN_MPI and not asked and (absent or not gpus):
+            found = f"{check.found}; only {needed_by} it"
             named.append(replace(check, name=name, status="not applicable", found=found))
         else:
             named.append(replace(check, name=name))
@@ -74,7 +77,7 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str
         status="failed" if wrong else "ok",
         found=found,
         wanted=f"{ranks} rank{'' if ranks == 1 else 's'}, by both",
-        mend=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
+        remedy=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
         if wrong
         else "",
         source=MPI_SOURCE,
@@ -103,7 +106,7 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Check]:
                 status="failed",
                 found="; ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items()),
                 wanted="one version on all hosts",
-                mend="start from one environment on a file system that all hosts share, or from a container",
+                remedy="start from one environment on a file system that all hosts share, or from a container",
                 source=_VERSIONS_SOURCE,
                 where=tuple(versions),
             )

@@ -63,7 +63,7 @@ def space(disk: Disk) -> Check:
         status="failed" if failed else "ok",
         found=f"{disk.free / 1e9:.3g} GB in {disk.path}",
         wanted=f"at least {FREE_BYTES / 1e9:g} GB: a few checkpoints of a ResNet-50 (0.2 GB each)",
-        mend="remove old runs, or choose another place with --run-dir" if failed else "",
+        remedy="remove old runs, or choose another place with --run-dir" if failed else "",
         source=_SPACE_SOURCE,
     )
 
@@ -72,14 +72,14 @@ def write(disk: Disk) -> Check:
     """Every rank writes its log and its record there, rank 0 the checkpoints."""
     rate = disk.bytes_per_s
     failed = rate is None or rate < BYTES_PER_S
-    mend = "let the folder be yours: ls -ld; or choose another with --run-dir" if rate is None else ""
+    remedy = "let the folder be yours: ls -ld; or choose another with --run-dir" if rate is None else ""
     if rate is not None and failed:
-        mend = "choose a faster file system with --run-dir; your cluster's documentation names it (scratch, work)"
+        remedy = "choose a faster file system with --run-dir; your cluster's documentation names it (scratch, work)"
     return Check(
         name="write to run directory",
         status="failed" if failed else "ok",
         found=f"{disk.path}: {disk.error}" if rate is None else f"{rate / 1e6:,.0f} MB/s with fsync in {disk.path}",
         wanted=f"writable, at least {BYTES_PER_S / 1e6:g} MB/s",
-        mend=mend,
+        remedy=remedy,
         source=_WRITE_SOURCE,
     )

@@ -200,10 +200,10 @@ class EpochEvent(BaseEvent):
 
 
 class BrokenImagesEvent(BaseEvent):
-    """Images that took no part, on any rank, and were not told of before in this attempt; behind their epoch."""
+    """Images that took no part, on any rank, and were not reported before in this attempt; after their epoch."""
 
     event: Literal["broken_images"] = "broken_images"
-    epoch: Count = Field(description="behind whose event it comes")
+    epoch: Count = Field(description="after whose event it comes")
     count: Count = Field(description="of images that could not be decoded")
     names: tuple[str, ...] = Field(description="of the first 20")
 
@@ -212,7 +212,7 @@ class BrokenImagesEvent(BaseEvent):
 
 
 class CheckpointEvent(_OfStep):
-    """A checkpoint is on disk; behind the event of the step in which this was seen."""
+    """A checkpoint is on disk; after the event of the step in which this was seen."""
 
     event: Literal["checkpoint"] = "checkpoint"
     epoch: Count | None = Field(default=None, description="from 1")
@@ -235,7 +235,7 @@ class OverlapEvent(_OfStep):
 
 
 class StoppedEvent(BaseEvent):
-    """The ranks left in good order; behind the checkpoint of the stop."""
+    """The ranks left in good order; after the checkpoint of the stop."""
 
     event: Literal["stopped"] = "stopped"
     iteration: Count = Field(description="the last step")
@@ -264,7 +264,7 @@ class FaultEvent(BaseEvent):
     message: str = Field(description="what happened, in a sentence")
 
 
-class HealedFaultEvent(FaultEvent):
+class RecoveredFaultEvent(FaultEvent):
     """A rank died and the others went on without it; written by them. Its line is told by ``recovery_seconds``."""
 
     rank: Count | None = Field(description="as the attempt began")
@@ -293,13 +293,13 @@ class OtherEvent(BaseEvent):
 
 
 def _fault_tag(value: Any) -> str:
-    healed = "recovery_seconds" in value if isinstance(value, dict) else isinstance(value, HealedFaultEvent)
-    return HEALED if healed else FATAL
+    recovered = "recovery_seconds" in value if isinstance(value, dict) else isinstance(value, RecoveredFaultEvent)
+    return RECOVERED if recovered else FATAL
 
 
-FATAL, HEALED = "fatal fault", "healed fault"
+FATAL, RECOVERED = "fatal fault", "recovered fault"
 _Faults = Annotated[
-    Annotated[FaultEvent, Tag(FATAL)] | Annotated[HealedFaultEvent, Tag(HEALED)], Discriminator(_fault_tag)
+    Annotated[FaultEvent, Tag(FATAL)] | Annotated[RecoveredFaultEvent, Tag(RECOVERED)], Discriminator(_fault_tag)
 ]
 
 KnownEvent = Annotated[

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events.kinds import FATAL, HEALED, Event, KnownEvent, LogEvent, OtherEvent, StallEvent, StepEvent
+from hpctrain.events.kinds import FATAL, RECOVERED, Event, KnownEvent, LogEvent, OtherEvent, StallEvent, StepEvent
 
 
 def line_of(event: Event) -> bytes:
@@ -19,7 +19,7 @@ def line_of(event: Event) -> bytes:
 
 
 def mark(kind: type[StepEvent | LogEvent | StallEvent]) -> bytes:
-    """What every line of a frequent kind holds, behind the time; a reader can tell the kind by it without parsing."""
+    """What every line of a frequent kind holds, after the time; a reader can tell the kind by it without parsing."""
     return f'"event": "{kind.model_fields["event"].default}"'.encode()
 
 
@@ -66,7 +66,7 @@ def _fault(value: dict[str, Any], error: ValidationError) -> str:
     for each in error.errors(include_url=False, include_context=False):
         place = each["loc"]
         # Ahead of the key are the tags of the unions; a kind that is not known has none.
-        tags = 0 if len(place) == 1 else 2 if place[1] in (FATAL, HEALED) and len(place) > 2 else 1
+        tags = 0 if len(place) == 1 else 2 if place[1] in (FATAL, RECOVERED) and len(place) > 2 else 1
         wrong.setdefault(str(place[tags]), each["msg"])
     if missing := [key for key in wrong if key not in value]:
         return f"lacks {', '.join(map(repr, missing))}"

@@ -45,7 +45,7 @@ def attempts(events: Iterable[Event]) -> list[list[Event]]:
 def kept(events: Iterable[Event]) -> list[Event]:
     """The events of a run without the steps, epochs and checkpoints that were lost and done again.
 
-    A run has one start an attempt. What lies behind the checkpoint that an attempt goes on from was lost, although its
+    A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
     events are in the file.
     """
     found: list[Event] = []

@@ -28,9 +28,9 @@ _WRONG_PLACE = frozenset(
 
 
 class EventWriter:
-    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever becomes of the process.
+    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever happens to the process.
 
-    What becomes of the machine it survives from the next :meth:`synchronise` on.
+    A line survives a crash of the machine from the next :meth:`synchronise` on.
 
     Args:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks

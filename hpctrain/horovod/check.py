@@ -10,11 +10,11 @@ from hpctrain.errors import HpctrainError
 from hpctrain.horovod import PACKAGES, TITLES, VERSION
 from hpctrain.horovod.cuda import framework_has_cuda
 from hpctrain.horovod.fingerprint import mpi_identity, package_version
-from hpctrain.horovod.install import find_accelerator
 from hpctrain.horovod.installed import Installed, find_installed
 
 # Which the engine of hpctrain's own needs too.
 AN_MPI = "an MPI"
+_FIRST_BUILD = f"{BUILD_HINT} (compiles for about five minutes on two cores)"
 _SOURCE = "https://horovod.readthedocs.io/en/stable/install_include.html"
 
 
@@ -32,13 +32,13 @@ def require(framework: str | None) -> None:
     """
     installed = find_installed()
     if installed is None:
-        raise HpctrainError("Horovod is not built", BUILD_HINT)
+        raise HpctrainError("Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build")
     checks = [_mpi(installed)] if framework is None else [_framework(framework, installed), _mpi(installed)]
     for check in checks:
         if check.status == "failed":
-            raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.mend)
+            raise HpctrainError(f"{check.found}; wanted: {check.wanted}", check.remedy)
         if check.status == "not applicable":
-            raise HpctrainError(check.found, check.mend)
+            raise HpctrainError(check.found, check.remedy)
 
 
 def report() -> list[Check]:
@@ -50,10 +50,10 @@ def report() -> list[Check]:
 
 def _horovod(installed: Installed | None) -> Check:
     if installed is None:
-        return Check(name="horovod", status="failed", found="Horovod is not built", wanted=VERSION, mend=BUILD_HINT)
+        return Check(name="horovod", status="failed", found="Horovod is not built", wanted=VERSION, remedy=_FIRST_BUILD)
     if installed.fingerprint is None:
         found = f"Horovod {installed.version}, not built by hpctrain, so its MPI is not known"
-        return Check(name="horovod", status="ok", found=found, wanted=VERSION, mend=f"to be sure, {BUILD_HINT}")
+        return Check(name="horovod", status="ok", found=found, wanted=VERSION, remedy=f"to be sure, {BUILD_HINT}")
     return Check(name="horovod", status="ok", found=f"Horovod {installed.version}", wanted=VERSION)
 
 
@@ -61,11 +61,11 @@ def _mpi(installed: Installed | None) -> Check:
     try:
         mpi = mpi_identity(find_mpi())
     except HpctrainError as error:
-        return Check(name="mpi", status="failed", found=error.message, wanted=AN_MPI, mend=error.hint)
+        return Check(name="mpi", status="failed", found=error.message, wanted=AN_MPI, remedy=error.hint)
     built = installed.fingerprint if installed else None
     if built and built.mpi != mpi:
         return Check(
-            name="mpi", status="failed", found=f"Horovod is built for {built.mpi}", wanted=mpi, mend=BUILD_HINT
+            name="mpi", status="failed", found=f"Horovod is built for {built.mpi}", wanted=mpi, remedy=BUILD_HINT
         )
     return Check(name="mpi", status="ok", found=mpi)
 
@@ -79,29 +79,32 @@ def _framework(framework: str, installed: Installed | None) -> Check:
             name=framework,
             status="not applicable",
             found=f"{title} is not installed",
-            mend=f"to use it: pip install 'hpctrain[{framework}]', then {BUILD_HINT}",
+            remedy=f"to use it: pip install 'hpctrain[{framework}]', then {BUILD_HINT}",
         )
     wanted = f"{title} {version}"
     if installed is None or package not in installed.packages:
         found = f"Horovod is not built for {title}"
-        return Check(name=framework, status="failed", found=found, wanted=wanted, mend=BUILD_HINT)
+        return Check(name=framework, status="failed", found=found, wanted=wanted, remedy=BUILD_HINT)
     built = getattr(installed.fingerprint, package) if installed.fingerprint else version
     if built != version:
         found = f"Horovod is built for {title} {built}"
-        return Check(name=framework, status="failed", found=found, wanted=wanted, mend=BUILD_HINT)
+        return Check(name=framework, status="failed", found=found, wanted=wanted, remedy=BUILD_HINT)
     return Check(name=framework, status="ok", found=wanted)
 
 
 def _nccl(installed: Installed | None) -> Check:
+    # All of the build comes with it, which no launch needs.
+    from hpctrain.horovod.install import find_accelerator
+
     toolkit, nccl = find_accelerator()
     if toolkit is None:
         has_cuda = framework_has_cuda()
-        mend = "install the CUDA toolkit or set CUDA_HOME" if has_cuda else "install CUDA builds of the frameworks"
+        remedy = "install the CUDA toolkit or set CUDA_HOME" if has_cuda else "install CUDA builds of the frameworks"
         return Check(
             name="nccl",
             status="not applicable",
             found="there is no CUDA toolkit" if has_cuda else "the frameworks are built for CPUs",
-            mend=f"to use GPUs: {mend}, then {BUILD_HINT}",
+            remedy=f"to use GPUs: {remedy}, then {BUILD_HINT}",
         )
     if nccl is None:
         return Check(
@@ -109,10 +112,10 @@ def _nccl(installed: Installed | None) -> Check:
             status="failed",
             found=f"CUDA {toolkit.version} without NCCL's header and library",
             wanted="nccl.h and libnccl.so",
-            mend=f"apt-get install libnccl-dev, or set NCCL_HOME, then {BUILD_HINT}",
+            remedy=f"apt-get install libnccl-dev, or set NCCL_HOME, then {BUILD_HINT}",
         )
     built = installed.fingerprint.nccl if installed and installed.fingerprint else None
     if built != nccl.version:
         found = f"Horovod is built {f'for NCCL {built}' if built else 'without NCCL'}"
-        return Check(name="nccl", status="failed", found=found, wanted=f"NCCL {nccl.version}", mend=BUILD_HINT)
+        return Check(name="nccl", status="failed", found=found, wanted=f"NCCL {nccl.version}", remedy=BUILD_HINT)
     return Check(name="nccl", status="ok", found=f"NCCL {built}, CUDA {toolkit.version}")

@@ -73,7 +73,7 @@ def _require_tools(mpi: MpiInstallation) -> None:
             f"the build needs Python packages that are missing: {', '.join(missing)}",
             "pip install 'hpctrain[horovod]'",
         )
-    # A compiler may be named with a launcher before it and options behind it.
+    # A compiler may be named with a launcher before it and options after it.
     compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
     missing = [name for name in (compiler, "make") if shutil.which(name) is None]
     if missing:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checkpoints.find import newest_whole
 from hpctrain.checkpoints.layout import set_aside
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
@@ -227,6 +226,8 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     """
     if is_done(events):
         return None
+    from hpctrain.checkpoints.find import newest_whole
+
     newest = newest_whole(directory.checkpoints)
     if not newest.iteration:
         _require_none_written(directory, events, newest.damaged)

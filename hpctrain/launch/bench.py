@@ -13,6 +13,7 @@ from typing import Any
 
 import hpctrain
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.start import launch_plan, prove_launcher
 from hpctrain.plan import Plan, Script
@@ -59,8 +60,9 @@ def measure(program: str, ranks: int, *arguments: str, backend: str = "mpi") -> 
         What it wrote, and ``load``: how many processes wanted a core in the minute before.
 
     Raises:
-        HpctrainError: no launcher, or a rank failed.
+        HpctrainError: a package that it needs is missing, no launcher, or a rank failed.
     """
+    require("train", "torch", *(["imagenet"] if program == "loader" else []))
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()

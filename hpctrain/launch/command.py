@@ -38,7 +38,7 @@ Launcher = MpiInstallation | Srun
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to execute: a program behind its launcher, what to change in the environment, and the text of files that
+    """What to execute: a program after its launcher, what to change in the environment, and the text of files that
     have to be there.
     """
 
@@ -143,7 +143,7 @@ def launch_command(
         cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
             for them, which they take by themselves.
         root: whether the superuser starts the run, which Open MPI wants to be told.
-        slurm: what an mpirun inside a Slurm job is told of it; None outside.
+        slurm: the settings of an mpirun inside a Slurm job; None outside.
         tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
 
@@ -191,11 +191,11 @@ def _mpirun(
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
     files: dict[Path, str] = {}
-    if plan.heals and mpi.flavour == "open-mpi-5":
+    if plan.fault_tolerant and mpi.flavour == "open-mpi-5":
         options = ["--with-ft", "ulfm", *options]
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
-        if not tcp and len(plan.hosts) == 1 and not plan.heals and "btl" not in plan.start.arguments:
+        if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
             options += ["--mca", "btl", "^tcp"]
         if slurm is not None:
             # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.

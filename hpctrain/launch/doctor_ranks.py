@@ -19,6 +19,7 @@ from hpctrain.doctor.ranks import Reduction, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
+from hpctrain.extras import require
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
 from hpctrain.launch.launcher_choice import require_image
@@ -117,6 +118,8 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
 def _launcher(plan: Plan, machine: Machine, folder: Path, failed: dict[str, str]) -> Launcher:
     """The launcher that works here; ``failed`` gets those that do not. Whether Horovod fits is a check of its own."""
     require_image(plan)
+    if plan.start.container is None and plan.start.python is None:
+        require("train")
     return prove_launcher(plan, machine, folder, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons))
 
 
@@ -129,15 +132,20 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
                 plan, RunDirectory(directory), machine, _launcher(plan, machine, directory.parent, failed)
             )
     except _LimitError:
-        said, mend = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
+        said, remedy = f"did not end in {LIMIT_SECONDS} s", "start them by hand: mpirun -np 2 hostname"
     except HpctrainError as error:
-        said, mend = error.message, error.hint
+        said, remedy = error.message, error.hint
     else:
         if failure is None:
             return None
-        said, mend = " ".join([failure.message, *failure.lines[-3:]]), "start them by hand: mpirun -np 2 hostname"
+        said, remedy = " ".join([failure.message, *failure.lines[-3:]]), "start them by hand: mpirun -np 2 hostname"
     return Check(
-        name="ranks", status="failed", found=said, wanted=f"{plan.ranks} ranks that start", mend=mend, source=_SOURCE
+        name="ranks",
+        status="failed",
+        found=said,
+        wanted=f"{plan.ranks} ranks that start",
+        remedy=remedy,
+        source=_SOURCE,
     )
 
 

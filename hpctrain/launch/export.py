@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from hpctrain.checkpoints.find import verify
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 from hpctrain.plan import Plan
 
 # Frameworks come from slow disks, as checkpoints do.
@@ -21,7 +21,6 @@ _LIMIT_SECONDS = 1800.0
 _LAST_LINES = 12
 # By framework: the file's suffix, and the packages that write it.
 _SUFFIXES = {"torch": ".pt", "keras": ".keras"}
-_PACKAGES = {"torch": ("torch",), "keras": ("keras", "tensorflow")}
 
 
 def export(checkpoint: Path, out: Path) -> int:
@@ -68,11 +67,7 @@ def _require_fit(checkpoint: Path, out: Path) -> None:
         )
     if out.exists():
         raise HpctrainError(f"{out} is there already", "name another file, or remove that one")
-    if missing := [package for package in _PACKAGES[framework] if find_spec(package) is None]:
-        raise HpctrainError(
-            f"{checkpoint} is of a model in {framework}, and {missing[0]} is not installed",
-            f"pip install 'hpctrain[{framework}]'",
-        )
+    require("train", framework)
 
 
 def _framework(checkpoint: Path) -> str:

@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.cluster.programs import program_output
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.build import build_fabric, read_fabric
 from hpctrain.topology.cabling import counted
-from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.readers import slurm, slurm_address
 from hpctrain.topology.records import Group, Record
+
+if TYPE_CHECKING:
+    from hpctrain.topology.fabric import Fabric
 
 FLAT = "unknown, taken to be flat"
 
@@ -39,6 +41,9 @@ def given_fabric(path: Path | None, routes: Path | None) -> Fabric | None:
         HpctrainError: it cannot be read, or there are tables but no file.
     """
     if path is not None:
+        # NumPy comes with it.
+        from hpctrain.topology.build import read_fabric
+
         return read_fabric(path, routes)
     if routes is not None:
         raise HpctrainError(
@@ -61,6 +66,9 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
     Raises:
         HpctrainError: what Slurm printed cannot be read.
     """
+    # NumPy comes with it, which a run on one host does not need.
+    from hpctrain.topology.build import build_fabric
+
     warnings: list[str] = []
     for records, source in _known(hosts, environment):
         fabric = build_fabric(records)

@@ -76,7 +76,15 @@ class Failure:
     def __str__(self) -> str:
         source = f"the end of {self.log}" if self.log else "printed outside the logs"
         printed = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
-        return "\n".join([self.message, *printed, *([f"  {self.hint}"] if self.hint else [])])
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, *printed, *hint])
+
+    def told_after(self, shown: int) -> str:
+        """The same for whoever has seen everything that rank ``shown`` printed: of its log no more than the name."""
+        if self.rank != shown or self.log is None:
+            return str(self)
+        hint = [f"  {self.hint}"] if self.hint else []
+        return "\n".join([self.message, f"  its log: {self.log}", *hint])
 
 
 def find_failure(
@@ -86,7 +94,7 @@ def find_failure(
     output: str,
     exit_status: int,
     first_dead: int | None = None,
-    heals: bool = False,
+    fault_tolerant: bool = False,
 ) -> Failure | None:
     """What made a run fail that has ended; None if every rank that was not lost on the way recorded that it is done.
 
@@ -97,10 +105,10 @@ def find_failure(
         exit_status: the launcher's, negative for a signal as in ``subprocess``. Not trusted: mpirun exits 0 when it
             loses a whole node.
         first_dead: the rank that was seen dead, without an error recorded, while others lived.
-        heals: the ranks go on without one that died.
+        fault_tolerant: the ranks go on without one that died.
     """
     records = read_records(directory)
-    left = _statuses_left(records, heals=heals)
+    left = _statuses_left(records, fault_tolerant=fault_tolerant)
     if len(records) == ranks and left == {"done"}:
         return None
     # Before what follows from it: the launcher sends the other ranks SIGTERM, which asks those that listen to stop.
@@ -109,7 +117,7 @@ def find_failure(
     if len(records) == ranks and left and left <= {"done", "resumable"}:
         return Failure(message=_stop_reason(directory, records), exit_code=RESUMABLE, stopped=True)
     failed = [record for record in records.values() if record.status == "failed"]
-    if heals and failed:
+    if fault_tolerant and failed:
         # What killed a rank is then the less recent cause: the others would have gone on without it.
         return _raised(directory, min(failed, key=lambda record: record.ended))
     killed = _killed(ranks, records, output, exit_status)
@@ -125,10 +133,10 @@ def find_failure(
     return _silent(directory, records, ranks, output=output, exit_status=exit_status)
 
 
-def _statuses_left(records: Mapping[int, RankRecord], *, heals: bool) -> set[str]:
+def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -> set[str]:
     """How the ranks ended that were not lost on the way."""
     left: list[str] = [record.status for record in records.values() if record.status != "lost"]
-    if heals and left and left[0] != "running":
+    if fault_tolerant and left and left[0] != "running":
         # Nobody was left to say that these died: the first rank is the last to have work, and had ended before.
         return set(left) - {"running"}
     return set(left)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.cluster.hostfile import read_hostfile
@@ -14,10 +15,11 @@ from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
 from hpctrain.plan import HostOptions
 from hpctrain.planning.hosts import Hosts, place_hosts
 from hpctrain.topology.cabling import counted
-from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.names import is_guid
-from hpctrain.topology.node_file import read_node_map
 from hpctrain.topology.node_map import NodeMap
+
+if TYPE_CHECKING:
+    from hpctrain.topology.fabric import Fabric
 
 LIVE = "live"
 
@@ -53,7 +55,7 @@ def arrange(
     hosts_slots, warnings = _hosts(options, given, this_host, environment)
     names = tuple(hosts_slots)
     node_map = node_map_of(options.node) if options.node is not None else None
-    fabric, known_from = (given, str(options.fabric)) if given else known_fabric(names, environment)
+    fabric, known_from = _fabric(options, given, names, environment)
     room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     hosts = place_hosts(
         names,
@@ -64,11 +66,20 @@ def arrange(
         node_map=node_map,
         interface=options.interface,
     )
-    warnings += fabric.warnings
+    warnings += fabric.warnings if fabric else ()
     warnings += node_map.warnings if node_map else ()
     if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings
+
+
+def _fabric(
+    options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Fabric | None, str]:
+    """The fabric that is given, else the one that is known, and where from; one host needs none."""
+    if given:
+        return given, str(options.fabric)
+    return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
 
 
 def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
@@ -93,6 +104,8 @@ def node_map_of(node: str) -> NodeMap:
         HpctrainError: it cannot be read.
     """
     if node != LIVE:
+        from hpctrain.topology.node_file import read_node_map
+
         return read_node_map(Path(node))
     # NVML's Python half, which is not needed to read a file.
     from hpctrain.topology.live import this_node

@@ -82,8 +82,8 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
 
 
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether only starting the plan's ranks tells which launcher works. Those that heal can have but one."""
-    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.heals
+    """Whether only starting the plan's ranks tells which launcher works. A fault-tolerant run can have but one."""
+    return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
 
 
 def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:
@@ -109,7 +109,7 @@ def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """What an mpirun is told of the Slurm job that this process is in, against its own variables; None outside."""
+    """The settings that an mpirun needs in the Slurm job of this process, against its own variables; None outside."""
     if not in_allocation(environment):
         return None
     # mpirun reaches the hosts by srun, which would wait for the end of a step that this process is in.
@@ -168,7 +168,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
 
 
 def _plugins() -> list[str]:
-    """The plugins that ``srun --mpi=list`` names, each on a line of its own, behind ``srun:`` in some versions."""
+    """The plugins that ``srun --mpi=list`` names, each on a line of its own, after ``srun:`` in some versions."""
     answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
     lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
     return [line for line in lines if line and " " not in line]

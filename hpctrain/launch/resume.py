@@ -25,7 +25,7 @@ from hpctrain.rundir import RunDirectory, read_model
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A further attempt: where it begins, its plan on this machine, and what the user has to be told of it.
+    """A further attempt: where it begins, its plan on this machine, and what the user has to know about it.
 
     ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
     """
@@ -103,9 +103,7 @@ def _overridden(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
     if not overrides:
         return None
     if plan.recipe is None:
-        raise HpctrainError(
-            f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go behind --"
-        )
+        raise HpctrainError(f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go after --")
     return override_recipe(plan.recipe, overrides)
 
 

@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.1
 _POLLS_A_LOOK = 10
 # After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
 _FAILURE_GRACE_SECONDS = 5.0
-# Behind their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+# After their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _AGAIN_SECONDS = 1.0
@@ -47,7 +47,7 @@ def launch(
     stop: Stop = Stop(),
     stoppable: bool = False,
     resumable: bool = False,
-    heals: bool = False,
+    fault_tolerant: bool = False,
     interrupts: Interrupts | None = None,
     show: Callable[[Event], None],
     line: Callable[[str], None],
@@ -64,7 +64,7 @@ def launch(
         stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
             so.
         resumable: the run can be resumed though no rank shows that it can stop.
-        heals: the ranks go on without one that died, and say so in its record.
+        fault_tolerant: the ranks go on without one that died, and say so in its record.
         interrupts: where signals are collected already; by default here.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
@@ -80,7 +80,7 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line)
             events.emit(start)
-        job = Job(command, directory, ranks, heals=heals)
+        job = Job(command, directory, ranks, fault_tolerant=fault_tolerant)
         return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 
 
@@ -113,7 +113,7 @@ def _run(
         output=job.output(),
         exit_status=job.exit_status,
         first_dead=job.first_dead,
-        heals=job.heals,
+        fault_tolerant=job.fault_tolerant,
     )
     if failure and interrupts.received:
         return _interrupted(
@@ -161,10 +161,10 @@ class Job:
     without it.
     """
 
-    def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, heals: bool = False) -> None:
+    def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, fault_tolerant: bool = False) -> None:
         self.directory = directory
         self.ranks = ranks
-        self.heals = heals
+        self.fault_tolerant = fault_tolerant
         self._output = b""
         self.first_dead: int | None = None
         self.process = command.start()
@@ -245,8 +245,8 @@ class Job:
         if len(records) == self.ranks and not any(record.status == "running" for record in records):
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
-        if self.heals and any(record.status == "running" and record.rank not in dead for record in records):
-            # Those that are left say what becomes of it.
+        if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
+            # Those that are left report how it ends.
             return None
         # All of them are dead when the launcher has ended the job, which says nothing of the first.
         if dead and len(dead) < len(records):

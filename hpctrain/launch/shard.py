@@ -11,6 +11,7 @@ import hpctrain
 from hpctrain.data.manifest import Manifest
 from hpctrain.data.sharding import Sharding, make_shards
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 from hpctrain.launch.bench import run_program
 from hpctrain.launch.start import prove_launcher
 from hpctrain.plan import Script
@@ -27,8 +28,10 @@ def shard(sharding: Sharding, ranks: int) -> Manifest:
         ranks: how many make shards; beyond one, a further one hands out the work.
 
     Raises:
-        HpctrainError: as of :func:`hpctrain.data.sharding.make_shards`; there is no launcher, or a rank failed.
+        HpctrainError: as of :func:`hpctrain.data.sharding.make_shards`; a package is missing, there is no launcher, or
+            a rank failed.
     """
+    require("train", "imagenet")
     if ranks == 1:
         return make_shards(sharding, map, partial(print, file=sys.stderr))
     return _on_ranks(sharding, ranks)

@@ -10,37 +10,26 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
+from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command, Launcher, launch_command
 from hpctrain.launch.failure import Failure
-from hpctrain.launch.healing import require_choices, require_mitigation
+from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.interrupts import Interrupts
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
     bindable_cores,
     choose_launcher,
     first_launcher,
-    needs_proof,
     require_image,
     told_of_slurm,
 )
 from hpctrain.launch.run import launch
 from hpctrain.plan import Plan
-from hpctrain.planning.machine import Machine, same_host, this_machine
+from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.rundir import RunDirectory
-
-
-def find_launcher(plan: Plan, folder: Path = Path()) -> Launcher | None:
-    """What starts the plan's ranks, proved where that is needed, in a folder that all hosts share.
-
-    Raises:
-        HpctrainError: as of :func:`available_launcher` and :func:`prove_launcher`.
-    """
-    machine = this_machine()
-    launcher = available_launcher(plan, machine)
-    return prove_launcher(plan, machine, folder) if launcher and needs_proof(plan) else launcher
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
@@ -64,6 +53,22 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     if plan.backend == "horovod" and plan.start.container is None and plan.start.python is None:
         require(plan.framework)
     return launcher
+
+
+def require_packages(plan: Plan) -> None:
+    """Refuse to start what would find a package missing: in the ranks, where they have this Python, or here.
+
+    Raises:
+        HpctrainError: an extra of hpctrain is not installed.
+    """
+    # Its TensorBoard files are written here.
+    extras = ["train"]
+    if plan.start.container is None and plan.start.python is None:
+        if plan.recipe and plan.recipe.data.name == "imagenet":
+            extras.append("imagenet")
+        if plan.framework:
+            extras.append(plan.framework)
+    require_extras(*extras)
 
 
 def prove_launcher(
@@ -193,7 +198,7 @@ def launch_attempt(
         stoppable=plan.recipe is not None,
         # Whoever has a script started again says that it can go on.
         resumable=plan.restarts > 0,
-        heals=plan.heals,
+        fault_tolerant=plan.fault_tolerant,
         interrupts=interrupts,
         show=show,
         line=line,

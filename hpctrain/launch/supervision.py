@@ -34,7 +34,7 @@ class Restart:
 
 
 class Supervisor:
-    """Decides behind each failure of a run.
+    """Decides after each failure of a run.
 
     Args:
         plan: of the first attempt; later ones can have fewer of its hosts.

@@ -40,7 +40,7 @@ WHOLE = Extent()
 def moved_by(momentum: float, number: int, count: int) -> float:
     """How far the running statistics move towards those of a step's ``number``-th part of ``count``, from 1 on.
 
-    Behind the last part they have moved once, by 1 - ``momentum`` towards the plain mean of the parts.
+    After the last part they have moved once, by 1 - ``momentum`` towards the plain mean of the parts.
     """
     return (1 - momentum) / (count - (1 - momentum) * (count - number))
 

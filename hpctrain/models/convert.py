@@ -1,6 +1,6 @@
 """Weights of one framework's network for the other's: by the names of PyTorch's state dict, as NumPy arrays.
 
-Keras layers have the names of PyTorch's modules. Only the order of axes differs, and what a dense layer behind a
+Keras layers have the names of PyTorch's modules. Only the order of axes differs, and what a dense layer after a
 ``Flatten`` reads: (height, width, channel) in Keras and (channel, height, width) in PyTorch.
 """
 

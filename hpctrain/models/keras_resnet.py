@@ -90,7 +90,7 @@ def _resnet(block: Block, blocks: Sequence[int], own: _Layers, classes: int) -> 
     """Images (N, H, W, 3) to logits (N, classes), for any H and W from 32 on."""
     images = keras.Input((None, None, 3))
     x = _relu(own.norm(name="bn1")(own.conv(images, "conv1", 64, 7, 2)), "bn1")
-    # Behind the ReLU a border of zeros is as good as one of minus infinity.
+    # After the ReLU a border of zeros is as good as one of minus infinity.
     x = layers.MaxPooling2D(3, 2, name="maxpool")(layers.ZeroPadding2D(1, name="maxpool.padding")(x))
     for index, count in enumerate(blocks):
         for number in range(count):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import HostOrder, Slots
-from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.launch_files import network_variables
 from hpctrain.topology.node_map import NodeMap, slots
-from hpctrain.topology.placement import report
-from hpctrain.topology.summary import host_numbers
+
+if TYPE_CHECKING:
+    from hpctrain.topology.fabric import Fabric
 
 # Linux has room for 15 characters; one that begins with a dash is an option that came where the name was left out.
 _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASCII)
@@ -20,7 +21,7 @@ _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASC
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts in the order of their ranks, what that order is worth, and what all ranks are told of the network."""
+    """Hosts in the order of their ranks, what that order is worth, and the network settings of all ranks."""
 
     slots: tuple[Slots, ...]
     order: HostOrder | None = None
@@ -30,7 +31,7 @@ class Hosts:
 def place_hosts(
     names: Sequence[str],
     ranks: int,
-    fabric: Fabric,
+    fabric: Fabric | None,
     *,
     known_from: str,
     slots_of: Mapping[str, int] | None = None,
@@ -42,7 +43,7 @@ def place_hosts(
     Args:
         names: the hosts in the order in which they were named.
         ranks: of all of them together.
-        fabric: has all of them.
+        fabric: has all of them; None for a single host.
         known_from: what to say of where the fabric is known from.
         slots_of: how many ranks each host has room for; fewer ranks fill the hosts in their order, and leave out those
             that get none. By default each host gets as many ranks as the others.
@@ -60,7 +61,7 @@ def place_hosts(
         )
     room = slots_of or _even(names, ranks)
     filled, worth = _filled(names, ranks, room, fabric, known_from)
-    environment = network_variables(interface=interface, rails=on_rails(fabric, host_numbers(fabric, tuple(filled))))
+    environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
     return Hosts(
         slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
@@ -79,7 +80,7 @@ def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
 
 
 def _filled(
-    names: Sequence[str], ranks: int, room: Mapping[str, int], fabric: Fabric, known_from: str
+    names: Sequence[str], ranks: int, room: Mapping[str, int], fabric: Fabric | None, known_from: str
 ) -> tuple[dict[str, int], HostOrder | None]:
     """The ranks of each host that gets some, in the order of the ranks, and what that order is worth."""
     while True:
@@ -91,10 +92,15 @@ def _filled(
         names = [name for name in names if name in filled]
 
 
-def _order(names: Sequence[str], fabric: Fabric, known_from: str) -> tuple[Sequence[str], HostOrder | None]:
+def _order(names: Sequence[str], fabric: Fabric | None, known_from: str) -> tuple[Sequence[str], HostOrder | None]:
     """The hosts in the order of their ranks, and what it is worth; None for one host."""
     if len(names) == 1:
         return names, None
+    assert fabric is not None
+    # NumPy comes with them.
+    from hpctrain.topology.placement import report
+    from hpctrain.topology.summary import host_numbers
+
     found = report(fabric, host_numbers(fabric, names))
     # What cannot be bettered stays as the user has it.
     chosen = found.given if found.already_optimal else found.placed
@@ -123,6 +129,14 @@ def require_ranks(ranks: int) -> None:
     """Refuse a run without ranks."""
     if ranks < 1:
         raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
+
+
+def _on_rails(fabric: Fabric | None, names: Sequence[str]) -> bool:
+    if fabric is None:
+        return False
+    from hpctrain.topology.summary import host_numbers
+
+    return on_rails(fabric, host_numbers(fabric, names))
 
 
 def on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:

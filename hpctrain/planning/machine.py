@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -65,6 +65,14 @@ def this_machine() -> Machine:
         versions=_versions(),
         gpus=usable_gpus(),
     )
+
+
+def as_if_installed(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
+    """For a plan that is only looked at: a machine without a framework, as if both were there, and a warning."""
+    if machine.frameworks:
+        return machine, ()
+    warning = "this Python has neither PyTorch nor Keras, so nothing can train in it: pip install 'hpctrain[torch]'"
+    return replace(machine, frameworks=frozenset(_MODULES)), (warning,)
 
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> int:

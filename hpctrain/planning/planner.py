@@ -155,7 +155,7 @@ def _require_backend(backend: str, plan: Plan) -> None:
             f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
             "choose --backend mpi or horovod, or --framework torch",
         )
-    if plan.heals and backend not in ("auto", "mpi", "single"):
+    if plan.fault_tolerant and backend not in ("auto", "mpi", "single"):
         raise HpctrainError(
             f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
@@ -170,7 +170,7 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
         return plan.asked_backend, ""
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
         return "single", f"one rank on {machine.host}"
-    if plan.heals:
+    if plan.fault_tolerant:
         return "mpi", "fault_tolerance: shrink"
     return _fitting(plan, hosts, machine)
 

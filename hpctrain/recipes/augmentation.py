@@ -99,7 +99,7 @@ class Averaging(Section):
     )
 
     def weight(self, *, epoch: int, step: int, batch: int, epochs: int) -> float | None:
-        """Of the parameters in the update of their average behind a step; None where there is none.
+        """Of the parameters in the update of their average after a step; None where there is none.
 
         Args:
             epoch, step: of the run, and of the epoch, both from 0.

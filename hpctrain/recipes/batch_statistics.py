@@ -49,7 +49,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
     span = recipe.model.batch_norm.span
     at_once = recipe.batch.at_once(ranks)
     together = ranks_together(span, at_once, ranks)
-    if together > 1 and recipe.fault_tolerance.heals:
+    if together > 1 and recipe.fault_tolerance.fault_tolerant:
         raise HpctrainError(
             f"model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink goes on without some",
             f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",

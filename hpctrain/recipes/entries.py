@@ -57,7 +57,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
 
     Args:
         name_or_path: a name of :func:`recipe_names`, or a path (it holds a slash or ends in .yaml or .yml), each with
-            ``@VARIANT`` behind it for another variant than the file's first.
+            ``@VARIANT`` after it for another variant than the file's first.
 
     Raises:
         HpctrainError: no such recipe or variant, or something in it that the schema refuses; names the file, the line
@@ -142,7 +142,7 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
         if not name or "@" in name or "/" in name:
             raise HpctrainError(
                 f"{document.where(('variants', name))}: {name!r} cannot name a variant",
-                "a name of a variant stands behind an @, and has no @ and no slash of its own",
+                "a name of a variant stands after an @, and has no @ and no slash of its own",
             )
     return named
 

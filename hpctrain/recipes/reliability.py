@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what becomes of a run when something goes wrong."""
+"""The sections of a recipe for faults: what a run does when something goes wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Guard(Section):
 
 
 class FaultTolerance(Section):
-    """What becomes of the run when a rank dies."""
+    """What the run does when a rank dies."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
         "stop",
@@ -31,13 +31,13 @@ class FaultTolerance(Section):
     min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
 
     @property
-    def heals(self) -> bool:
+    def fault_tolerant(self) -> bool:
         """Whether the ranks go on without one that died, from the first step on."""
         return self.lost_rank == "shrink"
 
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
-        if not self.heals and (self.batch == "shrink" or self.min_ranks > 1):
+        if not self.fault_tolerant and (self.batch == "shrink" or self.min_ranks > 1):
             key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
             raise ValueError(
                 f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
@@ -46,7 +46,7 @@ class FaultTolerance(Section):
 
 
 class Checkpointing(Section):
-    """When the state of a run is written, behind the last step of each epoch and at a stop anyway, and what is kept."""
+    """When the state of a run is written, after the last step of each epoch and at a stop anyway, and what is kept."""
 
     every_steps: Count | None = Field(None, description="also after each so many steps of the run")
     keep_last: Count = Field(2, description="the newest so many; the second is what a damaged newest one falls back to")
@@ -55,14 +55,14 @@ class Checkpointing(Section):
 
 
 class Numbers(Section):
-    """What becomes of a step whose loss or gradients are not finite on any rank, and which losses are told of."""
+    """What the run does when a loss or gradient is not finite on any rank, and which losses it reports as spikes."""
 
     non_finite: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
         description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
-        "parameters of the newest checkpoint and go on behind the step's samples",
+        "parameters of the newest checkpoint and go on after the step's samples",
     )
     limit: Count = Field(3, description="skipped steps in a row, or times back to one checkpoint, until the run ends")
     spike_factor: Annotated[float, Field(gt=1)] | None = Field(
-        4.0, description="a loss so many times the median of the last 64 is told of; null tells of none"
+        4.0, description="a loss of so many times the median of the last 64 is reported; null reports none"
     )

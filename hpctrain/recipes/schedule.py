@@ -48,17 +48,17 @@ class Schedule(Section):
     milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
     gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")
     factors: tuple[Positive, ...] = Field(
-        (), description="what piecewise multiplies the scaled rate by before, between and behind the milestones"
+        (), description="what piecewise multiplies the scaled rate by before, between and after the milestones"
     )
     power: Positive = Field(2.0, description="of polynomial")
     decay_steps: Count | None = Field(
         None,
-        description="steps after which polynomial is at end_rate (behind the warm-up MLPerf's "
+        description="steps after which polynomial is at end_rate (after the warm-up MLPerf's "
         "opt_learning_rate_decay_steps); by default those that the run has",
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup",
-        description="where polynomial and cosine begin to fall: behind the warm-up, or with the first step, so that "
+        description="where polynomial and cosine begin to fall: after the warm-up, or with the first step, so that "
         "the warm-up stands in place of their beginning",
     )
     end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")

@@ -199,7 +199,7 @@ class Transition(Section):
     """From RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
 
     center: Positive = Field(description="epoch at which SGD's part is one half")
-    period: Positive = Field(description="half of it behind the center, SGD's part is 1")
+    period: Positive = Field(description="half of it after the center, SGD's part is 1")
     rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
     square_decay: Fraction = Field(0.99, description="what is kept of the running mean of squared gradients")
 

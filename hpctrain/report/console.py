@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Self, TextIO, cast
 
@@ -28,6 +27,7 @@ from hpctrain.events.kinds import (
 from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
+from hpctrain.report.say import Patient, say
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
@@ -166,50 +166,6 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def say(text: str, stream: TextIO) -> None:
-    """Print a line, to whom there is: a run does not end because nobody reads on."""
-    print(text, file=_Patient(stream), flush=True)
-
-
-class _Patient:
-    """A stream that takes everything, also when nobody reads on, as after ``| head``, or its terminal is gone.
-
-    The run goes on then: what it writes to its directory is still wanted.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        with self._given_up():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._given_up():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _given_up(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            # Also for what is still in the buffer, and for whoever else writes there.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-
-
 class _Bar(Progress):
     """The bar with the figures of the last steps in a row of their own, so that 60 columns are enough."""
 
@@ -219,7 +175,7 @@ class _Bar(Progress):
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
-            console=RichConsole(file=cast(IO[str], _Patient(stream))),
+            console=RichConsole(file=cast(IO[str], Patient(stream))),
             transient=True,
             expand=True,
             redirect_stdout=False,

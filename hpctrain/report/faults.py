@@ -10,8 +10,8 @@ from hpctrain.events.kinds import (
     ChangedEvent,
     DamagedEvent,
     FaultEvent,
-    HealedFaultEvent,
     NonFiniteEvent,
+    RecoveredFaultEvent,
     SpikeEvent,
     StallEvent,
 )
@@ -19,7 +19,7 @@ from hpctrain.events.kinds import (
 
 def fault_line(fault: FaultEvent) -> str:
     """What went wrong, and whether the others went on."""
-    if isinstance(fault, HealedFaultEvent):
+    if isinstance(fault, RecoveredFaultEvent):
         samples = fault.samples_affected
         return (
             f"rank {fault.rank} ({fault.host}) was lost at step {fault.iteration}; the other {fault.ranks} "
@@ -44,7 +44,7 @@ def non_finite_line(event: NonFiniteEvent) -> str:
     """Which step it was, and what became of it."""
     went_on = {
         "skip": "its update was left out",
-        "roll_back": f"the run goes on behind it with the parameters of step {event.to}",
+        "roll_back": f"the run goes on after it with the parameters of step {event.to}",
         "stop": "the run ends",
     }
     where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""

@@ -48,7 +48,7 @@ class RankLogs:
 
 
 class JobLogs:
-    """The logs of a run's jobs, or of one task of an array, one behind the other."""
+    """The logs of a run's jobs, or of one task of an array, one after the other."""
 
     def __init__(self, found: FoundRun) -> None:
         self._folder = found.job_directory.logs

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-# Colours would run on behind the line; the others could move the cursor, or change the terminal itself.
+# Colours would run on after the line; the others could move the cursor, or change the terminal itself.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 

@@ -26,7 +26,7 @@ from hpctrain.rundir import RunDirectory
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
 _WINDOW = 100
-# Where the kind stands, behind the time, in a line that EventWriter wrote.
+# Where the kind stands, after the time, in a line that EventWriter wrote.
 _WITHIN = 64
 _MARKS = {StepEvent: mark(StepEvent), LogEvent: mark(LogEvent)}
 Frequent = TypeVar("Frequent", StepEvent, LogEvent)

@@ -14,9 +14,9 @@ from hpctrain.events.kinds import (
     EndEvent,
     EpochEvent,
     FaultEvent,
-    HealedFaultEvent,
     LogEvent,
     OverlapEvent,
+    RecoveredFaultEvent,
     RunEvent,
     StallEvent,
     StartEvent,
@@ -44,7 +44,7 @@ class PastAttempt:
     @property
     def fatal(self) -> tuple[FaultEvent, ...]:
         """The faults that the ranks could not go on from."""
-        return tuple(fault for fault in self.faults if not isinstance(fault, HealedFaultEvent))
+        return tuple(fault for fault in self.faults if not isinstance(fault, RecoveredFaultEvent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, FaultEvent]]
         (number, fault)
         for number, (attempt, further) in enumerate(itertools.zip_longest(attempts, attempts[1:]), start=1)
         for fault in attempt.faults
-        if isinstance(fault, HealedFaultEvent) or (further and not attempt.end)
+        if isinstance(fault, RecoveredFaultEvent) or (further and not attempt.end)
     ]
 
 

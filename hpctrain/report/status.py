@@ -51,7 +51,7 @@ class RunStatus(BaseModel):
         elapsed_s: of this attempt.
         remaining_s: until the training is done, at ``step_seconds`` a step.
         job_remaining_s: until the time limit of the job that runs.
-        more_jobs: that are needed behind the one that runs.
+        more_jobs: that are needed after the one that runs.
         last_event_s: seconds since the last event.
         survived: the faults that it got over by itself and the damaged checkpoints that it passed over, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
@@ -113,15 +113,15 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
-        return _run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
+        return run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
     tasks = []
     for task, directory in found.tasks.items():
         own = [job for job in jobs if job.has_task(task)]
-        tasks.append(_run_status(directory, found, Progress.read(directory), own, task, problem is None))
+        tasks.append(run_status(directory, found, Progress.read(directory), own, task, problem is None))
     return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
 
 
-def _run_status(
+def run_status(
     directory: RunDirectory,
     found: FoundRun,
     progress: Progress,
@@ -265,7 +265,7 @@ class KnownRun:
             "job_remaining_s": left,
             "more_jobs": more_jobs(remaining, left, limit) if remaining is not None and left is not None else None,
             "last_event_s": since,
-            "silent": state == "running" and since is not None and since > _patience(step_seconds),
+            "silent": state == "running" and since is not None and since > _silence_limit(step_seconds),
         }
 
 
@@ -276,9 +276,9 @@ def _waits_for(job: JobState) -> str:
 
 
 def more_jobs(remaining: float, left: float, limit: float | None) -> int:
-    """How many jobs are needed behind the one that runs; all in seconds."""
+    """How many jobs are needed after the one that runs; all in seconds."""
     return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 
-def _patience(step_seconds: float | None) -> float:
+def _silence_limit(step_seconds: float | None) -> float:
     return max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))

@@ -266,7 +266,7 @@ def _links(
 
 
 def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
-    """The names, with the GUID behind those that several nodes have."""
+    """The names, with the GUID after those that several nodes have."""
     count: dict[str, int] = {}
     for name in names:
         count[name] = count.get(name, 0) + 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.topology.components import components
+from hpctrain.topology.components import articulation_points, components
 from hpctrain.topology.fabric import Ints
 
 Mask = NDArray[np.bool_]
@@ -70,10 +70,7 @@ def _joining(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
     joining = np.zeros(len(is_leaf), np.bool_)
     # As a rule all switches without hosts hang together, and nothing is left to find.
     if len(np.unique(leaf)) < len(leaf):
-        import networkx as nx  # slow to load, and rarely needed
-
-        graph = nx.Graph(zip(leaf.tolist(), (len(is_leaf) + part).tolist(), strict=True))
-        joining[[node for node in nx.articulation_points(graph) if node < len(is_leaf)]] = True
+        joining[:] = articulation_points(2 * len(is_leaf), leaf, len(is_leaf) + part)[: len(is_leaf)]
     return joining
 
 

@@ -1,4 +1,4 @@
-"""What launchers and libraries are told of a placement: rankfile, hostfiles, CPU masks, environment. Text and values.
+"""A placement as launchers and libraries read it: rankfile, hostfiles, CPU masks, environment. Text and values.
 
 A placement is a list of hosts in the order of their ranks, each with a slot a rank: ranks count through the first
 host's slots, then the second's.
@@ -82,7 +82,7 @@ def cpu_bind(hosts: Placed) -> str:
 
 
 def network_variables(*, interface: str | None = None, rails: bool = False) -> dict[str, str]:
-    """What every rank is told of the network.
+    """The network settings of every rank.
 
     Args:
         interface: the network interface for connections that are not InfiniBand, None to leave the choice to NCCL,
@@ -102,7 +102,7 @@ def network_variables(*, interface: str | None = None, rails: bool = False) -> d
 
 
 def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
-    """What every rank of a host is told of its devices.
+    """The device settings of every rank of a host.
 
     ``CUDA_VISIBLE_DEVICES`` has the host's GPUs in the order of its ranks: a rank's own is the one that its local rank
     counts to, and the others stay visible for transfers between GPUs. ``NCCL_IB_HCA`` leaves out adapters for storage

@@ -34,7 +34,7 @@ from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import Share
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import RanksLostError
-from hpctrain.comm.patience import timeout_seconds
+from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.events.kinds import CheckpointEvent
@@ -84,7 +84,7 @@ class Checkpoints:
         scores: test accuracies that are known already, by iteration; rank 0's are every rank's.
 
     Attributes:
-        newest: the iteration of the one to go back to, 0 for none. Behind :meth:`wait` and :meth:`abandon` it is the
+        newest: the iteration of the one to go back to, 0 for none. After :meth:`wait` and :meth:`abandon` it is the
             same on all ranks.
     """
 
@@ -316,7 +316,7 @@ class Checkpoints:
         )
 
     def _await(self, save: _Save, future: Future[Any]) -> None:
-        """Wait for the writing thread, and look meanwhile what becomes of the other ranks.
+        """Wait for the writing thread, and look meanwhile whether the other ranks live.
 
         Raises:
             RanksLostError: one died, whose share may never come.

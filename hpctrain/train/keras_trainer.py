@@ -83,7 +83,7 @@ class KerasTrainer:
         # Of the last step whose update was left out.
         self._own_finite = tf.Variable(True)
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
-        self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = Average(self.model) if recipe.averaging else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
@@ -331,7 +331,7 @@ def _check_precision(recipe: Recipe) -> None:
     if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
         raise HpctrainError(
             "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes "
-            "on the wire is behind the loss scaling",
+            "on the wire is after the loss scaling",
             "--set communication.compression=bf16 or none, or --framework torch",
         )
 

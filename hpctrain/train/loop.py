@@ -91,7 +91,7 @@ class Loop:
         self._rate = learning_rate(recipe, len(train))
         self._iteration = 0
         self._saved = 0
-        # A checkpoint was lost, and is made up for behind the next step.
+        # A checkpoint was lost, and is made up for after the next step.
         self._due = False
         self._last: Progress | None = None
         self._epoch = 0
@@ -106,7 +106,7 @@ class Loop:
         # This rank's samples in it.
         self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
-        # Broken images that an event has told of, on whatever rank they are.
+        # Broken images that an event has reported, on whatever rank they are.
         self._told: set[str] = set()
 
     @property
@@ -147,12 +147,12 @@ class Loop:
         return stopped is None
 
     def _train_through_faults(self) -> str | None:
-        healed = False
+        recovered = False
         while True:
             try:
-                if healed:
+                if recovered:
                     self._look_for_checkpoints()
-                    healed = False
+                    recovered = False
                 stopped = self._train_epochs()
                 self._trainer.guard.check_last()
                 # No rank leaves as long as another may need it.
@@ -165,7 +165,7 @@ class Loop:
                 if loss is not None:
                     self._note(loss)
                 # Another death may come upon it.
-                healed = True
+                recovered = True
 
     def _look_for_checkpoints(self) -> None:
         """After ranks died: which of those that were begun are there."""
@@ -297,7 +297,7 @@ class Loop:
     def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:
         """The next parts of a stream, those of a batch, whose waiting time becomes this step's.
 
-        What is behind this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
+        What is after this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
         """
         self._data_seconds = 0.0
         for part in self._feed.parts(batch):
@@ -347,7 +347,7 @@ class Loop:
     def _batch_size(self) -> int:
         """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
         size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
-        if tolerance.heals and tolerance.batch == "shrink":
+        if tolerance.fault_tolerant and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
         return size
 
@@ -363,7 +363,7 @@ class Loop:
 
     @property
     def _average(self) -> float | None:
-        """What the average of the parameters takes of those behind the next step."""
+        """What the average of the parameters takes of those after the next step."""
         recipe = self._recipe
         if recipe.averaging is None:
             return None

@@ -1,4 +1,4 @@
-"""What becomes of a step whose numbers are not finite, and which losses are told of.
+"""What the run does when numbers of a step are not finite, and which losses it reports.
 
 The gradients of a step are looked at between their reduction and the update. They are equal on all ranks then, so all
 ranks leave the same updates out without a message; and a loss that is not finite on one rank makes them so. What the

@@ -28,6 +28,7 @@ from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import EventWriter, disk_error
 from hpctrain.events.kinds import StallEvent
+from hpctrain.extras import missing_extra
 from hpctrain.plan import Plan, Script
 from hpctrain.records import RankError, RankRecord, write_record
 from hpctrain.rundir import RunDirectory
@@ -152,6 +153,8 @@ def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
         return _exit_status(stop)
     except BaseException as raised:
         error = original(raised)
+        if script is None and isinstance(error, ModuleNotFoundError):
+            error = missing_extra(error) or error
         with contextlib.suppress(OSError):
             _print_error(error, script)
         return _describe(error)

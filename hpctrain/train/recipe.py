@@ -16,7 +16,7 @@ from hpctrain.rundir import RunDirectory
 from hpctrain.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
-from hpctrain.train.recovery import Recovery, require_healing
+from hpctrain.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.train.trainer import Trainer
 
 
@@ -30,7 +30,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     assert plan.recipe is not None
     recipe = plan.recipe
     comm = init()
-    require_healing(comm, recipe.fault_tolerance)
+    require_fault_tolerance(comm, recipe.fault_tolerance)
     train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
     with (
         contextlib.closing(train),
@@ -49,7 +49,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             checkpoints=checkpoints,
             dumps=directory.dumps,
             asked=lambda: stopping.asked(look=comm.rank == 0),
-            recovery=Recovery(comm, trainer, events, directory) if plan.heals else None,
+            recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
         )
         reports.iteration = lambda: loop.iteration + 1

@@ -1,4 +1,4 @@
-"""Going on without ranks that died: from the memory of those that are left, behind the last step that any has done.
+"""Going on without ranks that died: from the memory of those that are left, after the last step that any has done.
 
 A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
 are left have noted the same steps but for the last, and done the same updates but for the one behind it.
@@ -21,7 +21,7 @@ from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
-from hpctrain.events.kinds import HealedFaultEvent
+from hpctrain.events.kinds import RecoveredFaultEvent
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
@@ -40,7 +40,7 @@ class _Account:
     Attributes:
         noted: steps whose mean loss it has; ``loss`` is that of the last of them.
         updates: steps whose update it has done.
-        step: behind the noted ones, None before it began.
+        step: after the noted ones, None before it began.
         loss_sum: of its own samples in that step, if it has done its update.
         faulty: whether numbers of the last of its updates were not finite.
     """
@@ -99,13 +99,13 @@ def settle(accounts: list[_Account]) -> _Agreement:
     )
 
 
-def require_healing(comm: Communicator, tolerance: FaultTolerance) -> None:
+def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> None:
     """Refuse a run that is to go on without ranks that die where it could not.
 
     Raises:
         HpctrainError: says what is missing.
     """
-    if tolerance.heals and comm.size > 1 and not comm.heals:
+    if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         lack = f"backend {comm.backend!r} cannot" if comm.backend != "mpi" else missing_mitigation()
         raise HpctrainError(
             f"fault_tolerance shrink cannot go on without a rank that died: {lack}",
@@ -136,8 +136,8 @@ class Recovery:
         One that may have had a cause of its own is printed, for nobody raises it any more.
         """
         if isinstance(error, RanksLostError) or isinstance(error.__cause__, RanksLostError):
-            return self._comm.heals
-        if not (self._comm.heals and self._comm.lost):
+            return self._comm.fault_tolerant
+        if not (self._comm.fault_tolerant and self._comm.lost):
             return False
         # The log may be on the disk that is full.
         with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ class Recovery:
 
         Args:
             noted: steps that this rank has noted, and ``loss``, that of the last.
-            step: that it has begun behind them.
+            step: that it has begun after them.
 
         Returns:
             The loss of ``step``, which is done and to be noted; None if there is none to note.
@@ -232,7 +232,7 @@ class Recovery:
                 self._mark(each)
         for index, each in enumerate(lost):
             self._events.emit(
-                HealedFaultEvent(
+                RecoveredFaultEvent(
                     rank=each.first_rank,
                     host=each.host,
                     message=f"rank {each.first_rank} on {each.host} died",

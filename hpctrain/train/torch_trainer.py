@@ -81,7 +81,7 @@ class TorchTrainer:
             guard_every=recipe.guard.every,
         )
         self._statistics = statistics(self.model)
-        self._remembers = recipe.fault_tolerance.heals or recipe.numbers.non_finite == "skip"
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = Average(self.model) if recipe.averaging else None
         self._average_by: float | None = None
@@ -131,7 +131,7 @@ class TorchTrainer:
             # A factor of 1 or less does not make gradients overflow.
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
             self._count()
-            # Behind an update the optimizer's hook does so.
+            # After an update the optimizer's hook does so.
             self.guard.step_done()
         return self.loss
 

@@ -105,7 +105,7 @@ class Trainer(Stateful, Protocol):
             scale: what the sum of the samples' losses is multiplied by.
             learning_rate: of this step.
             sgd_share: of this step, for an optimizer with a transition.
-            average: how far the average moves to the parameters behind the update, where the recipe has one; None
+            average: how far the average moves to the parameters after the update, where the recipe has one; None
                 leaves it, as an update that is left out does.
 
         Returns:

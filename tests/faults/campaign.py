@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help=f"by default each case of the list once: {len(deck())}")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next")
     parser.add_argument("--only", metavar="KIND", help="cases of the kinds with this in their name")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case behind this")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after this")
     parser.add_argument("--json", type=Path, help="where all results go")
     options = parser.parse_args()
     kinds = [name for name in KINDS if (options.only or "") in name]

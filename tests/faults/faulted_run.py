@@ -26,7 +26,7 @@ INJECTED = Path(__file__).parent / "injected"
 # Every process of a case inherits it, whatever session it goes to.
 _MARK = "HPCTRAIN_FAULTS"
 _POLL_SECONDS = 0.005
-# What a launcher started may be a moment behind it.
+# What a launcher started may be a moment after it.
 _LEAVE_SECONDS = 5.0
 _KILL_SECONDS = 30.0
 

@@ -41,7 +41,7 @@ def flip_bit(scene: Scene) -> Promise:
         first = [event["event"] for event in events].index("fault")
         found = [event["iteration"] for event in events[:first] if event["event"] == "step"][-1]
         late = not injected["step"] <= found + 1 <= injected["step"] + _GUARDED
-        return [f"flipped before step {injected['step']}, found behind step {found}"] if late else []
+        return [f"flipped before step {injected['step']}, found after step {found}"] if late else []
 
     alone, two = rf"differs on rank {injected['rank']} \(", r"differs between rank 0 \(\S+\) and rank 1 \("
     names = r"different parameters: '\S+' " + (alone if scene.setting.ranks > 2 else two)

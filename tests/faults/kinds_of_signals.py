@@ -172,7 +172,7 @@ def ask_twice(scene: Scene) -> Promise:
 
 
 @kind("a rank of three dies, and the others go on", tm=2, km=1)
-def heal(scene: Scene) -> Promise:
+def shrink(scene: Scene) -> Promise:
     """With ``fault_tolerance: shrink``."""
     scene.change(ranks=3)
     training = scene.begin("--set", "fault_tolerance=shrink")

@@ -93,7 +93,7 @@ def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
     for pattern in promise.says:
         if not re.search(pattern, first.printed):
             yield f"it does not say {pattern!r}"
-    # Rank 0's is printed too, and hpctrain says behind it what became of the run.
+    # Rank 0's is printed too, and hpctrain says after it what became of the run.
     if re.search(r"^Traceback(?!.*^hpctrain: )", first.printed, re.M | re.S):
         yield "the launcher ended with a traceback"
 
@@ -131,7 +131,7 @@ def read_lines(path: Path) -> list[Event]:
 
 
 def kept_steps(events: Sequence[Event]) -> list[Event]:
-    """The steps that made the final state: each attempt takes the place of those behind its checkpoint."""
+    """The steps that made the final state: each attempt takes the place of those after its checkpoint."""
     kept: list[Event] = []
     for event in events:
         if event["event"] == "start":

@@ -16,7 +16,7 @@ from faulted_run import Ended, Place, Training
 EPOCHS, STEPS = 4, 92
 # Between two steps of a run that is to be met by a fault: rank 0 looks once a second whether it was asked to stop.
 PACE = {"what": "pace", "seconds": 0.03}
-# Behind the second checkpoint, and soon enough for that second.
+# After the second checkpoint, and soon enough for that second.
 _STOPPED_AT = 47
 
 
@@ -46,7 +46,7 @@ class Library:
     Attributes:
         folder: for them.
         limit: seconds for each.
-        held: what is closed behind the last case.
+        held: what is closed after the last case.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Library:
         return self._run(setting, stopped=False)
 
     def stopped(self, setting: Setting) -> Path:
-        """The directory of one that was asked to stop behind its second epoch, whose checkpoint is still there."""
+        """The directory of one that was asked to stop after its second epoch, whose checkpoint is still there."""
         return self._run(setting, stopped=True)
 
     def kept(self, name: str, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:

@@ -53,7 +53,7 @@ def write(run: Path, events: list[Event], last: float = 1.0) -> None:
 
 
 def interrupted(steps: list[Event], accuracy: float = 0.98) -> list[Event]:
-    """Two attempts, of which the first lost two steps behind its checkpoint."""
+    """Two attempts, of which the first lost two steps after its checkpoint."""
     start: Event = {"event": "start", "attempt": 1, "iteration": 0}
     lost = [{**step, "loss": 7.0} for step in steps[3:5]]
     again: Event = {"event": "start", "attempt": 2, "iteration": 3}

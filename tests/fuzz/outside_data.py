@@ -81,7 +81,7 @@ def _archives() -> Iterable[bytes]:
 
 
 def _devkit(content: bytes, folder: Path) -> None:
-    """The development kit, or the tar in it, behind whose checksum no change of the kit itself comes."""
+    """The development kit, or the tar in it, after whose checksum no change of the kit itself comes."""
     from hpctrain.data.devkit import read_devkit
 
     packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content, 1)

@@ -264,7 +264,7 @@ def _run_texts() -> Iterable[bytes]:
 
 
 def _slurm(content: bytes, _: Path) -> None:
-    """What Slurm's programs print; four answers behind each other, with form feeds between them."""
+    """What Slurm's programs print; four answers, one after the other, with form feeds between them."""
     from hpctrain.batch.discover import Answers, profile_from, profile_yaml
     from hpctrain.batch.queue import read_sacct, read_squeue
     from hpctrain.report.status import _waits_for

@@ -38,7 +38,7 @@ def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Calla
                 assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
                 time.sleep(0.02)
             interrupt(process.pid)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=200)
         finally:
             process.terminate()
     return process.returncode, output

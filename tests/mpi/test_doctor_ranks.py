@@ -90,12 +90,12 @@ def test_a_way_to_start_ranks_starts_them(hpctrain: Launch) -> None:
 
 def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     path = fake_mpirun(tmp_path, SINGLETONS)
-    result = hpctrain("doctor", "-np", "2", "--json", timeout=90, PATH=path)
+    result = hpctrain("doctor", "-np", "2", "--json", timeout=200, PATH=path)
     assert result.returncode == 3, result.stdout
     check = checks_by_name(result)["launcher and MPI"]
     assert check["status"] == "failed"
     assert "sees 1 rank;" in check["found"]
-    assert "srun --mpi=pmix" in check["mend"]
+    assert "srun --mpi=pmix" in check["remedy"]
     # What this machine itself says is there too.
     assert "open files" in checks_by_name(result)
 
@@ -140,7 +140,7 @@ def test_a_rank_that_cannot_start_is_said(hpctrain: Launch, tmp_path: Path) -> N
     assert result.returncode == 3, result.stdout
     ranks = checks_by_name(result)["ranks"]
     assert ranks["status"] == "failed"
-    assert ranks["mend"]
+    assert ranks["remedy"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 33])

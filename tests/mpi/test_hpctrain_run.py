@@ -66,10 +66,10 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     ).stdout
     (tmp_path / "printed.sh").write_text(printed)
-    subprocess.run(["sh", "printed.sh"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(["sh", "printed.sh"], cwd=tmp_path, check=True, timeout=300)
     run_dir = RunDirectory(tmp_path / "run")
     for rank in range(2):
         said = run_dir.log(rank).read_text()
@@ -85,7 +85,7 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
 
 
 def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=120)
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=300)
     assert result.returncode == 1
     assert f"rank 1 on {HOST} failed: ValueError: boom" in result.stdout
     assert "logs/rank-1.log" in result.stdout
@@ -97,13 +97,13 @@ def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
 
 
 def test_one_rank_leaves_without_a_word(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "leave", timeout=120)
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "leave", timeout=300)
     assert result.returncode == 1
     assert f"rank 1 on {HOST} failed: SystemExit: exit status 7" in result.stdout
 
 
 def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=120)
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=300)
     assert result.returncode == 4
     assert f"rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in result.stdout
     assert "about to die" in result.stdout
@@ -134,7 +134,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
             started = psutil.Process(process.pid).children(recursive=True)
             assert len(started) >= 3
             process.send_signal(number)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=200)
         finally:
             process.terminate()
     assert process.returncode == 1

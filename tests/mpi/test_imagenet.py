@@ -22,7 +22,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake = ["fake", "archives", "--images", "110", "--size", "80", "--broken", "2"]
     for arguments in (fake, ["shard", "archives", "shards"]):
         command = [str(BIN / "hpctrain"), "data", *arguments]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=100)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     return folder / "shards"
 
 
@@ -72,7 +72,7 @@ def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
     one, two = (of_kind(tmp_path / name, "step") for name in ("one", "two"))
     assert [step.samples for step in two] == [16, 16, 16, 16]
     assert [step.order for step in one] == [step.order for step in two]
-    # Behind the second step rounding shows.
+    # After the second step rounding shows.
     assert [step.loss for step in two[:2]] == pytest.approx([step.loss for step in one[:2]], rel=1e-3)
     assert two[0].loss != two[1].loss
 

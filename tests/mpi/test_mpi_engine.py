@@ -54,6 +54,6 @@ def test_a_script_that_just_ends_leaves_nothing_behind(mpirun, places):
 
 
 def test_an_exception_ends_all_ranks_and_leaves_nothing_behind(mpirun, places):
-    result = mpirun(PROGRAM, 2, "crash", check=False, timeout=60, **places)
+    result = mpirun(PROGRAM, 2, "crash", check=False, timeout=200, **places)
     assert result.returncode != 0
     assert "ValueError: this rank only" in result.stdout

@@ -1,4 +1,4 @@
-"""The MPI engine on MPICH, where the environment has Open MPI: shared windows, meetings, exchanges between nodes."""
+"""The MPI engine on MPICH, where the environment has Open MPI: shared windows, barriers, exchanges between nodes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def mpirun(tmp_path: Path, *options: str) -> dict[int, dict[str, object]]:
     out.mkdir()
     command = [str(mpi.mpirun), *options, sys.executable, str(PROGRAM), str(out)]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     return found(out)

@@ -133,7 +133,7 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
                 time.sleep(0.05)
             (folder / "at work").unlink()
             os.kill(whom(process.pid), signal.SIGTERM)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=200)
         finally:
             process.terminate()
     assert process.returncode == 4, output
@@ -162,7 +162,7 @@ def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) ->
     assert done > first > 0
 
 
-def test_a_run_that_heals_begins_again_when_launcher_and_ranks_are_gone(tmp_path: Path) -> None:
+def test_a_fault_tolerant_run_begins_again_when_launcher_and_ranks_are_gone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 
     def kill_all(pid: int) -> None:

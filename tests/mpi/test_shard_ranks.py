@@ -67,12 +67,12 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
         assert len(ranks) == 3
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=200)
     finally:
         if process.poll() is None:
             # It ends its ranks.
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=200)
     assert process.returncode == 1, output
     assert "SIGKILL" in output or "signal 9" in output
     done = len(list(folder.glob("train-*.tar")))
@@ -130,7 +130,7 @@ def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, 
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        # The launcher has the ranks' command line behind its own.
+        # The launcher has the ranks' command line after its own.
         command = process.cmdline()
         return "hpctrain.train" in command and Path(command[0]).name.startswith("python")
     except psutil.Error:

@@ -28,7 +28,7 @@ for step in range(10):
 @pytest.fixture(scope="module")
 def parts(mpirun) -> dict[str, str]:
     """What was printed in each part of a run of four ranks on two hosts."""
-    output = mpirun(PROGRAM, 4, "come_back", timeout=120, HPCTRAIN_STALL="2").stdout
+    output = mpirun(PROGRAM, 4, "come_back", timeout=300, HPCTRAIN_STALL="2").stdout
     found = re.split(r"^== (.*)\n", output, flags=re.M)
     return dict(zip(found[1::2], found[2::2], strict=True))
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_at_the_end(parts):
 
 
 def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_resumed(mpirun):
-    result = mpirun(PROGRAM, 2, "block", check=False, timeout=60, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
+    result = mpirun(PROGRAM, 2, "block", check=False, timeout=200, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4
     assert "rank 0 on node0 waited 4 s for rank 1 on node0 in small bucket" in result.stdout
     assert "in sleep_in_python" in result.stdout
@@ -80,7 +80,7 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)
     result = hpctrain(
         *("run", "script.py", "-np", "3", "--backend", "mpi", "--run-dir", "run"),
-        timeout=60,
+        timeout=200,
         HPCTRAIN_STALL="2",
         HPCTRAIN_TIMEOUT="5",
     )

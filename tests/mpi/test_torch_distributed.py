@@ -26,11 +26,11 @@ def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.Com
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=program.parent
     )
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
     finally:
         # It ends its ranks with it.
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=200)
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 

@@ -29,7 +29,7 @@ def slurm_hpctrain(slurm: LocalSlurm, hpctrain: Launch) -> Launch:
 
 @pytest.fixture
 def submit(slurm: LocalSlurm, slurm_hpctrain: Launch) -> Iterator[Submit]:
-    """``submit("digits", …)``; what still runs of it is cancelled behind the test."""
+    """``submit("digits", …)``; what still runs of it is cancelled after the test."""
     yield lambda *arguments, timeout=300: slurm_hpctrain("submit", *arguments, timeout=timeout)
     slurm.run("scancel", "--user=root", "--full")
     slurm.wait_idle()

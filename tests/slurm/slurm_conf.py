@@ -21,7 +21,7 @@ class Settings:
     Attributes:
         nodes: their names.
         cpus: that each node claims, however many the machine has.
-        gpus: that each node claims; the devices behind them are /dev/null.
+        gpus: that each node claims; the devices after them are /dev/null.
         topology: text of topology.conf.
         max_minutes: that a job of the default partition may ask for.
         requeue_seconds: after which a requeued job may start again (measured 6 s for 5). Slurm takes the life of a

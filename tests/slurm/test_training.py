@@ -1,4 +1,4 @@
-"""Training on a real Slurm: submitted, launched, watched, healed and cancelled."""
+"""Training on a real Slurm: submitted, launched, watched, recovered and cancelled."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path,
 
 @pytest.fixture
 def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], None]]:
-    """``lose_node("n3")`` as if it lost its power; it is there again behind the test, before ``submit`` looks."""
+    """``lose_node("n3")`` as if it lost its power; it is there again after the test, before ``submit`` looks."""
     lost: list[str] = []
 
     def lose(node: str) -> None:
@@ -90,7 +90,7 @@ def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], Non
 def test_a_run_goes_on_without_a_lost_node(
     slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path, kept: tuple[str, str]
 ) -> None:
-    """In the same job, if that is kept, by the same launcher, from the newest checkpoint, whether or not it heals."""
+    """In the same job, if that is kept, by the same launcher, from the newest checkpoint, fault-tolerant or not."""
     run = tmp_path / "run"
     four = ("--cluster", "auto", "--nodes", "4", *SIZE[2:])
     settings = ("--backend", "mpi", "--launcher", "mpirun", "--set", "epochs=10")

@@ -1,6 +1,6 @@
 """TensorFlow and Keras begin without what they import only because it is there: 2 of their 5 s in each rank.
 
-Python imports this module in every process that the tests start. Behind the start these packages can be imported.
+Python imports this module in every process that the tests start. After the start these packages can be imported.
 """
 
 from __future__ import annotations

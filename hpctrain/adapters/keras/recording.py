@@ -14,7 +14,7 @@ from hpctrain.comm import Communicator
 
 
 class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
-    """Records each batch as a step, with its learning rate, and the metrics of an epoch, behind what joins them."""
+    """Records each batch as a step, with its learning rate, and the metrics of an epoch, after what joins them."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def shard(
     The mean over the ranks of share x mean loss is the mean loss over the global batch, whatever its size: the share
     is own samples x ranks / samples of the batch. A rank without a sample of a batch computes another rank's with
     share 0, so every rank has the same number of batches. The share is part of the element, so it stays with its
-    samples whatever becomes of the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
+    samples whatever is done with the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
 
     ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and a ``train_step`` of your own gets
     what ``data`` holds. Without ``fit`` you get the share yourself: multiply the mean loss by it, as nobody else can::

@@ -121,7 +121,7 @@ class FlatBucket(Bucket):
     buffer once. After ``zero_grad(set_to_none=False)`` autograd adds to the views of the buffer, and nothing is copied.
 
     Args:
-        flags: how many further elements to put behind the gradients.
+        flags: how many further elements to put after the gradients.
         wire: the type in which the buffer is reduced, None for its own.
     """
 

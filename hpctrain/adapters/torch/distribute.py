@@ -30,7 +30,7 @@ Compression = Literal["none", "fp16", "bf16"]
 _guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
 _OWN_STATISTICS = (
     "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
-    "ht.average_statistics(model) on all ranks behind each epoch, before the model evaluates or is saved"
+    "ht.average_statistics(model) on all ranks after each epoch, before the model evaluates or is saved"
 )
 _WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -28,7 +28,7 @@ def join(
     A rank that comes to its end adds zeros to the gradients of those that still have batches. When all are through,
     every rank takes over parameters, buffers and the state of the optimizers that ``ht.distribute`` got from a rank
     that was active to the last. Within the loop, nothing else may take all ranks (``ht.should_stop()``, batch
-    normalisation over the ranks). Collective; costs one small all-reduce a backward pass. A scheduler steps behind the
+    normalisation over the ranks). Collective; costs one small all-reduce a backward pass. A scheduler steps after the
     loop: stepped with each batch it goes on from another place on each rank, and learning rates differ in the next.
 
     Args:

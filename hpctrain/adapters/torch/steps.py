@@ -147,7 +147,7 @@ def _check_ended(everyone: Iterable[GradientReducer]) -> None:
     if torch._C._current_graph_task_id() != -1:
         raise HpctrainError(
             "optimizer.step() within backward(): the gradients are not reduced yet",
-            "step behind backward(), not in a hook of it",
+            "step after backward(), not in a hook of it",
             exit_code=1,
         )
     raise HpctrainError(

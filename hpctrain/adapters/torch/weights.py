@@ -87,7 +87,7 @@ class _Forward:
 
 
 class BatchWeights:
-    """The weights of the batches that one communicator's loaders yield; told of draws and of forward passes."""
+    """The weights of the batches that one communicator's loaders yield; notified of draws and of forward passes."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = weakref.ref(comm)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.kernels import Array, add_up, blocks, cut
 from hpctrain.comm.shared.segments import Pause
+from hpctrain.comm.timeout import REDUCTION, Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,16 +28,16 @@ class Exchange:
 
     Args:
         peers: those ranks.
-        patience: how they wait for each other.
+        timeout: how they wait for each other.
 
     Attributes:
         sent_bytes: what this rank gave to MPI for other nodes so far, in both halves: of a slice of B bytes on N
             nodes 2 (N - 1) / N x B, the mean over the nodes.
     """
 
-    def __init__(self, peers: MPI.Intracomm, patience: Patience) -> None:
+    def __init__(self, peers: MPI.Intracomm, timeout: Timeout) -> None:
         self._peers = peers
-        self._patience = patience
+        self._timeout = timeout
         self.sent_bytes = 0
 
     def prepare(self, own: Array, wire: np.dtype[Any], what: str) -> Transfer:
@@ -67,11 +67,11 @@ class Exchange:
             if travelling is not own:
                 np.copyto(travelling, own, casting="unsafe")
             self.sent_bytes += leaving
-            self._patience.finish(lambda: self._peers.Ialltoallv(there, here), what, kind=REDUCTION, pause=pause)
+            self._timeout.finish(lambda: self._peers.Ialltoallv(there, here), what, kind=REDUCTION, pause=pause)
             for terms in sums:
                 add_up(terms[0], terms)
             mean = received[0].view(word)
-            self._patience.finish(lambda: self._peers.Iallgatherv(mean, there), what, kind=REDUCTION, pause=pause)
+            self._timeout.finish(lambda: self._peers.Iallgatherv(mean, there), what, kind=REDUCTION, pause=pause)
             if travelling is not own:
                 np.copyto(own, travelling)
 

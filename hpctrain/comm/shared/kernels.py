@@ -76,7 +76,7 @@ def blocks(arrays: Sequence[Array]) -> list[list[Array]]:
     return [[array[start : start + step] for array in arrays] for start in range(0, len(arrays[0]), step)]
 
 
-class Crew:
+class ThreadPool:
     """The threads that a rank may use: they share blocks. NumPy lets them compute at the same time."""
 
     # Below, telling the others takes longer than they would save.

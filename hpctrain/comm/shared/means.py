@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.shared.exchange import Exchange
-from hpctrain.comm.shared.kernels import Array, Crew, add_up, all_finite, blocks, cut, sum_type
+from hpctrain.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import LINE_BYTES, Pause, Segment
 from hpctrain.errors import HpctrainError
@@ -62,8 +62,8 @@ class Buffer:
 def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, str]) -> Mean:
     """For small buffers on one node: every rank copies its own into a slot and adds all of them up by itself.
 
-    One meeting is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
-    meeting, and so have the others, which have read it before.
+    One barrier is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
+    barrier, and so have the others, which have read it before.
 
     Args:
         buffer: what is reduced.
@@ -80,7 +80,7 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
         turns.append((_bytes(slots.own)[start : start + buffer.nbytes], terms))
     # Of all ways to copy a few bytes this takes the least time.
     source = _bytes(own.view(np.uint8))
-    name, meet = buffer.name, slots.meet
+    name, barrier = buffer.name, slots.barrier
     halves = [(terms[slots.index], terms[0], terms[-1]) for _, terms in turns]
     # All small buffers share the slots, so each says whose numbers it put there.
     identity = zlib.crc32(str(buffer).encode())
@@ -96,11 +96,11 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
         )
 
     def mean(pause: Pause) -> None:
-        turn = slots.meetings & 1
+        turn = slots.barriers & 1
         slot, terms = turns[turn]
         slot[:] = source
         own_marks[turn] = identity
-        meet(name, pause)
+        barrier(name, pause)
         for marks in others:
             if marks[turn] != identity:
                 raise differ(marks[turn])
@@ -108,11 +108,11 @@ def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, st
 
     def mean_of_two(pause: Pause) -> None:
         # The same with as few calls as there can be. Half of a number is exact, so it may be taken before the sum.
-        turn = slots.meetings & 1
+        turn = slots.barriers & 1
         slot, first, second = halves[turn]
         np.multiply(own, factor, slot)
         own_marks[turn] = identity
-        meet(name, pause)
+        barrier(name, pause)
         if other[turn] != identity:
             raise differ(other[turn])
         np.add(first, second, own)
@@ -125,7 +125,7 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
 
 
 def mean_by_slices(
-    buffer: Buffer, node: Node, exchange: Exchange | None, crew: Crew, ranks: int, *, look: bool
+    buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, look: bool
 ) -> Mean:
     """Each rank adds up its slice of all local ranks' buffers, in the first of them, and copies it to the others.
 
@@ -133,7 +133,7 @@ def mean_by_slices(
         buffer: what is reduced.
         node: the ranks that share memory.
         exchange: adds up slices of several nodes; None where this rank has no part in it.
-        crew: shares the blocks of a slice.
+        threads: shares the blocks of a slice.
         ranks: on all nodes.
         look: whether the mean is finite, if it is large.
     """
@@ -159,23 +159,27 @@ def mean_by_slices(
         add(block)
         spread(block)
 
-    meet = functools.partial(buffer.segment.meet, buffer.name)
+    barrier = functools.partial(buffer.segment.barrier, buffer.name)
     if node.count == 1:
-        step = _on_one_node(meet, lambda: crew.each(add_and_spread, shares))
+        step = _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
     else:
         transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
         lanes_shared = node.lanes < node.comm.size
         step = _on_nodes(
-            meet, lambda: crew.each(add, shares), transfer, lambda: crew.each(spread, shares), lanes_shared=lanes_shared
+            barrier,
+            lambda: threads.each(add, shares),
+            transfer,
+            lambda: threads.each(spread, shares),
+            lanes_shared=lanes_shared,
         )
-    return verdict.behind(step) if verdict else step
+    return verdict.after(step) if verdict else step
 
 
 class _Verdict:
     """Whether all of a mean is finite, of which each rank of a node looks at its slice.
 
     Args:
-        segment: of the buffer. Ranks that looked meet in it once more, and the next time before they look again.
+        segment: of the buffer. Ranks that looked pass its barrier once more, and the next time before they look again.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -184,43 +188,43 @@ class _Verdict:
     def look(self, block: Array) -> None:
         if not all_finite(block):
             # When it was: so nobody has to take it back, which others may not have read yet.
-            self._segment.words[self._segment.index][0] = self._segment.meetings
+            self._segment.words[self._segment.index][0] = self._segment.barriers
 
-    def behind(self, step: Step) -> Mean:
-        """What does the same, and tells whether anybody found something between the last two meetings."""
+    def after(self, step: Step) -> Mean:
+        """What does the same, and tells whether anybody found something between the last two barriers."""
 
         def mean(pause: Pause) -> bool:
             step(pause)
-            last = self._segment.meetings - 1
+            last = self._segment.barriers - 1
             return all(word[0] != last for word in self._segment.words)
 
         return mean
 
 
-def _on_one_node(meet: Step, add_and_spread: Callable[[], None]) -> Step:
+def _on_one_node(barrier: Step, add_and_spread: Callable[[], None]) -> Step:
     def mean(pause: Pause) -> None:
-        meet(pause)
+        barrier(pause)
         add_and_spread()
-        meet(pause)
+        barrier(pause)
 
     return mean
 
 
 def _on_nodes(
-    meet: Step, add: Callable[[], None], transfer: Step | None, spread: Callable[[], None], *, lanes_shared: bool
+    barrier: Step, add: Callable[[], None], transfer: Step | None, spread: Callable[[], None], *, lanes_shared: bool
 ) -> Step:
     """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
 
     def mean(pause: Pause) -> None:
-        meet(pause)
+        barrier(pause)
         add()
         if lanes_shared:
-            meet(pause)
+            barrier(pause)
         if transfer:
             transfer(pause)
         if lanes_shared:
-            meet(pause)
+            barrier(pause)
         spread()
-        meet(pause)
+        barrier(pause)
 
     return mean

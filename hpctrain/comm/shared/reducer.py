@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.exchange import Exchange
-from hpctrain.comm.shared.kernels import Crew
+from hpctrain.comm.shared.kernels import ThreadPool
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import Bytes, Pause, Segment
+from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Reducer:
 
     Args:
         world: the ranks; the reducer takes communicators of its own from it.
-        patience: how they wait for each other.
+        timeout: how they wait for each other.
         threads: how many this rank may use for sums.
         node_of: as of :class:`~hpctrain.comm.shared.nodes.Node`.
 
@@ -49,15 +49,15 @@ class Reducer:
     def __init__(
         self,
         world: MPI.Intracomm,
-        patience: Patience,
+        timeout: Timeout,
         *,
         threads: int = 1,
         node_of: Callable[[int], int] | None = None,
     ) -> None:
-        self._patience = patience
+        self._timeout = timeout
         self._node_of = node_of
         self._number = world.rank
-        self._crew = Crew(threads)
+        self._threads = ThreadPool(threads)
         self.worker = Worker(beside=_threads_may_call_mpi())
         self.looks = False
         self._closed = False
@@ -65,17 +65,17 @@ class Reducer:
         self._connect(world)
 
     def _connect(self, world: MPI.Intracomm) -> None:
-        with self._patience.blocking("setting up the reduction of gradients"):
+        with self._timeout.blocking("setting up the reduction of gradients"):
             self._world = world.Dup()
             self.node = Node(world, self._node_of, self._number)
         peers = self.node.peers if self.node.count > 1 else None
-        self._exchange = Exchange(peers, self._patience) if peers else None
+        self._exchange = Exchange(peers, self._timeout) if peers else None
         self._agreed: set[str] = set()
         # By address, in the order of their making, which is the same on all ranks.
         self._segments: dict[int, Segment] = {}
         self._addresses: list[int] = []
         self._small: dict[int, str] = {}
-        self._slots = Segment(self.node, 2 * _AT_ONCE_BYTES, self._patience)
+        self._slots = Segment(self.node, 2 * _AT_ONCE_BYTES, self._timeout)
         self.worker.pause = os.sched_yield if self.node.crowded else _no_pause
 
     @property
@@ -90,7 +90,7 @@ class Reducer:
             HpctrainError: after :meth:`close`, or there is not enough memory.
         """
         self._check_open()
-        segment = Segment(self.node, nbytes, self._patience)
+        segment = Segment(self.node, nbytes, self._timeout)
         bisect.insort(self._addresses, segment.address)
         self._segments[segment.address] = segment
         return segment
@@ -140,7 +140,7 @@ class Reducer:
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
             return mean_at_once(buffer, self._slots, self._world.size, self._small)
-        return mean_by_slices(buffer, self.node, self._exchange, self._crew, self._world.size, look=self.looks)
+        return mean_by_slices(buffer, self.node, self._exchange, self._threads, self._world.size, look=self.looks)
 
     def _agree(self, description: str) -> None:
         if description in self._agreed:
@@ -148,7 +148,7 @@ class Reducer:
         own = np.frombuffer(description.encode()[:256].ljust(256), dtype=np.uint8)
         everyone = np.empty((self._world.size, 256), dtype=np.uint8)
         what = f"agreeing on {description}"
-        self._patience.finish(lambda: self._world.Iallgather(own, everyone), what, kind=REDUCTION)
+        self._timeout.finish(lambda: self._world.Iallgather(own, everyone), what, kind=REDUCTION)
         for rank, theirs in enumerate(everyone):
             if (theirs != everyone[0]).any():
                 first, other = (row.tobytes().decode(errors="replace").strip() for row in (everyone[0], theirs))
@@ -189,7 +189,7 @@ class Reducer:
         """Run what is queued, unless something failed, and end the threads. Idempotent."""
         self._closed = True
         self.worker.close()
-        self._crew.close()
+        self._threads.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -197,7 +197,7 @@ class Reducer:
 
     def free(self) -> None:
         """After :meth:`close`, give the shared memory back. Collective over the run; no view may be used after it."""
-        with self._patience.blocking("giving shared memory back"):
+        with self._timeout.blocking("giving shared memory back"):
             for segment in self._segments.values():
                 segment.free()
             self._forget()
@@ -261,7 +261,7 @@ class Worker:
     """Runs tasks in the order in which they came: by a thread of its own while nobody waits, else by who waits.
 
     A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it, unless
-    one behind them is large. When a task fails, those behind it fail too: the ranks no longer agree on where they are.
+    one after them is large. When a task fails, those after it fail too: the ranks no longer agree on where they are.
 
     Args:
         beside: have a thread of its own. Without it everything is left to who waits.
@@ -374,7 +374,7 @@ def _threads_may_call_mpi() -> bool:
 
 def _after_shutdown() -> HpctrainError:
     return HpctrainError(
-        "gradients were reduced after ht.shutdown()", "call ht.shutdown() behind the last update", exit_code=1
+        "gradients were reduced after ht.shutdown()", "call ht.shutdown() after the last update", exit_code=1
     )
 
 

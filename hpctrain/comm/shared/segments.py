@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, and how they meet in it."""
+"""Memory that the ranks of a node share, and their barrier in it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.comm.patience import REDUCTION, Patience
 from hpctrain.comm.shared.nodes import Node
+from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -27,28 +27,28 @@ _LOOKS = 50
 class Segment:
     """One buffer of each rank of a node, all of the same size. Making and freeing it is collective over the node.
 
-    In front of its buffer each rank has a counter of the meetings it came to, and a word for the others; it alone
+    In front of its buffer each rank has a counter of the barriers it came to, and a word for the others; it alone
     writes them.
 
     Args:
         node: the ranks.
         nbytes: the size of one rank's buffer.
-        patience: how they wait for each other.
+        timeout: how they wait for each other.
 
     Attributes:
         views: each local rank's buffer.
         own: this rank's, zeroed.
         index: this rank's place among the views.
-        meetings: how often the ranks met.
-        words: each local rank's: what one stores ahead of a meeting is what the others load behind it.
-        marks: two more of them each, for meetings in turn.
+        barriers: how often all ranks came to it.
+        words: each local rank's: what one stores before a barrier is what the others load after it.
+        marks: two more of them each, for barriers in turn.
     """
 
-    def __init__(self, node: Node, nbytes: int, patience: Patience) -> None:
+    def __init__(self, node: Node, nbytes: int, timeout: Timeout) -> None:
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
-        self._patience = patience
-        self.meetings = 0
-        with patience.blocking("allocating shared memory"):
+        self._timeout = timeout
+        self.barriers = 0
+        with timeout.blocking("allocating shared memory"):
             self._allocate(node.comm, nbytes)
 
     def _allocate(self, comm: MPI.Intracomm, nbytes: int) -> None:
@@ -94,17 +94,17 @@ class Segment:
         """Where this rank's buffer begins."""
         return int(self.own.ctypes.data)
 
-    def meet(self, what: str, pause: Pause) -> None:
+    def barrier(self, what: str, pause: Pause) -> None:
         """Wait until all ranks of the node have come here as often as this one.
 
-        What any of them stored into the segment before is what every rank loads behind it, and what any of them loaded
-        before is not what a rank stores behind it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
+        What any of them stored into the segment before is what every rank loads after it, and what any of them loaded
+        before is not what a rank stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
         unified, as it is for shared memory (MPI-4.1, section 12.7): 1. a rank's accesses to the segment come before
         its first ``Sync``, that before the store of its counter; 2. another rank's load that sees this count comes
         before its last ``Sync``, that before its accesses. The first ``Sync`` of the one and the last of the other are
         the pair that release and acquire are elsewhere. The counters lie in the window itself, so that one ``Sync``
         orders both. They only grow, and a counter is an aligned 64-bit word that is loaded and stored whole, so a load
-        sees at worst an earlier count. No barrier is needed behind the store of the counter: it becomes visible in
+        sees at worst an earlier count. No barrier is needed after the store of the counter: it becomes visible in
         time, and nothing depends on when.
 
         Args:
@@ -112,9 +112,9 @@ class Segment:
             pause: is called between two looks at the counters.
 
         Raises:
-            RanksLostError, HpctrainError: as of :meth:`hpctrain.comm.patience.Patience.wait`.
+            RanksLostError, HpctrainError: as of :meth:`hpctrain.comm.timeout.Timeout.wait`.
         """
-        self.meetings = count = self.meetings + 1
+        self.barriers = count = self.barriers + 1
         self._sync()
         self._own_counter[0] = count
         for counter in self._counters:
@@ -125,12 +125,12 @@ class Segment:
                 pause()
             else:
                 come = functools.partial(_has_come, counter, count)
-                self._patience.wait(come, what, self._missing, kind=REDUCTION, pause=pause)
+                self._timeout.wait(come, what, self._missing, kind=REDUCTION, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:
         counters = zip(self._others, self._counters, strict=True)
-        return [rank for rank, counter in counters if counter[0] < self.meetings]
+        return [rank for rank, counter in counters if counter[0] < self.barriers]
 
     def abandon(self) -> None:
         """Forget the memory without giving it back, because ranks that would have to take part died."""

@@ -13,7 +13,7 @@ from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_lay
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
-_MEND = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
+_REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA = "10de"
 _NVML = re.compile(r"nvml([0-9]{1,4})")
 _BANDWIDTH = re.compile(r"[0-9]{1,20}")
@@ -73,14 +73,14 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: not such a file, of hwloc 1, cut short, or without a NUMA node.
     """
-    topology = parse(text, where, root="topology", mend=_MEND)
+    topology = parse(text, where, root="topology", remedy=_REMEDY)
     version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise HpctrainError(f"{topology.where}: hwloc XML of version {version}, not 2 or 3", _MEND)
+        raise HpctrainError(f"{topology.where}: hwloc XML of version {version}, not 2 or 3", _REMEDY)
     found = _walk(topology)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise HpctrainError(f"{topology.where}: no NUMA node in this file", _MEND)
+        raise HpctrainError(f"{topology.where}: no NUMA node in this file", _REMEDY)
     with_cores = {node.index for node in numa_nodes if node.cores}
 
     def numa(device: _Device) -> int | None:
@@ -227,7 +227,7 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
         ]
         values = [value for part in matrix.all("u64values") for value in part.text.split()]
         if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
-            raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _MEND)
+            raise HpctrainError(f"{matrix.where}: {len(values)} bandwidths for {len(ends)} ends of NVLinks", _REMEDY)
         for row, source in enumerate(ends):
             bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
             for target, bandwidth in zip(ends, bandwidths, strict=True):

@@ -16,7 +16,7 @@ from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_lay
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
-_MEND = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
+_REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
 # PCI base classes.
 _DISPLAY, _NETWORK = "0x03", "0x02"
 _NVSWITCH = "0x0680"
@@ -30,7 +30,7 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: not such a file, cut short, or with neither GPU nor adapter.
     """
-    system = parse(text, where, root="system", mend=_MEND)
+    system = parse(text, where, root="system", remedy=_REMEDY)
     numa_nodes: list[NumaNode] = []
     gpus: list[tuple[Element, int, Bridges]] = []
     nics: list[tuple[Element, int, Bridges]] = []
@@ -52,7 +52,7 @@ def read(text: str, where: str) -> NodeMap:
         for adapter in _adapters(device, numa)
     }
     if not gpus and not adapters:
-        raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _MEND)
+        raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _REMEDY)
     numbers = _indices([device for device, _, _ in gpus])
     return node_map_of_tree(
         {

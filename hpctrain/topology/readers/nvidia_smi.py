@@ -11,7 +11,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_list, first_threads
 from hpctrain.topology.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked, link_layer_of_name
 
-_MEND = "write it on the host with: nvidia-smi topo -m > node.txt"
+_REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
 # The header is underlined even in a file.
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
@@ -44,7 +44,7 @@ def read(text: str, where: str) -> NodeMap:
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
-        raise HpctrainError(f"{where}: no header line that starts with GPU0", _MEND)
+        raise HpctrainError(f"{where}: no header line that starts with GPU0", _REMEDY)
     header, columns = lines[start]
     devices, affinities = _header(header, columns)
     rows = _rows(devices, lines[start + 1 :], header)
@@ -83,7 +83,7 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     devices = columns.split()
     twice = [name for name in devices if devices.count(name) > 1]
     if twice:
-        raise HpctrainError(f"{where}: the column {twice[0]} comes twice", _MEND)
+        raise HpctrainError(f"{where}: the column {twice[0]} comes twice", _REMEDY)
     return devices, tuple(affinities[::2])
 
 
@@ -100,18 +100,18 @@ def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> 
         rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
     missing = [name for name in devices if name not in rows]
     if missing:
-        raise HpctrainError(f"{header}: no row for the column {missing[0]}: cut short?", _MEND)
+        raise HpctrainError(f"{header}: no row for the column {missing[0]}: cut short?", _REMEDY)
     return [rows[name] for name in devices]
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
     """Refuse a row with a cell too few, X anywhere but on the diagonal, or NVLinks to an adapter."""
     if len(classes) < len(devices):
-        raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _MEND)
+        raise HpctrainError(f"{where}: row {name} ends after {len(classes)} of {len(devices)} columns", _REMEDY)
     for column, cell in zip(devices, classes, strict=True):
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
-            valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_MEND}"
+            valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
             raise HpctrainError(f"{where}: {cell[:40]!r} is no distance of {name} and {column}", valid)
 
 
@@ -153,9 +153,11 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
     """The name of each adapter by its column: the legend's, or the column's own in drivers that print no legend."""
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
     if not ended and _LEGEND.fullmatch(lines[-1][1]):
-        raise HpctrainError(f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _MEND)
+        raise HpctrainError(
+            f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _REMEDY
+        )
     columns = [name for name in devices if not _is_gpu(name)]
     unnamed = [name for name in columns if _NUMBERED.fullmatch(name) and name not in legend]
     if unnamed:
-        raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _MEND)
+        raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _REMEDY)
     return {name: legend.get(name, name) for name in columns}

@@ -50,13 +50,13 @@ class Element:
         return int(value)
 
 
-def parse(text: str, where: str, *, root: str, mend: str) -> Element:
+def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
     """The root element of a text.
 
     Args:
         where: the file's name, for messages.
         root: the tag that it must have.
-        mend: how the user gets a file of the right format.
+        remedy: how the user gets a file of the right format.
 
     Raises:
         HpctrainError: not XML, cut short, with entities, or with another root.
@@ -80,7 +80,7 @@ def parse(text: str, where: str, *, root: str, mend: str) -> Element:
         open_elements[-1].text += data
 
     def entity(name: str, *_: object) -> None:
-        raise HpctrainError(f"{here()}: declares the entity {name!r}, which no <{root}> file does", mend)
+        raise HpctrainError(f"{here()}: declares the entity {name!r}, which no <{root}> file does", remedy)
 
     parser.buffer_text = True
     parser.StartElementHandler = start
@@ -90,8 +90,8 @@ def parse(text: str, where: str, *, root: str, mend: str) -> Element:
     try:
         parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
-        raise HpctrainError(f"{where}:{error.lineno}: {expat.ErrorString(error.code)}", mend) from error
+        raise HpctrainError(f"{where}:{error.lineno}: {expat.ErrorString(error.code)}", remedy) from error
     [element] = top.children
     if element.tag != root:
-        raise HpctrainError(f"{element.where}: expected <{root}>, found <{element.tag}>", mend)
+        raise HpctrainError(f"{element.where}: expected <{root}>, found <{element.tag}>", remedy)
     return element

@@ -2,7 +2,7 @@
 
 ``HPCTRAIN_INJECTED`` is a JSON list of objects. Each has ``what``, one of the functions below, with the arguments of
 that function; ``step`` and ``rank`` (before which step of which rank, any where it is null) for those of a training;
-and ``once``, a file that the first to do it makes, so that an attempt behind it is spared.
+and ``once``, a file that the first to do it makes, so that an attempt after it is spared.
 """
 
 from __future__ import annotations
@@ -173,5 +173,5 @@ def _begin() -> None:
 
 
 _begin()
-# There is one module of this name: what the tests' other processes begin with comes behind it.
+# There is one module of this name: what the tests' other processes begin with comes after it.
 runpy.run_path(str(Path(__file__).parents[2] / "startup" / "sitecustomize.py"))

@@ -160,18 +160,18 @@ def check_stale_reads() -> None:
     """Data that change each time, read as soon as the ranks met: an old value anywhere is a wrong one."""
     comm = MpiCommunicator(WORLD, "stale")
     node, pause = comm._reducer.node, comm._reducer.worker.pause
-    segment = Segment(node, 8 * 512, comm.patience)
+    segment = Segment(node, 8 * 512, comm.timeout)
     numbers = [view.view(np.int64) for view in segment.views]
     for step in range(2000):
         numbers[comm.rank][:] = step * comm.size + comm.rank
-        segment.meet("test", pause)
+        segment.barrier("test", pause)
         for rank, theirs in enumerate(numbers):
             assert (theirs == step * comm.size + rank).all(), f"rank {comm.rank} read rank {rank}'s old data"
-        segment.meet("test", pause)
+        segment.barrier("test", pause)
     segment.free()
     engine = comm.torch()
     buffers = [engine.allocate(numel, torch.float32, CPU) for numel in (250, 30_000)]
-    # one meeting with slots in turn; two meetings; both by turns
+    # one barrier with slots in turn; two barriers; both by turns
     for chosen in (buffers[:1], buffers[1:], buffers):
         for step in range(1000):
             for buffer in chosen:
@@ -226,7 +226,7 @@ def check_one_thread() -> None:
 
 
 def check_different_buffers() -> None:
-    """Ranks that submit different buffers are told so, all of them, and nothing hangs behind that."""
+    """Ranks that submit different buffers are told so, all of them, and nothing hangs after that."""
     comm = MpiCommunicator(WORLD, "different")
     engine = comm.torch()
     buffer = engine.allocate(100, torch.float32, CPU)
@@ -242,7 +242,7 @@ def check_different_buffers() -> None:
 
 
 def check_different_copies() -> None:
-    """The same of tensors that are not the engine's: said before memory is made for them, behind what is queued."""
+    """The same of tensors that are not the engine's: said before memory is made for them, after what is queued."""
     comm = MpiCommunicator(WORLD, "different copies")
     engine = comm.torch()
     queued = engine.allocate(700_000, torch.float32, CPU)

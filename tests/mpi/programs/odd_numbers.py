@@ -28,7 +28,7 @@ from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 
 SIZE, SAMPLES, STEPS = 6, 24, 4
-# The step whose batch has the bad sample, on the last rank; and the step behind which a bit flips on that rank.
+# The step whose batch has the bad sample, on the last rank; and the step after which a bit flips on that rank.
 BAD_STEP, FLIPPED, EVERY = 3, 5, 3
 
 
@@ -143,7 +143,7 @@ class Runs:
         return {**self.run("flipped", settings, prepare=prepare), "flipped": name}
 
     def gone_back(self) -> dict[str, Any]:
-        """From the bad step to the checkpoint behind the second, to the end; and again from one behind the bad step."""
+        """From the bad step to the checkpoint after the second, to the end; and again from one after the bad step."""
         settings = recipe(numbers={"non_finite": "roll_back"}, checkpoints={"every_steps": 2})
         whole = self.run("whole", settings)
         if self.comm.rank == 0:

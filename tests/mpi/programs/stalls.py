@@ -22,7 +22,7 @@ from hpctrain.comm import stalls  # noqa: E402
 from hpctrain.stall_reports import reports  # noqa: E402
 
 STALL_SECONDS = 4
-# A wait that goes on is looked into again at once: the second roll call of each must find nothing new to say.
+# A wait that goes on is looked into again at once: the second probe of each must find nothing new to say.
 stalls._AGAIN_SECONDS = 0.0
 reports.iteration = lambda: 7
 reports.record = lambda stall: print("recorded", stall.rank, stall.host, stall.waiting_for, flush=True)
@@ -92,7 +92,7 @@ def come_back() -> None:
 
 def reduce_late(name: str) -> None:
     begin = time.monotonic()
-    comm.patience.wait(lambda: time.monotonic() - begin > STALL_SECONDS, name)
+    comm.timeout.wait(lambda: time.monotonic() - begin > STALL_SECONDS, name)
 
 
 def block() -> None:
@@ -100,7 +100,7 @@ def block() -> None:
     if comm.rank == 1:
         sleep_in_python()
         time.sleep(60)
-    with comm.patience.blocking("small bucket"):
+    with comm.timeout.blocking("small bucket"):
         MPI.COMM_WORLD.Barrier()
 
 

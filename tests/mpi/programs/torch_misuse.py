@@ -259,7 +259,7 @@ def the_models_own_copies(comm):
 
 @check
 def an_end_before_the_next_check(comm):
-    """What differs behind the first step is found at the end, also of a model that is gone by then."""
+    """What differs after the first step is found at the end, also of a model that is gone by then."""
     said = []
     for keeps in (True, False):
         ht.shutdown()

@@ -54,6 +54,6 @@ CASES = {
     "staging": script(GPUS, nodes=2, more={"staging": _STAGING}),
     "array": script(PLAIN, array="0-9%2", time="10"),
     "chain": script(PLAIN, chain=3, time="10"),
-    "healing": script(PLAIN, nodes=4, more={"no_kill": True}),
+    "fault-tolerant": script(PLAIN, nodes=4, more={"no_kill": True}),
     "no-requeue": script(PLAIN.model_copy(update={"requeue": False})),
 }

@@ -17,7 +17,7 @@ _WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)
 
 
 def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
-    """A job as ``squeue --Format`` prints it: each field filled up with blanks, and a separator behind it."""
+    """A job as ``squeue --Format`` prints it: each field filled up with blanks, and a separator after it."""
     values = {
         "id": job,
         "number": re.split(r"[_+]", job)[0],

@@ -221,7 +221,7 @@ def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path
     programs.add("scontrol", "sys.exit(1)")
     end(programs, job(tmp_path, array="0-4"), **ids)
     (call,) = programs.calls("sbatch")
-    # Behind the task alone: the others may run for long.
+    # After the task alone: the others may run for long.
     assert call.arguments[1:4] == ["--dependency=afterany:5_3", f"--chdir={tmp_path}", "--array=3"]
 
 

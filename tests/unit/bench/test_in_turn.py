@@ -31,7 +31,7 @@ def test_groups_never_run_beside_each_other_and_each_alternative_comes_first():
     seconds = time_in_turn(MPI.COMM_SELF, groups, rounds=7)
     assert {name: len(times) for name, times in seconds.items()} == {"a": 7, "b": 7, "c": 7}
     assert all(time > 0 for times in seconds.values() for time in times)
-    # two blocks, of five rounds and of two, each behind two calls that are not timed
+    # two blocks, of five rounds and of two, each after two calls that are not timed
     assert Counter(log) == {"a": 11, "b": 11, "c": 11, "start": 2, "stop": 2}
     text = "".join(word if len(word) == 1 else f" {word} " for word in log)
     assert text == "aabbabbaabbaab start ccccccc stop  start cccc stop aabbbaab"

@@ -78,7 +78,7 @@ def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
 def test_a_deletion_that_crashes_leaves_nothing_that_looks_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It crashes behind one file; the next of the same step clears up."""
+    """It crashes after one file; the next of the same step clears up."""
     for iteration in (1, 2, 3):
         write_checkpoint(tmp_path, progress_of(iteration))
 

@@ -14,7 +14,7 @@ from hpctrain.checks import Check
 from hpctrain.cli import doctor
 from hpctrain.cli.main import app
 
-KEYS = {"name", "status", "found", "wanted", "mend", "source", "where"}
+KEYS = {"name", "status", "found", "wanted", "remedy", "source", "where"}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_this_machine_in_json(hpctrain: Launch) -> None:
     assert result.returncode == (3 if any(check["status"] == "failed" for check in checks) else 0)
     for check in checks:
         assert check["source"].startswith("https://")
-        assert check["status"] != "failed" or check["mend"]
+        assert check["status"] != "failed" or check["remedy"]
 
 
 def test_a_fault_comes_first_with_what_mends_it(few_files: None, hpctrain: Launch) -> None:
@@ -40,8 +40,8 @@ def test_a_fault_comes_first_with_what_mends_it(few_files: None, hpctrain: Launc
     assert result.returncode == 3
     first = result.stdout.splitlines()
     assert first[0].startswith("FAILED  ")
-    mend = next(line for line in first if line.startswith("        mend    "))
-    assert "ulimit -n 4096" in mend or "limits.conf" in mend
+    remedy = next(line for line in first if line.startswith("        remedy  "))
+    assert "ulimit -n 4096" in remedy or "limits.conf" in remedy
     assert "        wanted  at least 4,096" in first
 
 
@@ -53,7 +53,7 @@ def test_outside_an_allocation_nothing_is_said_of_ranks(hpctrain: Launch) -> Non
 def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tuple(f"gpu{number}" for number in range(1, 33))
     long = "reset the fabric " * 20
-    doctor._print([Check(name="memlock", status="failed", found="64 KiB", mend=long, where=hosts)])
+    doctor._print([Check(name="memlock", status="failed", found="64 KiB", remedy=long, where=hosts)])
     said = capsys.readouterr().out
     assert "memlock (gpu[1-32])" in said
     # A command is never cut into lines.

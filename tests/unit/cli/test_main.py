@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -58,12 +61,67 @@ def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> No
     """Its time is a matter of what is imported; the slow ones are not."""
     program = (
         "import sys; from hpctrain.cli.main import main; code = main(['--help']); "
-        "print(code, sorted({'pydantic', 'numpy', 'yaml', 'psutil', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+        "slow = {'pydantic', 'numpy', 'yaml', 'psutil', 'matplotlib', 'rich'}; "
+        "print(code, sorted(slow & set(sys.modules)), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert result.stderr == "0 []\n"
     for command in ("run", "recipes", "topology", "report", "bench", "horovod"):
         assert f" {command} " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["rnu", "digits"], 2),
+        (["plan", "digits", "-np", "2"], 0),
+        (["run", "digits", "-np", "1", "--dry-run"], 0),
+        (["run", "digits", "--frmework", "torch"], 2),
+        (["submit", "digits", "--cluster", "cpu", "--dry-run"], 0),
+        (["status", "nothing"], 2),
+        (["recipes", "show", "digits"], 0),
+    ],
+)
+def test_answers_load_no_numpy_and_no_rich(arguments: list[str], code: int, tmp_path: Path) -> None:
+    program = (
+        "import json, sys; from hpctrain.cli.main import main; code = main(json.loads(sys.argv[1])); "
+        "slow = {'numpy', 'rich.console', 'matplotlib', 'tensorboard'}; "
+        "print(code, sorted(slow & set(sys.modules)), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program, json.dumps(arguments)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stderr.splitlines()[-1] == f"{code} []"
+
+
+def test_a_command_that_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rnu", "digits"]) == 2
+    assert "No such command 'rnu'. Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    assert "How ranks are started" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("hpctrain run ying", ["ying2018"]),
+        ("hpctrain submit ying", ["ying2018"]),
+        ("hpctrain plan ying", ["ying2018"]),
+        ("hpctrain recipes show ying", ["ying2018"]),
+        ("hpctrain run train", []),
+        ("hpctrain run digits --backend g", ["gloo"]),
+        ("hpctrain submit digits --cluster dgx", ["dgx-h100"]),
+        ("hpctrain submit digits --cluster a", ["auto"]),
+    ],
+)
+def test_completion(line: str, offered: list[str]) -> None:
+    words = {"_HPCTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    command = [sys.executable, "-c", "from hpctrain.cli.main import main; main()"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **words})
+    assert result.stdout.split() == offered
+    assert result.stderr == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,10 @@ def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_use_that_only_a_rank_can_find(capfd: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("import hpctrain\nraise hpctrain.HpctrainError('no such data')\n")
     assert main(["run", "train.py", "--run-dir", "run"]) == 2
-    assert "HpctrainError: no such data" in capfd.readouterr().err
+    output = capfd.readouterr()
+    assert output.err.count("HpctrainError: no such data\n  its log: run/logs/rank-0.log\n") == 1
+    # What rank 0 printed was shown as it came, and is not shown again.
+    assert output.out.count("no such data") == output.err.count("no such data") == 1
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.comm.crossed import TOLD_SECONDS, Crossings, Place, crossed
-from hpctrain.comm.patience import CONTROL, END, REDUCTION, Wait
+from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Wait
 
 KINDS = (REDUCTION, CONTROL, END)
 
@@ -78,7 +78,7 @@ def test_a_rank_whose_message_is_late_has_to_confirm_it():
     for _ in range(2):
         ranks.tick(0.6)
     ranks.wait(1, None)
-    ranks.ranks[1].look(None, ranks.now)  # its "out" is on the way, behind nothing
+    ranks.ranks[1].look(None, ranks.now)  # its "out" is on the way, after nothing
     late = [message for message in ranks.queue if message[0] == 1]
     ranks.queue.clear()
     for _ in range(6):

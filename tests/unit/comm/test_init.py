@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hpctrain.cluster.launcher import detect
-from hpctrain.comm.patience import timeout_seconds
+from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpctrain.comm.shared.kernels import BLOCK_BYTES, Crew, add_up, all_finite, blocks, cut, sum_type
+from hpctrain.comm.shared.kernels import BLOCK_BYTES, ThreadPool, add_up, all_finite, blocks, cut, sum_type
 
 TYPES = [np.dtype(kind) for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)]
 
@@ -70,24 +70,24 @@ def test_blocks_are_views_that_cover_the_arrays(length, dtype):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("count", [0, 1, 8, 20])
-def test_a_crew_does_all_of_the_work_once(threads, count):
-    crew = Crew(threads)
+def test_a_thread_pool_does_all_of_the_work_once(threads, count):
+    pool = ThreadPool(threads)
     items = [[np.zeros(10)] for _ in range(count)]
 
     def work(block):
         block[0] += 1
 
-    crew.each(work, items)
-    crew.close()
+    pool.each(work, items)
+    pool.close()
     assert all((block[0] == 1).all() for block in items)
 
 
 def test_an_error_in_a_crew_reaches_who_asked():
-    crew = Crew(2)
+    pool = ThreadPool(2)
 
     def work(block):
         raise ArithmeticError("one block")
 
     with pytest.raises(ArithmeticError, match="one block"):
-        crew.each(work, [[np.zeros(1)]] * 8)
-    crew.close()
+        pool.each(work, [[np.zeros(1)]] * 8)
+    pool.close()

@@ -34,7 +34,7 @@ def test_messages_are_cut_where_mpi_could_not_count_their_bytes(monkeypatch: pyt
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(polled, "_MESSAGE_BYTES", most)
     comm, value = FakeComm(), {"a": list(range(500)), "b": "text"}
-    patience = SimpleNamespace(finish=lambda start, what: start())
-    assert polled.allgather(comm, patience, value, "test") == [value, value]
+    timeout = SimpleNamespace(finish=lambda start, what: start())
+    assert polled.allgather(comm, timeout, value, "test") == [value, value]
     assert max(comm.messages) <= most
     assert (len(comm.messages) > 1) == (most == 64)

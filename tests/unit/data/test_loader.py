@@ -23,7 +23,7 @@ from hpctrain import HpctrainError
 from hpctrain.bench.photographs import Photograph, photographs, write_folders, write_shards
 from hpctrain.data import decoder, open_sources
 from hpctrain.data.decoder import Job, _Random
-from hpctrain.data.loader import Crew, ImageNet
+from hpctrain.data.loader import ImageNet, WorkerPool
 from hpctrain.data.samples import BROKEN
 from hpctrain.data.sampling import cut, epoch_order, global_batches, share
 from hpctrain.data.shards import open_shards
@@ -62,13 +62,13 @@ def recipe(workers: int, *, broken: str = "stop", path: str | None = None, **ima
 
 
 @contextlib.contextmanager
-def opened(folder: Path, split: str, settings: Recipe, crew: Crew | None = None):
-    crew = crew or Crew(folder, settings)
-    source = ImageNet(folder, split, settings, crew)
+def opened(folder: Path, split: str, settings: Recipe, pool: WorkerPool | None = None):
+    pool = pool or WorkerPool(folder, settings)
+    source = ImageNet(folder, split, settings, pool)
     try:
         yield source
     finally:
-        pids = crew.pids
+        pids = pool.pids
         source.close()
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -201,8 +201,8 @@ def test_epochs_and_streams_that_are_not_read_to_their_end_leave_no_file_open(fo
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_stream_at_a_time(folder, reference, workers):
     settings = recipe(workers)
-    crew = Crew(folder, settings)
-    with opened(folder, "train", settings, crew) as source, opened(folder, "val", settings, crew) as other:
+    pool = WorkerPool(folder, settings)
+    with opened(folder, "train", settings, pool) as source, opened(folder, "val", settings, pool) as other:
         stream = source.stream(cut(np.arange(29), 5), 3)
         first = next(stream).images.copy()
         for second in (source, other):
@@ -210,9 +210,9 @@ def test_one_stream_at_a_time(folder, reference, workers):
                 next(second.stream([np.arange(2)], 0))
         images = np.concatenate([first, *(piece.images.copy() for piece in stream)])
         np.testing.assert_array_equal(images, reference[0])
-        pids = crew.pids
+        pids = pool.pids
         assert seen(other, [np.arange(2)])[0].shape == (2, 56, 56, 3)
-        assert crew.pids == pids and len(pids) == workers
+        assert pool.pids == pids and len(pids) == workers
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -246,7 +246,7 @@ def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
     with opened(folder, "train", recipe(1)) as source:
         stream = source.stream(cut(np.arange(29), 2), 0)
         next(stream)
-        pids = source._crew.pids
+        pids = source._pool.pids
         for pid in pids:
             os.kill(pid, death)
         with pytest.raises(HpctrainError, match=f"was killed by {death.name} while images were waited for") as error:
@@ -260,9 +260,9 @@ def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
     with opened(folder, "train", recipe(1)) as source:
         stream = source.stream(cut(np.arange(29), 2), 0)
         next(stream)
-        os.kill(source._crew.pids[0], signal.SIGSTOP)
+        os.kill(source._pool.pids[0], signal.SIGSTOP)
         # not by HPCTRAIN_TIMEOUT, since the start of the process may take longer than a test should
-        source._crew._workers._timeout = 1.0
+        source._pool._workers._timeout = 1.0
         with pytest.raises(HpctrainError, match=r"waited 1 s for images of the 1 workers"):
             list(stream)
 
@@ -271,10 +271,10 @@ def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
     for _ in range(3):
         stream = kept.stream(cut(np.arange(29), 3), 0)
         next(stream)
-        pids = kept._crew.pids
+        pids = kept._pool.pids
         stream.close()
     images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
-    assert kept._crew.pids == pids
+    assert kept._pool.pids == pids
     np.testing.assert_array_equal(images, reference[0])
 
 
@@ -283,7 +283,7 @@ def test_signals_of_the_run_are_not_the_workers(folder):
         stream = source.stream(cut(np.arange(29), 2), 0)
         next(stream)
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-            os.kill(source._crew.pids[0], name)
+            os.kill(source._pool.pids[0], name)
         assert sum(len(piece) for piece in stream) == 27
 
 
@@ -295,7 +295,7 @@ from hpctrain.recipes.schema import Recipe
 source = ImageNet(Path(sys.argv[1]), "train", Recipe.model_validate_json(sys.argv[2]))
 stream = source.stream([np.arange(4)] * 1000, 0)
 next(stream)
-print(*source._crew.pids, flush=True)
+print(*source._pool.pids, flush=True)
 for piece in stream: pass
 """
 

@@ -208,7 +208,7 @@ def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, cap
         ["train-000001.tar", "val-000000.tar", "train-000004.tar", "train-index.npy"]
     )
     untouched = {path: path.stat().st_ino for path in shards.glob("train-00000[0235].tar")}
-    assert subprocess.run(["bash", "-c", f"PATH={_bin()}:$PATH; {found['mend']}"], check=True).returncode == 0
+    assert subprocess.run(["bash", "-c", f"PATH={_bin()}:$PATH; {found['remedy']}"], check=True).returncode == 0
     assert {path: path.stat().st_ino for path in untouched} == untouched
     assert _contents(shards) == _contents(whole)
     assert main(["data", "verify", str(shards)]) == 0

@@ -133,7 +133,7 @@ def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
         open_shards(to, "train")
     assert f"hpctrain data stage DIR {to} --check" in caught.value.hint
     assert main(["data", "verify", str(to), "--json"]) == 3
-    command = json.loads(capsys.readouterr().out)["mend"].replace("DIR", str(whole), 1).split()
+    command = json.loads(capsys.readouterr().out)["remedy"].replace("DIR", str(whole), 1).split()
     assert main(command[1:]) == 0
     assert "1 shards copied" in capsys.readouterr().out
     assert main(["data", "verify", str(to)]) == 0

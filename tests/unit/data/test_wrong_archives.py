@@ -64,7 +64,7 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "name with dots": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"n1.2.JPEG")), *m[1:]]),
-        r"an image has the name 'n1\.2', whose part behind the dot",
+        r"an image has the name 'n1\.2', whose part after the dot",
     ),
     "kit without a file": (_DEVKIT, lambda path: _rewritten(path, lambda m: m[:1]), r"holds no .*ground_truth\.txt"),
     "kit of another set": (

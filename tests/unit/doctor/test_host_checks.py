@@ -26,7 +26,7 @@ class Case:
 
     check: Callable[[Host], Check]
     found: str
-    mend: str
+    remedy: str
     build: Callable[[FakeMachine], object] = lambda machine: None
     environment: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
@@ -48,169 +48,175 @@ def without(path: str) -> Callable[[FakeMachine], object]:
 
 
 FAULTS = {
-    "memlock": Case(check=limits.memlock, changes={"memlock": (65536.0, 65536.0)}, found="64 KiB", mend="limits.conf"),
+    "memlock": Case(
+        check=limits.memlock, changes={"memlock": (65536.0, 65536.0)}, found="64 KiB", remedy="limits.conf"
+    ),
     "memlock, soft": Case(
-        check=limits.memlock, changes={"memlock": (65536.0, math.inf)}, found="64 KiB", mend="ulimit -l unlimited"
+        check=limits.memlock, changes={"memlock": (65536.0, math.inf)}, found="64 KiB", remedy="ulimit -l unlimited"
     ),
-    "files": Case(check=limits.open_files, changes={"nofile": (1024.0, 65536.0)}, found="1,024", mend="ulimit -n 4096"),
-    "files, hard": Case(check=limits.open_files, changes={"nofile": (256.0, 1024.0)}, found="256", mend="limits.conf"),
+    "files": Case(
+        check=limits.open_files, changes={"nofile": (1024.0, 65536.0)}, found="1,024", remedy="ulimit -n 4096"
+    ),
+    "files, hard": Case(
+        check=limits.open_files, changes={"nofile": (256.0, 1024.0)}, found="256", remedy="limits.conf"
+    ),
     "shared memory": Case(
-        check=limits.shared_memory, changes={"shared_memory": 64 << 20}, found="0.0671 GB", mend="--shm-size=1g"
+        check=limits.shared_memory, changes={"shared_memory": 64 << 20}, found="0.0671 GB", remedy="--shm-size=1g"
     ),
-    "no shared memory": Case(check=limits.shared_memory, changes={"shared_memory": None}, found="no", mend="mount"),
+    "no shared memory": Case(check=limits.shared_memory, changes={"shared_memory": None}, found="no", remedy="mount"),
     "NCCL, no such prefix": Case(
         check=interfaces.nccl,
         environment={"NCCL_SOCKET_IFNAME": "eth0,ib"},
         found="ib is not here",
-        mend="export NCCL_SOCKET_IFNAME==eth0",
+        remedy="export NCCL_SOCKET_IFNAME==eth0",
     ),
     "NCCL, exact name": Case(
-        check=interfaces.nccl, environment={"NCCL_SOCKET_IFNAME": "=eth"}, found="eth is not here", mend="=eth0"
+        check=interfaces.nccl, environment={"NCCL_SOCKET_IFNAME": "=eth"}, found="eth is not here", remedy="=eth0"
     ),
     "NCCL, containers left over": Case(
         check=interfaces.nccl,
         build=lambda machine: machine.interface("virbr0"),
         environment={"NCCL_SOCKET_IFNAME": "^docker,lo"},
         found="no other host reaches virbr0",
-        mend="=eth0",
+        remedy="=eth0",
     ),
     "NCCL, nothing left": Case(
-        check=interfaces.nccl, environment={"NCCL_SOCKET_IFNAME": "^lo,eth"}, found="is not here", mend="=eth0"
+        check=interfaces.nccl, environment={"NCCL_SOCKET_IFNAME": "^lo,eth"}, found="is not here", remedy="=eth0"
     ),
     "Gloo on the loopback": Case(
         check=interfaces.gloo,
         environment={"GLOO_SOCKET_IFNAME": "lo"},
         found="no other host reaches lo",
-        mend="export GLOO_SOCKET_IFNAME=eth0",
+        remedy="export GLOO_SOCKET_IFNAME=eth0",
     ),
     "Gloo takes no prefixes": Case(
-        check=interfaces.gloo, environment={"GLOO_SOCKET_IFNAME": "eth"}, found="eth is not here", mend="=eth0"
+        check=interfaces.gloo, environment={"GLOO_SOCKET_IFNAME": "eth"}, found="eth is not here", remedy="=eth0"
     ),
     "Open MPI, down": Case(
         check=interfaces.open_mpi,
         build=lambda machine: machine.interface("eth1", up=False),
         environment={"OMPI_MCA_btl_tcp_if_include": "eth1"},
         found="eth1 is down",
-        mend="export OMPI_MCA_btl_tcp_if_include=eth0",
+        remedy="export OMPI_MCA_btl_tcp_if_include=eth0",
     ),
     "Open MPI, no such network": Case(
         check=interfaces.open_mpi,
         environment={"OMPI_MCA_btl_tcp_if_include": "192.168.0.0/24"},
         found="192.168.0.0/24 is not here",
-        mend="=eth0",
+        remedy="=eth0",
     ),
     "UCX, port": Case(
-        check=interfaces.ucx, environment={"UCX_NET_DEVICES": "mlx5_7:1"}, found="mlx5_7:1 is not here", mend="=eth0"
+        check=interfaces.ucx, environment={"UCX_NET_DEVICES": "mlx5_7:1"}, found="mlx5_7:1 is not here", remedy="=eth0"
     ),
     "Docker beside the network": Case(
         check=interfaces.automatic,
         build=lambda machine: machine.interface("docker0"),
         hosts=2,
         found="docker0: known on this host alone",
-        mend="--interface eth0",
+        remedy="--interface eth0",
     ),
     "loopback alone": Case(
         check=interfaces.automatic,
         build=lambda machine: machine.interface("eth0", up=False),
         hosts=2,
         found="none for other hosts",
-        mend="ip link",
+        remedy="ip link",
     ),
     "no cable": Case(
         check=infiniband.ports,
         build=lambda machine: two_adapters(machine, state="1: DOWN"),
         found="mlx5_10:1 DOWN",
-        mend="NCCL_IB_HCA=^=mlx5_10",
+        remedy="NCCL_IB_HCA=^=mlx5_10",
     ),
     "no subnet manager": Case(
         check=infiniband.ports,
         build=lambda machine: two_adapters(machine, state="2: INIT"),
         found="mlx5_10:1 INIT",
-        mend="opensm",
+        remedy="opensm",
     ),
     "slow cable": Case(
         check=infiniband.rates,
         build=lambda machine: two_adapters(machine, rate="100 Gb/sec (1X NDR)"),
         found="mlx5_10:1 100 Gbit/s",
-        mend="cable",
+        remedy="cable",
     ),
     "prefix of another adapter": Case(
         check=infiniband.adapter_names,
         build=lambda machine: machine.adapter("mlx5_01", SECOND),
         environment={"NCCL_IB_HCA": "mlx5_0:1"},
         found="mlx5_0 also takes mlx5_01",
-        mend="export NCCL_IB_HCA==mlx5_0",
+        remedy="export NCCL_IB_HCA==mlx5_0",
     ),
     "no such adapter": Case(
         check=infiniband.adapter_names,
         environment={"NCCL_IB_HCA": "=mlx5_0,mlx5_9"},
         found="mlx5_9 is not here",
-        mend="export NCCL_IB_HCA==mlx5_0",
+        remedy="export NCCL_IB_HCA==mlx5_0",
     ),
     "RoCE v1 alone": Case(
         check=infiniband.roce_gid,
         build=lambda machine: roce(machine, g0="IB/RoCE v1"),
         found="mlx5_4:1 has no RoCE v2 GID",
-        mend="IP address",
+        remedy="IP address",
     ),
     "wrong GID": Case(
         check=infiniband.roce_gid,
         build=lambda machine: roce(machine, g2="IB/RoCE v1", g3="RoCE v2"),
         environment={"NCCL_IB_GID_INDEX": "2"},
         found="NCCL_IB_GID_INDEX=2",
-        mend="export NCCL_IB_GID_INDEX=3",
+        remedy="export NCCL_IB_GID_INDEX=3",
     ),
     "NCCL without InfiniBand": Case(
         check=infiniband.tcp_fallback,
         environment={"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
         found="NCCL_IB_DISABLE=1; NCCL_NET=Socket",
-        mend="unset NCCL_IB_DISABLE; unset NCCL_NET",
+        remedy="unset NCCL_IB_DISABLE; unset NCCL_NET",
     ),
     "UCX over TCP": Case(
-        check=infiniband.tcp_fallback, environment={"UCX_TLS": "tcp,sm,self"}, found="UCX_TLS", mend="unset UCX_TLS"
+        check=infiniband.tcp_fallback, environment={"UCX_TLS": "tcp,sm,self"}, found="UCX_TLS", remedy="unset UCX_TLS"
     ),
     "Open MPI without UCX": Case(
-        check=infiniband.tcp_fallback, environment={"OMPI_MCA_pml": "ob1"}, found="ob1", mend="unset OMPI_MCA_pml"
+        check=infiniband.tcp_fallback, environment={"OMPI_MCA_pml": "ob1"}, found="ob1", remedy="unset OMPI_MCA_pml"
     ),
     "no verbs": Case(
         check=infiniband.tcp_fallback,
         build=without("dev/infiniband/uverbs0"),
         found="no device in /dev/infiniband",
-        mend="modprobe ib_uverbs",
+        remedy="modprobe ib_uverbs",
     ),
     "ranks share a GPU": Case(
         check=gpus.visible,
         changes={"visible": ("0", "0")},
         ranks=2,
         found="1 of 2 GPUs for 2 ranks",
-        mend="--gpus-per-node",
+        remedy="--gpus-per-node",
     ),
     "a GPU that is not here hides the next": Case(
-        check=gpus.visible, environment={"CUDA_VISIBLE_DEVICES": "7,0"}, found="1 ranks see none", mend="unset"
+        check=gpus.visible, environment={"CUDA_VISIBLE_DEVICES": "7,0"}, found="1 ranks see none", remedy="unset"
     ),
     "no peer memory": Case(
         check=gpus.peer_memory,
         build=lambda machine: machine.write("proc/modules", "nvidia 1 0 - Live 0x0"),
         found="neither",
-        mend="modprobe nvidia-peermem",
+        remedy="modprobe nvidia-peermem",
     ),
     "DMA-BUF on an old kernel": Case(
         check=gpus.peer_memory,
         changes={"modules": frozenset(), "driver": "NVIDIA UNIX Open Kernel Module", "kernel": (4, 18)},
         found="neither",
-        mend="modprobe nvidia-peermem",
+        remedy="modprobe nvidia-peermem",
     ),
     "ACS": Case(
         check=gpus.access_control,
         build=lambda machine: (machine.root / "sys/devices" / SWITCH / "config").write_bytes(configuration(0x1D)),
         found="enabled on 0000:3b:00.0",
-        mend="setpci -s 0000:3b:00.0 ECAP_ACS+0x6.w=0000",
+        remedy="setpci -s 0000:3b:00.0 ECAP_ACS+0x6.w=0000",
     ),
     "far adapter": Case(
         check=gpus.distance,
         build=lambda machine: machine.gpu(FAR),
         found="GPU 2 NODE",
-        mend="NCCL_NET_GDR_LEVEL=SYS",
+        remedy="NCCL_NET_GDR_LEVEL=SYS",
     ),
 }
 
@@ -223,7 +229,7 @@ def test_a_fault_is_found_and_mended(name: str, tmp_path: Path) -> None:
     check = case.check(machine.host(case.ranks, case.hosts, case.changes, **case.environment))
     assert check.status == "failed", check
     assert case.found in check.found
-    assert case.mend in check.mend
+    assert case.remedy in check.remedy
     assert check.wanted
     assert check.source.startswith("https://")
 
@@ -249,7 +255,7 @@ def test_a_healthy_host_passes(check: Callable[[Host], Check], tmp_path: Path) -
     settings = {} if check is interfaces.automatic else HEALTHY
     outcome = check(machine.host(ranks=2, hosts=2, **settings))
     assert outcome.status == "ok", outcome
-    assert outcome.mend == ""
+    assert outcome.remedy == ""
     assert outcome.source.startswith("https://")
 
 

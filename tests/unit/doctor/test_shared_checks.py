@@ -25,10 +25,10 @@ SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
 """
 
 
-def refused(check: Check, found: str, mend: str) -> None:
+def refused(check: Check, found: str, remedy: str) -> None:
     assert check.status == "failed", check
     assert found in check.found
-    assert mend in check.mend
+    assert remedy in check.remedy
     assert check.wanted
     assert check.source.startswith("https://")
 
@@ -91,7 +91,7 @@ def test_gpus_want_nccl() -> None:
         name="nccl",
         status="not applicable",
         found="the frameworks are built for CPUs",
-        mend="build",
+        remedy="build",
         source="https://a",
     )
     refused(software.horovod([without], gpus=2)[0], "2 GPUs, but the frameworks are built for CPUs", "build")
@@ -100,9 +100,22 @@ def test_gpus_want_nccl() -> None:
     # Nothing takes it by itself where there is no GPU, but the other engine needs an MPI too.
     assert [check.status for check in software.horovod([missing, no_mpi], gpus=0)] == ["not applicable", "failed"]
     assert [check.status for check in software.horovod([missing], gpus=0, asked=True)] == ["failed"]
-    assert [check.status for check in software.horovod([missing], gpus=1)] == ["failed"]
     (cpu,) = software.horovod([without], gpus=0)
     assert (cpu.name, cpu.status) == ("Horovod nccl", "not applicable")
+
+
+def test_a_horovod_that_was_never_built_is_missed_only_where_it_is_asked_for() -> None:
+    missing = Check(name="horovod", status="failed", found="Horovod is not built", wanted="0.28.1", remedy="build")
+    torch = Check(
+        name="torch", status="failed", found="Horovod is not built for PyTorch", wanted="PyTorch", remedy="build"
+    )
+    told = software.horovod([missing, torch], gpus=4)
+    assert [check.status for check in told] == ["not applicable", "not applicable"]
+    assert told[0].found == "Horovod is not built; only Keras on several GPUs and --backend horovod need it"
+    assert [check.status for check in software.horovod([missing, torch], gpus=4, asked=True)] == ["failed", "failed"]
+    # One that is there was built for these GPUs.
+    there = Check(name="horovod", status="ok", found="Horovod 0.28.1", wanted="0.28.1")
+    assert [check.status for check in software.horovod([there, torch], gpus=4)] == ["ok", "failed"]
 
 
 def test_clocks() -> None:
@@ -136,7 +149,7 @@ def test_host_order() -> None:
 
 def test_equal_outcomes_of_many_hosts_are_one_line() -> None:
     good = Check(name="memlock", status="ok", found="unlimited")
-    bad = Check(name="memlock", status="failed", found="64 KiB", mend="ulimit")
+    bad = Check(name="memlock", status="failed", found="64 KiB", remedy="ulimit")
     hosts = {f"n{number}": [bad if number in (2, 3) else good] for number in range(1, 6)}
     one, other = merge(hosts)
     assert (one.status, one.where) == ("ok", ("n1", "n4", "n5"))
@@ -164,4 +177,4 @@ def test_every_check_of_a_host_has_a_source_and_a_mend_where_it_fails(tmp_path: 
     for check in checks:
         assert check.source.startswith("https://"), check
         assert check.found, check
-        assert check.status != "failed" or (check.mend and check.wanted), check
+        assert check.status != "failed" or (check.remedy and check.wanted), check

@@ -62,7 +62,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(module, "package_version", lambda name: machine.versions[name])
     for module in (check, install):
         monkeypatch.setattr(module, "find_mpi", machine.find_mpi)
-        monkeypatch.setattr(module, "find_accelerator", lambda: (machine.toolkit, machine.nccl))
+    monkeypatch.setattr(install, "find_accelerator", lambda: (machine.toolkit, machine.nccl))
     monkeypatch.setattr(
         installed, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None
     )
@@ -91,7 +91,8 @@ def test_everything_built(machine: Machine) -> None:
 
 def test_nothing_built(machine: Machine) -> None:
     error = refusal("torch")
-    assert (error.message, error.hint, error.exit_code) == ("Horovod is not built", BUILD, 2)
+    hint = f"{BUILD} (compiles for about five minutes on two cores); --backend mpi needs no build"
+    assert (error.message, error.hint, error.exit_code) == ("Horovod is not built", hint, 2)
     result = CliRunner().invoke(app, ["check"])
     assert result.exit_code == 3
     assert "FAILED  Horovod is not built" in result.output
@@ -117,7 +118,7 @@ def test_no_mpi_any_more(machine: Machine) -> None:
     assert "no MPI" in refusal("torch").message
     result = CliRunner().invoke(app, ["check", "--json"])
     assert result.exit_code == 3
-    assert "hpctrain[mpi]" in json.loads(result.stdout)["checks"][1]["mend"]
+    assert "hpctrain[mpi]" in json.loads(result.stdout)["checks"][1]["remedy"]
 
 
 def test_built_without_one_framework(machine: Machine) -> None:
@@ -159,7 +160,7 @@ def test_what_gpus_would_need(machine: Machine, has_cuda: bool, said: str) -> No
     machine.has_cuda = has_cuda
     nccl = check.report()[-1]
     assert nccl.status == "not applicable"
-    assert said in nccl.mend
+    assert said in nccl.remedy
 
 
 def test_nccl_missing_and_there(machine: Machine) -> None:
@@ -182,7 +183,7 @@ def test_json_has_the_keys_that_programs_read(machine: Machine) -> None:
         "status": "ok",
         "found": "Horovod 0.28.1",
         "wanted": "0.28.1",
-        "mend": "",
+        "remedy": "",
         "where": [],
     }
 
@@ -215,7 +216,7 @@ def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, mon
     [
         (("no_such_module",), "c++", "the build needs Python packages that are missing: no_such_module"),
         ((), "no-such-c++ -O2", "not on the PATH: no-such-c++"),
-        # A compiler behind its launcher is found, and the next thing is missing.
+        # A compiler after its launcher is found, and the next thing is missing.
         ((), "env c++", "has no mpicxx beside it"),
     ],
 )

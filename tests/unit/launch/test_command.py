@@ -21,7 +21,7 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Command, Launcher, Srun, launch_command
-from hpctrain.launch.healing import require_choices, require_mitigation
+from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.plan import Slots, Start
 from hpctrain.planning.hosts import Hosts
@@ -82,7 +82,9 @@ CASES = {
     "srun-pmix-pyxis": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=NGC),
     "srun-pmix-apptainer": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=SIF),
     "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
-    "open-mpi-5-healing": command("open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)),
+    "open-mpi-5-fault-tolerant": command(
+        "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
+    ),
     "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
 }
 for each in get_args(Flavour):
@@ -193,9 +195,9 @@ def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
 def test_ranks_that_heal_have_one_launcher() -> None:
     """Inside a job nothing is tried for them."""
     job = {"SLURM_JOB_ID": "1"}
-    heals, ends = (
+    fault_tolerant, ends = (
         make_plan(load_recipe("digits", [f"fault_tolerance={word}"]), MACHINE, ranks=2, backend="mpi")
         for word in ("shrink", "stop")
     )
-    assert (needs_proof(heals, job), needs_proof(ends, job)) == (False, True)
-    assert isinstance(first_launcher(heals, job), MpiInstallation)
+    assert (needs_proof(fault_tolerant, job), needs_proof(ends, job)) == (False, True)
+    assert isinstance(first_launcher(fault_tolerant, job), MpiInstallation)

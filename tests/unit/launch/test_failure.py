@@ -79,6 +79,8 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     assert (failure.rank, failure.host, failure.message) == (1, "n2", "rank 1 on n2 failed: ValueError: the cause")
     assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
     assert f"the end of {directory.log(1)}:\n    line 30\n" in str(failure)
+    assert failure.told_after(shown=0) == str(failure)
+    assert failure.told_after(shown=1) == f"{failure.message}\n  its log: {directory.log(1)}"
 
 
 @pytest.mark.parametrize("text", [OPEN_MPI, OPEN_MPI_4, INTEL])
@@ -155,13 +157,13 @@ def test_ranks_whose_loss_the_others_survived(directory: RunDirectory) -> None:
     killed = OPEN_MPI.format(signal=9)
     record(directory, 0, "done")
     record(directory, 1, "lost")
-    assert find_failure(directory, 2, output=killed, exit_status=137, heals=True) is None
+    assert find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True) is None
     record(directory, 0, "running")
-    failure = find_failure(directory, 2, output=killed, exit_status=137, heals=True)
+    failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert failure is not None
     assert failure.message == "rank 0 on n1 did not finish; exit status 137"
     record(directory, 0, "failed", "boom", ended=5.0, exit_code=1)
-    failure = find_failure(directory, 2, output=killed, exit_status=137, heals=True)
+    failure = find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert failure is not None
     assert (failure.message, failure.exit_code) == ("rank 0 on n1 failed: ValueError: boom", 1)
 
@@ -170,21 +172,21 @@ def test_a_rank_that_died_when_all_was_done(directory: RunDirectory) -> None:
     """Nobody was left to notice. If the first rank died so, its last work may not be done."""
     record(directory, 0, "done")
     record(directory, 1, "running")
-    assert find_failure(directory, 2, output="", exit_status=137, heals=True) is None
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is None
     assert find_failure(directory, 2, output="", exit_status=137) is not None
     record(directory, 0, "running")
     record(directory, 1, "done")
-    assert find_failure(directory, 2, output="", exit_status=137, heals=True) is not None
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is not None
     record(directory, 0, "lost")
     record(directory, 1, "lost")
-    assert find_failure(directory, 2, output="", exit_status=137, heals=True) is not None
+    assert find_failure(directory, 2, output="", exit_status=137, fault_tolerant=True) is not None
 
 
 def test_too_few_ranks_are_a_stop(directory: RunDirectory) -> None:
     record(directory, 0, "resumable")
     record(directory, 1, "lost")
     directory.events.write_text('{"time": 1, "event": "stopped", "iteration": 7, "reason": "1 rank left of 2"}\n')
-    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, heals=True)
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert failure is not None
     assert (failure.message, failure.status, failure.stopped) == ("stopped: 1 rank left of 2", "resumable", True)
 
@@ -195,21 +197,21 @@ def test_a_rank_that_gave_up_makes_the_run_resumable(directory: RunDirectory) ->
     error = {"type": "RanksLostError", "message": "rank 1 died"}
     directory.rank(0).write_text(json.dumps({**values, "error": error}))
     record(directory, 1, "running")
-    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, heals=True)
+    failure = find_failure(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert failure is not None
     assert (failure.message, failure.status) == ("rank 0 on n1 failed: RanksLostError: rank 1 died", "resumable")
 
 
-@pytest.mark.parametrize("heals", [False, True])
-def test_a_lost_host_is_the_cause_of_all_else(directory: RunDirectory, heals: bool) -> None:
+@pytest.mark.parametrize("fault_tolerant", [False, True])
+def test_a_lost_host_is_the_cause_of_all_else(directory: RunDirectory, fault_tolerant: bool) -> None:
     record(directory, 0, "failed", "a consequence", ended=5.0)
-    record(directory, 1, "lost" if heals else "running")
+    record(directory, 1, "lost" if fault_tolerant else "running")
     output = OPEN_MPI.format(signal=9) + LOST_DAEMON
-    failure = find_failure(directory, 2, output=output, exit_status=0, heals=heals)
+    failure = find_failure(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
     assert failure is not None
     assert (failure.lost_hosts, failure.status) == (("n2",), "resumable")
     # The others saved their state at the launcher's SIGTERM.
     record(directory, 0, "resumable")
-    failure = find_failure(directory, 2, output=output, exit_status=0, heals=heals)
+    failure = find_failure(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
     assert failure is not None
     assert (failure.lost_hosts, failure.stopped) == (("n2",), False)

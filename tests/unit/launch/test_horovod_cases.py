@@ -40,7 +40,7 @@ def command(flavour: Flavour, hosts: str, *, interface: str | None = None, **sta
 
 
 def has(made: Command, *words: str) -> bool:
-    """Whether the launcher's options have these one behind the other."""
+    """Whether the launcher's options have these one after the other."""
     given = made.launcher
     return any(given[start : start + len(words)] == words for start in range(len(given)))
 

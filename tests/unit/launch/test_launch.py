@@ -48,7 +48,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def start(
-    directory: RunDirectory, program: str, ranks: int = 1, *, heals: bool = False
+    directory: RunDirectory, program: str, ranks: int = 1, *, fault_tolerant: bool = False
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
@@ -57,7 +57,7 @@ def start(
         directory,
         ranks,
         start=StartEvent(attempt=1, iteration=0),
-        heals=heals,
+        fault_tolerant=fault_tolerant,
         show=lambda event: shown.append(event.event),
         line=lines.append,
     )
@@ -177,7 +177,7 @@ time.sleep(600)
 
 
 def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than ranks that do not heal have, after which they would be ended."""
+    """Longer than ranks have that are not fault-tolerant, after which they would be ended."""
     monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
     failure, _, _ = start(
         directory,
@@ -193,7 +193,7 @@ record(0, "done")
 sys.exit(137)
 """,
         ranks=2,
-        heals=True,
+        fault_tolerant=True,
     )
     assert failure is None
 

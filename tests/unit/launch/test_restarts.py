@@ -184,7 +184,7 @@ def test_restarts_are_none_of_the_resumes_that_are_counted() -> None:
 
 
 def test_a_signal_ends_the_wait() -> None:
-    """Behind a failure that would have been followed by a restart: the run can be resumed."""
+    """After a failure that would have been followed by a restart: the run can be resumed."""
     Path("train.py").write_text(SCRIPT)
     Path("ways").write_text("raise raise raise done")
     program = "import sys; from hpctrain.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -181,7 +181,7 @@ def test_parts_of_a_step_one_after_another_leave_what_as_many_ranks_leave(framew
 @pytest.mark.parametrize(("images", "part"), [(1, None), (3, 1), (3, 2)])
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_one_value_a_channel_has_no_variance(framework, images, part):
-    """As of the smallest images behind the last stage: PyTorch's own layer refuses them."""
+    """As of the smallest images after the last stage: PyTorch's own layer refuses them."""
     x = np.random.default_rng(0).normal(size=(images, 1, 1, CHANNELS))
     if framework == "torch":
         layer = torch_batch_norm.BatchNorm(CHANNELS, extent=Extent(part=part), momentum=0.0).double()

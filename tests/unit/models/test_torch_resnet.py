@@ -56,7 +56,7 @@ def test_every_block_starts_as_the_identity_if_asked(build):
 
 @pytest.mark.parametrize("images", [1, 2])
 def test_small_images_train(images):
-    """One of them leaves one value a channel behind the last stage."""
+    """One of them leaves one value a channel after the last stage."""
     model = resnet18(classes=10)
     nn.functional.cross_entropy(model(torch.rand(images, 3, 32, 32)), torch.arange(images)).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

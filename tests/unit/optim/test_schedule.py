@@ -173,7 +173,7 @@ def test_never_above_where_it_begins_and_the_scaled_rate_and_positive_behind_the
     highest = max(rate.peak, rate.begin if rate.schedule.climbs else 0.0)
     values = [rate(iteration) for iteration in range(0, total, 1 + total // 100)]
     assert all(0 <= value <= highest * (1 + 1e-12) for value in values)
-    # Where it stays at what it begins with, that may be nothing; and so may what is behind decay_steps.
+    # Where it stays at what it begins with, that may be nothing; and so may what is after decay_steps.
     if rate.schedule.warmup == "gradual" and not rate.schedule.decay_steps:
         assert all(value > 0 for value in values[1:])
 

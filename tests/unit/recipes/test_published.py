@@ -144,7 +144,7 @@ def ffcv(epochs: int) -> tuple[int, int, float, Rate]:
 
 
 def torchvision() -> tuple[int, int, float, Rate]:
-    """torch.optim.lr_scheduler's LinearLR and CosineAnnealingLR, one behind the other, each stepped once an epoch."""
+    """torch.optim.lr_scheduler's LinearLR and CosineAnnealingLR, one after the other, each stepped once an epoch."""
     # RASampler: images rounded down to a multiple of 256.
     steps = IMAGES // 256 * 256 // 1024
 
@@ -313,7 +313,7 @@ def test_the_part_of_sgd_in_akibas_transition() -> None:
 
 
 def test_the_other_readings_of_you_et_al() -> None:
-    """A polynomial behind the warm-up, and a warm-up from 0."""
+    """A polynomial after the warm-up, and a warm-up from 0."""
     chosen = ["schedule.decay_from=warmup", "schedule.warmup_from=0"]
     rate = learning_rate(load_recipe("you2017-lars@32768", chosen).at(8), IMAGES)
     begin, end = 12 * 39, 100 * 39
@@ -355,7 +355,7 @@ def test_networks_are_drawn_as_the_sources_say() -> None:
 def test_ffcvs_images_grow_by_multiples_of_32_in_its_ramp(variant: int, start: int, end: int) -> None:
     recipe = load_recipe(f"ffcv-rn50@{variant}")
     for epoch in range(recipe.epochs):
-        # From 160 to 192 in equal parts, so that 192 is the nearer one behind the middle; there, Python and NumPy round
+        # From 160 to 192 in equal parts, so that 192 is the nearer one after the middle; there, Python and NumPy round
         # 5.5 to 6.
         assert size_at(recipe.images, epoch) == (192 if 2 * epoch >= start + end else 160), epoch
 

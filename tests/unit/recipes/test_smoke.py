@@ -53,7 +53,7 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_rate_goes_through_the_same_curve(name):
-    """In every thirtieth part of the run it is the same part of the peak, behind a warm-up that may begin elsewhere."""
+    """In every thirtieth part of the run it is the same part of the peak, after a warm-up that may begin elsewhere."""
     recipe, small = RECIPES[name], smoke(RECIPES[name])
     if recipe.schedule.held != "iteration" or recipe.schedule.decay_steps or recipe.schedule.end_rate:
         pytest.skip("not the same by nature: the small run has other epochs and steps")

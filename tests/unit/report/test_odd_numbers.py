@@ -74,7 +74,7 @@ def test_lines() -> None:
     )
     back = typed(non_finite(7, rule="roll_back", ranks=[], to=4))
     assert event_line(back) == (
-        "step 7 had numbers that are not finite: the run goes on behind it with the parameters of step 4"
+        "step 7 had numbers that are not finite: the run goes on after it with the parameters of step 4"
     )
     assert str(event_line(typed(non_finite(7, rule="stop", ranks=[0, 3])))).endswith("on rank 0, 3: the run ends")
     assert spike_line([high(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"

@@ -22,9 +22,9 @@ from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
 
-HEALED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
+RECOVERED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
 LINES = {
-    "healed": "rank 2 (n3) was lost at step 7; the other 3 went on after 0.032 s, 1 sample affected",
+    "recovered": "rank 2 (n3) was lost at step 7; the other 3 went on after 0.032 s, 1 sample affected",
     "host": "host n3 was lost, and its ranks with it",
     "stall": "rank 1 (n2) stalled: others have waited 31 s for it in the reduction of bucket 2 of step 9",
 }
@@ -42,7 +42,7 @@ def start(attempt: int, iteration: int) -> Line:
     return event("start", attempt=attempt, iteration=iteration, job=None, hosts=["n1"], pid=1, host="elsewhere")
 
 
-RANK = event("fault", rank=2, host="n3", message="rank 2 died", **HEALED)
+RANK = event("fault", rank=2, host="n3", message="rank 2 died", **RECOVERED)
 HOST = event("fault", rank=None, host="n3", message=LINES["host"])
 KILLED = event("fault", rank=0, host="n1", message="rank 0 on n1 was killed")
 WAITED = "the reduction of bucket 2"
@@ -125,12 +125,12 @@ def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture
     written = [start(1, 0), *run_events(2), HOST, start(2, 8), RANK, STALL, event("end", status="done", seconds=3.0)]
     run = write_run(tmp_path / "run", recipe_plan(), written)
     summary = summarise(run, recipe_plan(), "done")
-    rank = {"attempt": 2, "rank": 2, "host": "n3", "message": "rank 2 died", **HEALED}
+    rank = {"attempt": 2, "rank": 2, "host": "n3", "message": "rank 2 died", **RECOVERED}
     assert summary["survived"] == [{"attempt": 1, "rank": None, "host": "n3", "message": LINES["host"]}, rank]
     run.summary.write_text(json.dumps(summary))
     status, _ = read_status(find_run(str(run.path)))
     assert isinstance(status, RunStatus)
-    assert (status.survived, status.stalls) == ((LINES["host"], LINES["healed"]), (LINES["stall"],))
+    assert (status.survived, status.stalls) == ((LINES["host"], LINES["recovered"]), (LINES["stall"],))
     assert status.message == ""
     assert main(["status", str(run.path)]) == 0
     table = capsys.readouterr().out.splitlines()

@@ -186,7 +186,7 @@ def test_roll_back_takes_the_newest_checkpoint_and_goes_on_behind(tmp_path):
     trainer = Scripted(nan_at(4), set())
     settings = recipe(numbers={"non_finite": "roll_back"}, checkpoints={"every_steps": 2})
     events, error = run(tmp_path, settings, trainer)
-    # Saved behind steps 2 and 3, the end of an epoch; of 6 steps all but the fourth.
+    # Saved after steps 2 and 3, the end of an epoch; of 6 steps all but the fourth.
     assert error is None and trainer.weight == 5 and trainer.updates == 6
     assert of_kind(events, "non_finite", "iteration", "rule", "to") == [(4, "roll_back", 3)]
     assert [iteration for (iteration,) in of_kind(events, "step", "iteration")] == [1, 2, 3, 4, 5, 6]
@@ -197,7 +197,7 @@ def test_roll_back_undoes_the_steps_behind_the_checkpoint(tmp_path):
     settings = recipe(numbers={"non_finite": "roll_back"}, checkpoints={})
     _, error = run(tmp_path, settings, trainer)
     assert error is None and trainer.weight == 3
-    # What is saved behind the last step is of the parameters that the run went back to.
+    # What is saved after the last step is of the parameters that the run went back to.
     again = Scripted(nan_at(6), set())
     run(tmp_path, settings, again, resume_from=6)
     assert again.weight == 3

@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.rundir import RunDirectory
-from hpctrain.train.recovery import Recovery, _Account, require_healing, settle
+from hpctrain.train.recovery import Recovery, _Account, require_fault_tolerance, settle
 from hpctrain.train.state import State
 from hpctrain.train.trainer import Step
 
@@ -49,10 +49,10 @@ def test_ranks_without_samples_do_not_make_up_a_loss() -> None:
 
 
 class FailsOnce(SingleCommunicator):
-    """Rank 1 of 2, behind the other, which hands it its state; then a third dies before all could agree."""
+    """Rank 1 of 2, after the other, which hands it its state; then a third dies before all could agree."""
 
     backend = "mpi"
-    rank, size, heals = 1, 3, True
+    rank, size, fault_tolerant = 1, 3, True
     accounts: ClassVar[list[_Account]]
 
     def recover(self) -> list[LostRank]:
@@ -118,9 +118,9 @@ class Several(SingleCommunicator):
 
 def test_what_cannot_heal_is_refused() -> None:
     with pytest.raises(HpctrainError, match="backend 'horovod' cannot"):
-        require_healing(Several("test"), FaultTolerance(lost_rank="shrink"))
+        require_fault_tolerance(Several("test"), FaultTolerance(lost_rank="shrink"))
 
 
 def test_nothing_is_asked_of_a_run_that_stops_with_its_first_dead_rank_or_has_one_rank() -> None:
-    require_healing(Several("test"), FaultTolerance())
-    require_healing(SingleCommunicator("test"), FaultTolerance(lost_rank="shrink"))
+    require_fault_tolerance(Several("test"), FaultTolerance())
+    require_fault_tolerance(SingleCommunicator("test"), FaultTolerance(lost_rank="shrink"))

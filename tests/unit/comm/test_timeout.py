@@ -7,27 +7,27 @@ import time
 
 import pytest
 
-from hpctrain.comm.patience import REDUCTION, Patience, stall_seconds
+from hpctrain.comm.timeout import REDUCTION, Timeout, stall_seconds
 from hpctrain.errors import HpctrainError
 
 
 @pytest.fixture
-def patience(monkeypatch) -> Patience:
+def timeout(monkeypatch) -> Timeout:
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "0.05")
-    return Patience("rank 1 on here")
+    return Timeout("rank 1 on here")
 
 
-def test_a_wait_ends_when_it_is_done_and_is_known_until_then(patience):
+def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
     seen = []
 
     def done() -> bool:
-        seen.append(patience.oldest())
+        seen.append(timeout.oldest())
         return seen[-1] is not None
 
-    patience.wait(done, "bucket 3")
+    timeout.wait(done, "bucket 3")
     assert seen[0] is None, "short waits cost nothing"
     assert seen[-1].what == "bucket 3" and not seen[-1].blocked
-    assert patience.oldest() is None
+    assert timeout.oldest() is None
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_a_wait_ends_when_it_is_done_and_is_known_until_then(patience):
         (["rank 2 on there"], [4], "rank 2 on there"),
     ],
 )
-def test_the_end_of_patience_names_whom_it_waited_for(patience, stalled, missing, whom):
-    patience.stalled = lambda: stalled
+def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):
+    timeout.stalled = lambda: stalled
     with pytest.raises(HpctrainError, match=f"rank 1 on here waited 0.05 s for {whom} in bucket 3") as failure:
-        patience.wait(lambda: False, "bucket 3", lambda: missing)
+        timeout.wait(lambda: False, "bucket 3", lambda: missing)
     assert failure.value.exit_code == 4
-    assert patience.oldest() is None
+    assert timeout.oldest() is None
 
 
 def test_a_dead_rank_ends_a_wait_at_once(monkeypatch):
@@ -54,28 +54,28 @@ def test_a_dead_rank_ends_a_wait_at_once(monkeypatch):
         if death := next(deaths):
             raise death
 
-    waiting = Patience("rank 1 on here", check)
+    waiting = Timeout("rank 1 on here", check)
     with pytest.raises(ValueError, match="rank 2 died"):
         waiting.wait(lambda: False, "bucket 3")
     assert waiting.oldest() is None
 
 
-def test_blocking_calls_are_known_while_they_last_and_are_one_object(patience):
-    call = patience.blocking("small")
-    assert patience.blocking("small") is call
-    assert patience.oldest() is None
+def test_blocking_calls_are_known_while_they_last_and_are_one_object(timeout):
+    call = timeout.blocking("small")
+    assert timeout.blocking("small") is call
+    assert timeout.oldest() is None
     with call:
-        wait = patience.oldest()
+        wait = timeout.oldest()
         assert wait.what == "small" and wait.blocked and wait.since <= time.monotonic()
-    assert patience.oldest() is None
+    assert timeout.oldest() is None
     with pytest.raises(ZeroDivisionError), call:
         raise ZeroDivisionError
-    assert patience.oldest() is None
+    assert timeout.oldest() is None
 
 
 def test_of_the_waits_of_two_threads_the_older_one_counts(monkeypatch):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
-    waiting = Patience("rank 1 on here")
+    waiting = Timeout("rank 1 on here")
     ends = threading.Event()
     thread = threading.Thread(target=waiting.wait, args=(ends.is_set, "first"))
     thread.start()
@@ -91,7 +91,7 @@ def test_of_the_waits_of_two_threads_the_older_one_counts(monkeypatch):
 @pytest.mark.parametrize(
     ("stall", "timeout", "seconds"), [(None, None, 60), ("5", None, 5), ("5", "8", 4), ("inf", "600", 300)]
 )
-def test_stalls_are_named_before_patience_ends(monkeypatch, stall, timeout, seconds):
+def test_stalls_are_named_before_the_timeout(monkeypatch, stall, timeout, seconds):
     for name, text in (("HPCTRAIN_STALL", stall), ("HPCTRAIN_TIMEOUT", timeout)):
         monkeypatch.delenv(name, raising=False) if text is None else monkeypatch.setenv(name, text)
     assert stall_seconds() == seconds
@@ -106,7 +106,7 @@ def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
 
 def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(monkeypatch):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
-    waiting = Patience("rank 1 on here")
+    waiting = Timeout("rank 1 on here")
     ends = threading.Event()
     threads = []
 

@@ -14,7 +14,7 @@ from hpctrain.events import read_events
 
 pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).parent / "programs" / "healing_saves.py"
+PROGRAM = Path(__file__).parent / "programs" / "saves_without_a_rank.py"
 LEFT = {"publish": [1, 2, 3, 4], "share": [1, 2, 3], "abandon": [1]}
 
 

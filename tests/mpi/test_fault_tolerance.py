@@ -25,7 +25,7 @@ from hpctrain.train.loop import Loop, learning_rate
 
 pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).parent / "programs" / "healing.py"
+PROGRAM = Path(__file__).parent / "programs" / "fault_tolerance.py"
 ULFM = ("--with-ft", "ulfm")
 STEPS = 4  # of an epoch: 61 samples in batches of 20
 
@@ -43,7 +43,7 @@ def program() -> ModuleType:
 @pytest.fixture(scope="module")
 def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three trainings one after the other, of 7 ranks at the begin and 1 at the end."""
-    folder = tmp_path_factory.mktemp("healed")
+    folder = tmp_path_factory.mktemp("recovered")
     limits = {"HPCTRAIN_TIMEOUT": "60"}
     result = mpirun(PROGRAM, 7, str(folder), "torch", "keep", "shrink", "few", options=ULFM, check=False, **limits)
     assert "rank 1: few stopped" in result.stdout, result.stdout
@@ -83,7 +83,7 @@ def trained(run: Path) -> dict[int, list[int]]:
 def test_a_run_of_which_four_ranks_died_is_the_uninterrupted_one(
     program: ModuleType, folder: Path, tmp_path: Path
 ) -> None:
-    """A death before the reduction, one of rank 0 behind it that another rank learns of late, one in the recovery
+    """A death before the reduction, one of rank 0 after it that another rank learns of late, one in the recovery
     from that, and one in an evaluation."""
     run = folder / "keep"
     found = ends(run)
@@ -114,7 +114,7 @@ def test_deaths_are_recorded(folder: Path) -> None:
         [2, 6, 4],
         [5, 9, 3],
     ]
-    # Of the step that rank 0 died behind, on 6 ranks, the 2 that died and the late one could not tell their losses.
+    # Of the step that rank 0 died after, on 6 ranks, the 2 that died and the late one could not tell their losses.
     counts = [share(np.arange(20), rank, 6).count for rank in range(6)]
     first_ranks = [0, 1, 2, 3, 5, 6]
     lost = sum(counts[first_ranks.index(rank)] for rank in (0, 2, 3))
@@ -164,7 +164,7 @@ def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
 
 
 def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:
-    result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=60)
+    result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=200)
     assert result.returncode != 0
     assert "needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is Open MPI 5" in result.stdout
 

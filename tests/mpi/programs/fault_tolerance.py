@@ -1,8 +1,8 @@
-"""Trainings whose ranks die at chosen points, for test_healing.py to look at what the others make of it.
+"""Trainings whose ranks die at chosen points, for test_fault_tolerance.py to look at what the others make of it.
 
-Usage: healing.py FOLDER FRAMEWORK CASE…; each case goes on with the ranks that the one before has left, and has a run
-directory of its own name. A rank writes what it trained on to ``trained-RANK.jsonl`` there, and what it ends with to
-``end-RANK.npz``.
+Usage: fault_tolerance.py FOLDER FRAMEWORK CASE…; each case goes on with the ranks that the one before has left, and has
+a run directory of its own name. A rank writes what it trained on to ``trained-RANK.jsonl`` there, and what it ends with
+to ``end-RANK.npz``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
-from hpctrain.train.recovery import Recovery, require_healing
+from hpctrain.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.train.state import GUARD_STEPS
 
 SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
@@ -196,7 +196,7 @@ def train(settings: Recipe, comm: ht.Communicator, trainer, first: int, director
 
 def run(folder: Path, framework: str, name: str, comm: ht.Communicator, first: int) -> bool:
     case, settings = CASES[name], recipe(name)
-    require_healing(comm, settings.fault_tolerance)
+    require_fault_tolerance(comm, settings.fault_tolerance)
     directory = RunDirectory(folder / name)
     if comm.rank == 0:
         directory.ranks.mkdir(parents=True)

@@ -108,7 +108,7 @@ class Blocking:
             self._explain(error)
 
 
-class Patience:
+class Timeout:
     """Waits until something that other ranks do is done.
 
     Args:
@@ -117,7 +117,7 @@ class Patience:
         explain: gets what ``done``, or a blocking call, raised, and raises what is to be raised instead, if anything.
 
     Attributes:
-        timeout: how many seconds a wait lasts at most.
+        seconds: how many a wait lasts at most.
         stalled: names the ranks, and their hosts, that are known to be those that do not wait; see
             :mod:`hpctrain.comm.stalls`.
         first_ranks: the ranks' numbers at the start of the run, by which messages name them; empty where they are the
@@ -135,7 +135,7 @@ class Patience:
         self._who = who
         self._check = check
         self._explain = explain
-        self.timeout = timeout_seconds()
+        self.seconds = timeout_seconds()
         self.stalled: Callable[[], Sequence[str]] = lambda: ()
         self.first_ranks: Sequence[int] = ()
         self.leaving = False
@@ -223,7 +223,7 @@ class Patience:
                     self._check()
                     if error := self.crossed():
                         raise error
-                if waited > self.timeout:
+                if waited > self.seconds:
                     raise self.out_of_time(what, missing())
                 time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:
@@ -256,7 +256,7 @@ class Patience:
         numbers = [self.first_ranks[rank] for rank in missing] if self.first_ranks else missing
         ranks = ", ".join(self.stalled() or [f"rank {number}" for number in numbers]) or "the other ranks"
         return HpctrainError(
-            f"{self._who} waited {self.timeout:g} s for {ranks} in {what}",
+            f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
             "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",
             exit_code=RESUMABLE,
         )

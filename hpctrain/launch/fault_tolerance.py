@@ -17,7 +17,7 @@ def require_choices(plan: Plan) -> None:
     Raises:
         HpctrainError: says which, and what to choose.
     """
-    if plan.heals and plan.start.launcher not in ("auto", "mpirun"):
+    if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
             f"fault_tolerance: shrink: {plan.start.launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_WITHOUT}",
@@ -32,7 +32,7 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     Raises:
         HpctrainError: says what is missing.
     """
-    if not plan.heals:
+    if not plan.fault_tolerant:
         return
     hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_WITHOUT}"
     if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):

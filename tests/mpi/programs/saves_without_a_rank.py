@@ -1,6 +1,6 @@
-"""Trainings of which ranks die around a checkpoint, for test_healing_saves.py; the rest is as in healing.py.
+"""Trainings of which ranks die around a checkpoint, for test_saves_without_a_rank.py; see fault_tolerance.py.
 
-Usage: healing_saves.py FOLDER. Three trainings one after the other, of 5 ranks at the begin and 1 at the end:
+Usage: saves_without_a_rank.py FOLDER. Three trainings one after the other, of 5 ranks at the begin and 1 at the end:
 
 - publish: rank 0 dies when all shares of the last checkpoint are there, ahead of making it visible.
 - share: rank 4 dies ahead of its share of the last checkpoint, for which rank 0 waits.
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-import healing
+import fault_tolerance
 
 import hpctrain as ht
 from hpctrain.train import checkpoint
@@ -23,9 +23,9 @@ from hpctrain.train.checkpoint import Checkpoints
 
 LAST = 12
 CASES = {
-    "publish": healing.Case({"lost_rank": "shrink"}, ()),
-    "share": healing.Case({"lost_rank": "shrink"}, ()),
-    "abandon": healing.Case({"lost_rank": "shrink"}, ((2, "forward", 7),)),
+    "publish": fault_tolerance.Case({"lost_rank": "shrink"}, ()),
+    "share": fault_tolerance.Case({"lost_rank": "shrink"}, ()),
+    "abandon": fault_tolerance.Case({"lost_rank": "shrink"}, ((2, "forward", 7),)),
 }
 # Until the other ranks wait for the dying one.
 SECONDS = 0.5
@@ -64,11 +64,11 @@ def make_mortal(case: str, first: int) -> None:
 def main(folder: str) -> None:
     comm = ht.init("mpi")
     first = comm.rank
-    healing.CASES.update(CASES)
+    fault_tolerance.CASES.update(CASES)
     for name in CASES:
         make_mortal(name, first)
         begin = time.perf_counter()
-        done = healing.run(Path(folder), "torch", name, comm, first)
+        done = fault_tolerance.run(Path(folder), "torch", name, comm, first)
         print(f"rank {first}: {name} {'done' if done else 'stopped'}, {time.perf_counter() - begin:.1f} s", flush=True)
 
 

@@ -1,0 +1,33 @@
+"""What the shell offers behind TAB. Reads names only, no file's contents: an answer is to come while one types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+def _beginning(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+def _recipes() -> Iterable[str]:
+    from hpctrain.recipes.entries import recipe_names
+
+    return recipe_names()
+
+
+def _backends() -> Iterable[str]:
+    from hpctrain.plan import BACKENDS
+
+    return BACKENDS
+
+
+def _clusters() -> Iterable[str]:
+    from hpctrain.cluster.profiles import profile_names
+
+    return ["auto", *profile_names()]
+
+
+recipes, backends, clusters = map(_beginning, (_recipes, _backends, _clusters))

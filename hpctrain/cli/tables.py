@@ -1,0 +1,21 @@
+"""Tables on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# No line is longer.
+_UNBOUNDED = 1000
+
+
+def print_table(table: RenderableType) -> None:
+    """Print it as wide as the terminal. Into a pipe or a file nothing is cut, unless COLUMNS says how wide that is."""
+    from rich.console import Console
+
+    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if bounded else _UNBOUNDED).print(table)

@@ -1,0 +1,44 @@
+"""The extras of hpctrain's installation, which the login half does without, and what to say where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from hpctrain.errors import HpctrainError
+
+# The modules that each extra brings; pyproject.toml has their packages.
+MODULES = {
+    "train": ("ml_dtypes", "mpi4py", "safetensors", "sklearn", "tensorboard"),
+    "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
+    "report": ("matplotlib",),
+    "torch": ("torch",),
+    "keras": ("keras", "tensorflow"),
+}
+
+
+def require(*extras: str) -> None:
+    """Make sure that an extra's modules can be imported, without importing them.
+
+    Raises:
+        HpctrainError: one cannot.
+    """
+    missing = {extra: [name for name in MODULES[extra] if find_spec(name) is None] for extra in extras}
+    if any(missing.values()):
+        names = [name for found in missing.values() for name in found]
+        raise _error(names, [extra for extra, found in missing.items() if found])
+
+
+def missing_extra(error: ModuleNotFoundError) -> HpctrainError | None:
+    """What to tell the user of an import that failed; None where no extra has that module."""
+    extra = next((extra for extra, modules in MODULES.items() if error.name in modules), None)
+    return None if extra is None else _error([str(error.name)], [extra])
+
+
+def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
+    verb = "is" if len(modules) == 1 else "are"
+    # torch, keras and imagenet bring train along.
+    named = [extra for extra in extras if extra != "train" or not {"torch", "keras", "imagenet"} & {*extras}]
+    return HpctrainError(
+        f"{', '.join(modules)} {verb} not installed in this Python", f"pip install 'hpctrain[{','.join(named)}]'"
+    )

@@ -1,0 +1,113 @@
+"""The runs in a folder, newest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from hpctrain.batch.find_run import FoundRun, own_jobs
+from hpctrain.batch.outcome import array_task
+from hpctrain.batch.queue import JobState, jobs_of_user
+from hpctrain.errors import HpctrainError
+from hpctrain.report.progress import Progress
+from hpctrain.report.status import run_status
+from hpctrain.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# The list is wanted even where Slurm is slow.
+_SLURM_SECONDS = 10.0
+
+Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
+
+
+class Row(BaseModel):
+    """One run; None where it is not known.
+
+    Attributes:
+        name: of its directory, in the folder.
+        title: of the recipe or script.
+        state: of :class:`hpctrain.report.status.RunStatus`, or ``damaged``.
+        message: why it is in that state; empty where there is nothing to say.
+        time: of what happened last, in seconds since the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    run_dir: str
+    title: str | None = None
+    state: str
+    message: str = ""
+    step: int | None = None
+    steps: int | None = None
+    time: float
+
+
+def list_runs(folder: Path) -> tuple[list[Row], str | None]:
+    """Every run in the folder, those of arrays and series too; and what Slurm says where it does not answer.
+
+    Slurm is asked at most once, for the jobs that live.
+    """
+    plans = [plan for pattern in ("*/plan.json", "*/*/plan.json") for plan in folder.glob(pattern)]
+    asked: list[tuple[Sequence[JobState], str | None]] = []
+
+    def jobs() -> tuple[Sequence[JobState], str | None]:
+        if not asked:
+            asked.append(_jobs(folder))
+        return asked[0]
+
+    rows = [_row(RunDirectory(plan.parent.resolve()), str(plan.parent.relative_to(folder)), jobs) for plan in plans]
+    return sorted(rows, key=lambda row: row.time, reverse=True), asked[0][1] if asked else None
+
+
+def _jobs(folder: Path) -> tuple[Sequence[JobState], str | None]:
+    try:
+        return jobs_of_user(folder.stat().st_uid, seconds=_SLURM_SECONDS), None
+    except HpctrainError as error:
+        return [], error.message
+
+
+def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
+    made = directory.plan.stat().st_mtime
+    try:
+        progress = Progress.read(directory)
+        task = array_task(directory)
+        found = FoundRun(directory=directory, task=task, tasks={})
+        numbers = {*found.submitted_jobs(), *progress.jobs}
+        known, problem = jobs() if numbers else ([], None)
+        own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
+        status = run_status(directory, found, progress, own, task, problem is None)
+    except HpctrainError as error:
+        return Row(name=name, run_dir=str(directory.path), state="damaged", message=error.message, time=made)
+    return Row(
+        name=name,
+        run_dir=status.run_dir,
+        title=status.title,
+        state=status.state,
+        message=status.message,
+        step=status.step,
+        steps=status.steps,
+        time=progress.last_time or made,
+    )
+
+
+def runs_table(rows: Sequence[Row]) -> Table:
+    """A line a run."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("run", "of", "state", "step", "when", "", box=box.SIMPLE, pad_edge=False)
+    for row in rows:
+        step = "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}"
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.time))
+        first = row.message.partition("\n")[0]
+        # A name may hold what Rich takes for markup.
+        table.add_row(*map(Text, (row.name, row.title or "", row.state, step, when, first)))
+    return table

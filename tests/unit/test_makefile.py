@@ -1,0 +1,19 @@
+"""What the Makefile's targets would run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("target", "builds"), [("train", False), ("test", True)])
+def test_only_the_tests_build_horovod(target: str, builds: bool) -> None:
+    result = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ("horovod build" in result.stdout) == builds
+    assert ("hpctrain run digits -np 2" in result.stdout) != builds
