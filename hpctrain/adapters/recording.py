@@ -17,7 +17,7 @@ from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event, EventWriter
-from hpctrain.events.kinds import LogEvent, RunEvent, StepEvent
+from hpctrain.events.kinds import LIMIT, LogEvent, RunEvent, StepEvent
 
 # What is logged more often is printed no more often.
 _PRINT_SECONDS = 1.0
@@ -142,13 +142,15 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         named: the same as ``values``.
 
     Raises:
-        HpctrainError: no value, one that is not a single number, or a step that is no count.
+        HpctrainError: no value, one that is not a single number, a name that is no text, or a step that is no count.
     """
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
-    if step is not None and (not isinstance(step, int) or step < 0):
-        raise HpctrainError(f"ht.log: step={step!r} is no number of a step", "give an int from 0 on")
+    if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
+        raise HpctrainError(f"ht.log: step={step!r} is no number of a step", "give an int from 0 up to 2**53 - 1")
+    if others := [name for name in given if not isinstance(name, str)]:
+        raise HpctrainError(f"ht.log: the name {others[0]!r} is no text", "give names as str: ht.log({'0': loss})")
     if own := recording():
         own.log({name: _number(name, value) for name, value in given.items()}, step)
 

@@ -12,7 +12,7 @@ import time
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, InstanceOf, Strict, Tag
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Strict, Tag
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -20,8 +20,10 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Count = Annotated[int, Strict(), Ge(0), Lt(2**53)]
-"""From 2^53 on, numbers are not whole any more where they meet others."""
+LIMIT = 2**53
+"""From here on, numbers are not whole any more where they meet others."""
+
+Count = Annotated[int, Strict(), Ge(0), Lt(LIMIT)]
 
 Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
 """No clock shows more."""
@@ -30,9 +32,6 @@ Finite = Annotated[float, Strict(), AllowInfNan(False)]
 
 Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
 """What was measured; None for what is not finite or not known."""
-
-Text = InstanceOf[str]
-"""Not ``str``: names of files and what programs print may hold lone surrogates, which pydantic refuses there."""
 
 
 class BaseEvent(BaseModel):
@@ -81,10 +80,10 @@ class StartEvent(BaseEvent):
     restart: Count = Field(
         default=0, description="its number among those without progress that a launcher made by itself, 0 for none"
     )
-    job: Text | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
-    launcher: Text | None = Field(default=None, description="what starts the ranks")
-    hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
-    host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
+    job: str | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
+    launcher: str | None = Field(default=None, description="what starts the ranks")
+    hosts: tuple[str, ...] | None = Field(default=None, description="in the order of the ranks")
+    host: str | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
     pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
 
 
@@ -92,27 +91,27 @@ class DamagedEvent(BaseEvent):
     """An attempt passes over a checkpoint; ahead of the attempt's start."""
 
     event: Literal["damaged"] = "damaged"
-    path: Text = Field(description="its name in checkpoints/ until then")
-    fault: Text = Field(description="what is wrong with it")
-    kept_as: Text = Field(description="the name that it has from now on")
+    path: str = Field(description="its name in checkpoints/ until then")
+    fault: str = Field(description="what is wrong with it")
+    kept_as: str = Field(description="the name that it has from now on")
 
 
 class ChangedEvent(BaseEvent):
     """The recipe or script is not that of the attempts before; ahead of the attempt's start."""
 
     event: Literal["changed"] = "changed"
-    differences: dict[Text, tuple[Any, Any]] = Field(description="the old and the new value, by dotted key")
+    differences: dict[str, tuple[Any, Any]] = Field(description="the old and the new value, by dotted key")
 
 
 class RunEvent(BaseEvent):
     """What is trained. A script has no recipe, epochs or iterations_per_epoch."""
 
     event: Literal["run"] = "run"
-    recipe: Text | None = Field(description="its name")
-    framework: Text | None = Field(description="torch or keras")
-    backend: Text = Field(description="of the communication")
+    recipe: str | None = Field(description="its name")
+    framework: str | None = Field(description="torch or keras")
+    backend: str = Field(description="of the communication")
     ranks: Count = Field(description="how many")
-    hosts: tuple[Text, ...] | None = Field(default=None, description="sorted, each once")
+    hosts: tuple[str, ...] | None = Field(default=None, description="sorted, each once")
     epochs: Count | None = Field(description="how many there are to be")
     iterations_per_epoch: Count | None = Field(description="steps, with the ranks that there are at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
@@ -144,7 +143,7 @@ class LogEvent(BaseEvent):
 
     event: Literal["log"] = "log"
     iteration: Count = Field(description="of the step that it is about; a script may count by itself")
-    values: dict[Text, Number] = Field(description="by name")
+    values: dict[str, Number] = Field(description="by name")
 
     def last_step_needed(self, done: int) -> int:
         return done + 1
@@ -160,7 +159,7 @@ class NonFiniteEvent(_OfStep):
         description="whose own loss was not finite, or whose gradients were not where they are still known"
     )
     parameters: Count = Field(description="how many have a reduced gradient that is not finite")
-    parameter: Text | None = Field(default=None, description="the first of them")
+    parameter: str | None = Field(default=None, description="the first of them")
     to: Count | None = Field(
         description="the iteration of the checkpoint whose parameters the run has from then on; null for none"
     )
@@ -179,7 +178,7 @@ class EpochEvent(BaseEvent):
     """An epoch is done and evaluated. Its further keys are what else was measured on the model, numbers all."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Number] = Field(init=False)
+    __pydantic_extra__: dict[str, Number]
 
     event: Literal["epoch"] = "epoch"
     epoch: Count = Field(description="from 1")
@@ -206,7 +205,7 @@ class BrokenImagesEvent(BaseEvent):
     event: Literal["broken_images"] = "broken_images"
     epoch: Count = Field(description="after whose event it comes")
     count: Count = Field(description="of images that could not be decoded")
-    names: tuple[Text, ...] = Field(description="of the first 20")
+    names: tuple[str, ...] = Field(description="of the first 20")
 
     def last_step_needed(self, done: int) -> int:
         return done + 1
@@ -220,7 +219,7 @@ class CheckpointEvent(_OfStep):
     seconds: Seconds | None = Field(default=None, description="until it was on disk")
     blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
     bytes: Count | None = Field(default=None, description="of all ranks' shares")
-    path: Text | None = Field(default=None, description="its name in checkpoints/")
+    path: str | None = Field(default=None, description="its name in checkpoints/")
 
 
 Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
@@ -240,7 +239,7 @@ class StoppedEvent(BaseEvent):
 
     event: Literal["stopped"] = "stopped"
     iteration: Count = Field(description="the last step")
-    reason: Text = Field(description="the signal, or why the ranks stopped by themselves")
+    reason: str = Field(description="the signal, or why the ranks stopped by themselves")
 
 
 class StallEvent(BaseEvent):
@@ -248,12 +247,12 @@ class StallEvent(BaseEvent):
 
     event: Literal["stall"] = "stall"
     rank: Count = Field(description="that is waited for, as the attempt began")
-    host: Text = Field(description="of that rank")
+    host: str = Field(description="of that rank")
     iteration: Count | None = Field(default=None, description="the step in progress")
-    waiting_for: Text = Field(description="what the others wait in")
+    waiting_for: str = Field(description="what the others wait in")
     seconds: Seconds = Field(description="that the others have waited")
-    state: Text = Field(default="", description='of its process, in words; "" where nobody could see it')
-    stack: Text = Field(default="", description='of its Python threads; "" where nobody could see it')
+    state: str = Field(default="", description='of its process, in words; "" where nobody could see it')
+    stack: str = Field(default="", description='of its Python threads; "" where nobody could see it')
 
 
 class FaultEvent(BaseEvent):
@@ -261,8 +260,8 @@ class FaultEvent(BaseEvent):
 
     event: Literal["fault"] = "fault"
     rank: Count | None = Field(description="null where nobody knows")
-    host: Text | None = Field(description="null where nobody knows")
-    message: Text = Field(description="what happened, in a sentence")
+    host: str | None = Field(description="null where nobody knows")
+    message: str = Field(description="what happened, in a sentence")
 
 
 class RecoveredFaultEvent(FaultEvent):
@@ -290,7 +289,7 @@ class OtherEvent(BaseEvent):
 
     model_config = ConfigDict(extra="allow")
 
-    event: Text
+    event: str
 
 
 def _fault_tag(value: Any) -> str:

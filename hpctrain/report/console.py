@@ -24,7 +24,7 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.faults import line, spike_line
+from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
 from hpctrain.report.say import Patient, say
@@ -86,7 +86,7 @@ class Console:
                 self.close()
                 took = "" if event.seconds is None else f" after {event.seconds:.1f} s"
                 self._progress_line(f"{event.status}{took}")
-            case _ if text := line(event):
+            case _ if text := event_line(event):
                 self._progress_line(text)
 
     def line(self, text: str) -> None:

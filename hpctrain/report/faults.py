@@ -93,7 +93,7 @@ def changed_line(changed: ChangedEvent) -> str:
 _TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, BrokenImagesEvent, NonFiniteEvent)
 
 
-def line(event: Event) -> str | None:
+def event_line(event: Event) -> str | None:
     """The line of an event by itself; None for kinds that have none, and for spikes, which are told in a row."""
     match event:
         case DamagedEvent():
@@ -113,6 +113,6 @@ def line(event: Event) -> str | None:
 
 def trouble_lines(events: Sequence[Event]) -> list[str]:
     """The lines of all but the faults, of which the reader wants to know whether they ended the run; kind by kind."""
-    lines = [line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
+    lines = [event_line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
     spikes = in_a_row(event for event in events if isinstance(event, SpikeEvent))
     return [*filter(None, lines), *map(spike_line, spikes)]

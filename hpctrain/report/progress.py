@@ -73,7 +73,7 @@ class Progress:
             lines.pop()
         where = str(directory.events)
         numbers = [number for number, line in enumerate(lines) if not (_is(StepEvent, line) or _is(LogEvent, line))]
-        others = [parse_event(lines[number], where) for number in numbers]
+        others = [_parse(lines, number, where) for number in numbers]
         starts = (number for number, event in zip(numbers, others, strict=True) if isinstance(event, StartEvent))
         begin = max(starts, default=0)
         attempts = past_attempts(others)
@@ -86,9 +86,9 @@ class Progress:
             survived=survived(attempts),
             damaged=of_kind(others, DamagedEvent),
             stalls=attempts[-1].stalls if attempts else (),
-            steps=_newest(lines[begin:], StepEvent, where),
-            logs=_newest(lines[begin:], LogEvent, where),
-            last_time=parse_event(lines[-1], where).time if lines else None,
+            steps=_newest(lines, begin, StepEvent, where),
+            logs=_newest(lines, begin, LogEvent, where),
+            last_time=_parse(lines, len(lines) - 1, where).time if lines else None,
             jobs=tuple(dict.fromkeys(start.job for start in of_kind(others, StartEvent) if start.job)),
         )
 
@@ -151,26 +151,32 @@ def _last_epoch(lines: Sequence[bytes], others: Iterable[tuple[int, Event]], whe
         match event:
             case StartEvent():
                 begin, done = number, event.iteration
-                epochs = {epoch: ended for epoch, ended in epochs.items() if ended[0] < done}
+                epochs = {epoch: known for epoch, known in epochs.items() if known[0] < done}
             case EpochEvent():
-                steps = (lines[before] for before in range(number - 1, begin, -1) if _is(StepEvent, lines[before]))
+                steps = (before for before in range(number - 1, begin, -1) if _is(StepEvent, lines[before]))
                 last = next(steps, None)
-                epochs[event.epoch] = (_parse(last, StepEvent, where).iteration if last else done, event)
+                ended = done if last is None else _of_kind(lines, last, StepEvent, where).iteration
+                epochs[event.epoch] = (ended, event)
     return epochs[max(epochs)][1] if epochs else None
 
 
-def _newest(lines: Sequence[bytes], kind: type[Frequent], where: str) -> list[Frequent]:
-    """The last events of a frequent kind."""
-    newest = islice((line for line in reversed(lines) if _is(kind, line)), _WINDOW)
-    return [_parse(line, kind, where) for line in newest][::-1]
+def _newest(lines: Sequence[bytes], begin: int, kind: type[Frequent], where: str) -> list[Frequent]:
+    """The last events of a frequent kind, from the line of that number on."""
+    numbers = (number for number in range(len(lines) - 1, begin - 1, -1) if _is(kind, lines[number]))
+    return [_of_kind(lines, number, kind, where) for number in islice(numbers, _WINDOW)][::-1]
 
 
-def _parse(line: bytes, kind: type[Frequent], where: str) -> Frequent:
-    event = parse_event(line, where)
+def _of_kind(lines: Sequence[bytes], number: int, kind: type[Frequent], where: str) -> Frequent:
+    event = _parse(lines, number, where)
     # A key that is there twice has its last value.
     if not isinstance(event, kind):
-        raise HpctrainError(f"{where}: not an event: a line with {_MARKS[kind].decode()} that is {event.event!r} too")
+        said = _MARKS[kind].decode()
+        raise HpctrainError(f"{where}:{number + 1}: not an event: it has {said}, and is {event.event!r} too")
     return event
+
+
+def _parse(lines: Sequence[bytes], number: int, where: str) -> Event:
+    return parse_event(lines[number], f"{where}:{number + 1}")
 
 
 def _is(kind: type[StepEvent | LogEvent], line: bytes) -> bool:

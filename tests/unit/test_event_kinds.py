@@ -92,6 +92,13 @@ def test_a_line_with_another_value_is_an_event_or_names_the_key(event: Event, da
         assert parse_event(line_of(read), "again") == read
 
 
+def test_a_wrong_value_of_a_nested_kind_is_named() -> None:
+    fault = json.loads(next(line for line in LINES if "recovery_seconds" in line))
+    for key in fault.keys() - {"time", "event", "host"}:
+        with pytest.raises(HpctrainError, match=rf"^line: the event 'fault' cannot have {key} = -1: Input should be "):
+            parse_event(json.dumps({**fault, key: -1}).encode(), "line")
+
+
 @given(line=st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_line_is_an_event_or_refused(line: bytes) -> None:
     with pytest.raises(HpctrainError, match=r"^events\.jsonl:7: not an event: "):

@@ -173,11 +173,19 @@ def test_other_ranks_record_nothing(monkeypatch, capsys):
         ({"loss": [1.0, 2.0]}, "loss is not a single number"),
         ({"loss": 1.0, "step": -1}, "step=-1"),
         ({"loss": 1.0, "step": 1.5}, r"step=1\.5"),
+        ({"loss": 1.0, "step": True}, "step=True"),
+        ({"loss": 1.0, "step": 2**53}, "step=9007199254740992"),
     ],
 )
 def test_what_cannot_be_logged(values, words):
     with pytest.raises(HpctrainError, match=words):
         ht.log(**values)
+
+
+def test_names_of_what_is_logged_are_text(directory):
+    with pytest.raises(HpctrainError, match="the name 0 is no text"):
+        ht.log({0: 1.0})
+    assert steps_and_logs(directory) == []
 
 
 def test_a_line_holds_json_alone(directory):

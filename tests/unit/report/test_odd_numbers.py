@@ -17,7 +17,7 @@ from hpctrain.events import EventWriter, kept, read_events
 from hpctrain.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 from hpctrain.report.console import Console
 from hpctrain.report.curves import _means
-from hpctrain.report.faults import in_a_row, line, spike_line
+from hpctrain.report.faults import event_line, in_a_row, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
@@ -69,12 +69,14 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_lines() -> None:
-    assert line(typed(non_finite(7))) == ("step 7 had numbers that are not finite on rank 1: its update was left out")
+    assert event_line(typed(non_finite(7))) == (
+        "step 7 had numbers that are not finite on rank 1: its update was left out"
+    )
     back = typed(non_finite(7, rule="roll_back", ranks=[], to=4))
-    assert line(back) == (
+    assert event_line(back) == (
         "step 7 had numbers that are not finite: the run goes on after it with the parameters of step 4"
     )
-    assert str(line(typed(non_finite(7, rule="stop", ranks=[0, 3])))).endswith("on rank 0, 3: the run ends")
+    assert str(event_line(typed(non_finite(7, rule="stop", ranks=[0, 3])))).endswith("on rank 0, 3: the run ends")
     assert spike_line([high(7)]) == "step 7: the loss was up to 9, where 1.5 was the median before"
     groups = in_a_row([high(3), high(4, 20.0), high(5), high(9)])
     assert [spike_line(group).split(":")[0] for group in groups] == ["steps 3 to 5", "step 9"]

@@ -15,6 +15,7 @@ from written_runs import Line, recipe_plan, run_events, write_run
 
 from hpctrain.batch.find_run import find_run
 from hpctrain.batch.queue import JobState
+from hpctrain.errors import HpctrainError
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
@@ -158,6 +159,18 @@ def test_a_silent_run(tmp_path: Path) -> None:
     events = [{**event, "time": event["time"] - 1000} for event in [start(), *run_events(2)]]
     status = known(tmp_path, events)
     assert status.silent and status.last_event_s == 1001
+
+
+def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
+    lines = directory.events.read_text().splitlines(keepends=True)
+    kinds = [json.loads(line)["event"] for line in lines]
+    epoch, step = kinds.index("epoch"), kinds.index("step")
+    for number, damage in ((epoch, '"epoch": -1'), (step, '"event": "other", "epoch": 1')):
+        text = [*lines[:number], lines[number].replace('"epoch": 1', damage), *lines[number + 1 :]]
+        directory.events.write_text("".join(text))
+        with pytest.raises(HpctrainError, match=rf"events\.jsonl:{number + 1}: "):
+            Progress.read(directory)
 
 
 def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
