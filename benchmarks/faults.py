@@ -106,7 +106,7 @@ def run(seed: int, folder: Path) -> Result:
     place = Place(folder=folder, limit=_LIMIT_SECONDS)
     times: list[float] = []
     try:
-        training = place.begin("digits", "-np", str(RANKS), "--backend", "mpi", *settings)
+        training = place.begin("digits", "-np", str(RANKS), "--oversubscribe", "--backend", "mpi", *settings)
         # A run that ends too soon is judged by what it has done.
         with contextlib.suppress(OutOfTimeError):
             times = carry_out(kills, training)

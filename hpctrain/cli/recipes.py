@@ -18,6 +18,7 @@ from hpctrain.recipes.difference import differences
 from hpctrain.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.used import used_values
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -61,7 +62,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A recipe with every value, the defaults included."""
+    """A recipe with every value that it uses, the defaults included; with --json, every value that there is."""
     if diff is not None:
         if name or overrides or world or plot:
             raise HpctrainError("--diff A B shows how two recipes differ, and nothing else", "leave the rest out")
@@ -107,8 +108,10 @@ def check(
 
 
 def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
-    values = entry.model_dump(mode="json")
-    _print(values) if as_json else typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip())
+    if as_json:
+        _print(entry.model_dump(mode="json"))
+    else:
+        typer.echo(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
 
 
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:

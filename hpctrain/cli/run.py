@@ -41,7 +41,7 @@ from hpctrain.cli.work import default_directory, read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, hold, job_id
 from hpctrain.launch.command import Launcher
-from hpctrain.launch.hosts import arrange
+from hpctrain.launch.hosts import are_given, arrange
 from hpctrain.launch.interrupts import Interrupted, Interrupts
 from hpctrain.launch.repeats import (
     MOST,
@@ -55,7 +55,7 @@ from hpctrain.launch.repeats import (
 from hpctrain.launch.start import available_launcher, require_packages
 from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import Machine, as_if_installed, this_machine
-from hpctrain.planning.planner import make_plan, oversubscription
+from hpctrain.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.say import say
 from hpctrain.rundir import RunDirectory, new_directory, read_model, write_json
@@ -85,6 +85,7 @@ class _Asked:
     run_dir: Path | None
     repeat: int | None
     dry_run: bool
+    oversubscribe: bool
     changes: dict[str, dict[str, Any]]
 
 
@@ -107,6 +108,9 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
+    oversubscribe: Annotated[
+        bool, typer.Option("--oversubscribe", help="Let more ranks than this machine has cores share them.")
+    ] = False,
     small: Smoke = False,
     hosts: HostList = None,
     hostfile: HostFile = None,
@@ -175,6 +179,7 @@ def run(
         run_dir=run_dir,
         repeat=repeat,
         dry_run=dry_run,
+        oversubscribe=oversubscribe,
         changes={"host_options": options, "start": start, "stop": stop},
     )
     try:
@@ -224,7 +229,13 @@ def _make_plan(asked: _Asked, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
         start=start,
         stop=Stop(**asked.changes["stop"]),
     )
+    _require_processors(asked, plan, machine)
     return plan, warnings
+
+
+def _require_processors(asked: _Asked, plan: Plan, machine: Machine) -> None:
+    if not asked.oversubscribe and not are_given(plan.host_options):
+        require_processors(plan, machine)
 
 
 def _begin(asked: _Asked) -> int:
@@ -346,6 +357,9 @@ def _go_on(asked: _Asked, directory: RunDirectory, interrupts: Interrupts, warni
         )
         if further is None:
             return _is_done(directory)
+        # A run that goes on as it was begun was agreed to then.
+        if asked.ranks is not None:
+            _require_processors(asked, further.plan, further.machine)
         _warn(further.plan, further.machine, (*warnings, *further.warnings))
         found = available_launcher(further.plan, further.machine)
     if asked.dry_run:

@@ -82,6 +82,11 @@ def _fabric(
     return known_fabric(names, environment) if len(names) > 1 else (None, FLAT)
 
 
+def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody said what the hosts have room for: a list, a hostfile, or Slurm's allocation."""
+    return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
+
+
 def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
     if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
         raise HpctrainError(

@@ -37,6 +37,7 @@ class Machine:
     Attributes:
         host: the host's name.
         cores: physical cores that this process may use.
+        processors: hardware threads that it may use, of which a core can have several; 0 where they were not counted.
         frameworks: those that can be imported.
         versions: of the packages that decide a run's numbers, Python's included.
         gpus: how many this process may use.
@@ -46,6 +47,7 @@ class Machine:
     cores: int
     frameworks: frozenset[Framework]
     versions: dict[str, str]
+    processors: int = 0
     gpus: int = 0
 
 
@@ -63,6 +65,7 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         frameworks=frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules)),
         versions=_versions(),
+        processors=usable_processors(),
         gpus=usable_gpus(),
     )
 
@@ -76,16 +79,21 @@ def as_if_installed(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
 
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """Physical cores within this process's affinity, which a batch system or a container may have narrowed.
+    """Physical cores within this process's affinity, which a batch system or a container may have narrowed."""
+    logical = psutil.cpu_count()
+    physical = psutil.cpu_count(logical=False)
+    allowed = usable_processors(environment)
+    return max(1, allowed * physical // logical) if logical and physical else allowed
+
+
+def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
+    """Hardware threads within this process's affinity.
 
     Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one.
     """
-    logical = psutil.cpu_count()
-    physical = psutil.cpu_count(logical=False)
     # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
     job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
-    allowed = min([len(os.sched_getaffinity(0)), *job])
-    return max(1, allowed * physical // logical) if logical and physical else allowed
+    return min([len(os.sched_getaffinity(0)), *job])
 
 
 def _versions() -> dict[str, str]:

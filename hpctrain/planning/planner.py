@@ -140,6 +140,23 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
     )
 
 
+def require_processors(plan: Plan, machine: Machine) -> None:
+    """Refuse more ranks on this one machine than it has processors.
+
+    Raises:
+        HpctrainError: there are more.
+    """
+    processors = max(machine.cores, machine.processors)
+    if len(plan.hosts) > 1 or plan.ranks <= processors:
+        return
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    threads = "" if processors == machine.cores else f" ({processors} hardware threads)"
+    raise HpctrainError(
+        f"-np {plan.ranks}: {plan.hosts[0].host} has {cores}{threads} for {plan.ranks} ranks",
+        f"-np {machine.cores} is the fastest here; --oversubscribe lets ranks share cores, --hosts names more hosts",
+    )
+
+
 def _require_possible(plan: Plan) -> None:
     """Refuse what cannot be on whatever hosts: a backend, or values of the recipe for the number of ranks."""
     _require_backend(plan.asked_backend, plan)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hpctrain.checked_yaml import Section
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
-from hpctrain.recipes.own_keys import require_own_keys
+from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Level = Annotated[int, Field(ge=0, le=255)]
@@ -18,8 +18,10 @@ _RAND_AUGMENT = ("rand_augment_increasing",)
 _OWN_KEYS = {"layers": _RAND_AUGMENT, "magnitude": _RAND_AUGMENT, "deviation": _RAND_AUGMENT}
 
 
-class Augmentation(Section):
+class Augmentation(SectionOfKind):
     """Random operations on a photograph that was cropped and flipped; the formulas are in hpctrain.data.augment."""
+
+    own_keys = _OWN_KEYS
 
     name: Literal["trivial_augment_wide", "rand_augment_increasing"] = Field(
         description="one operation of 14 with a random magnitude (Müller and Hutter 2021, torchvision's "
@@ -35,7 +37,7 @@ class Augmentation(Section):
 
     @model_validator(mode="after")
     def _own_keys(self) -> Augmentation:
-        require_own_keys(self, self.name, _OWN_KEYS)
+        require_own_keys(self, self.name, self.own_keys)
         return self
 
 

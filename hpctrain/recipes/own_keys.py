@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from hpctrain.checked_yaml import Section
+
+
+class SectionOfKind(Section):
+    """A section whose ``name`` decides which of its keys mean anything.
+
+    Attributes:
+        own_keys: the names that use a key, for each key that not all use.
+    """
+
+    own_keys: ClassVar[Mapping[str, Sequence[str]]]
+
+    name: Any
+
+    def uses(self, key: str) -> bool:
+        """Whether the section's kind has a use for a key."""
+        return self.name in self.own_keys.get(key, (self.name,))
 
 
 def require_own_keys(section: Section, name: str, owners: Mapping[str, Sequence[str]]) -> None:

@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.checked_yaml import Section
 from hpctrain.recipes.numbers import Count, NotNegative, Positive
-from hpctrain.recipes.own_keys import require_own_keys
+from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 _OWN_KEYS = {
     "milestones": ("step", "piecewise"),
@@ -23,8 +22,10 @@ _OWN_KEYS = {
 }
 
 
-class Schedule(Section):
+class Schedule(SectionOfKind):
     """The learning rate over the run."""
+
+    own_keys = _OWN_KEYS
 
     name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = "constant"
     base_batch: Count | None = Field(
@@ -88,7 +89,7 @@ class Schedule(Section):
 
     @model_validator(mode="after")
     def _own_keys(self) -> Schedule:
-        require_own_keys(self, self.name, _OWN_KEYS)
+        require_own_keys(self, self.name, self.own_keys)
         if self.name in ("step", "piecewise") and not self.milestones:
             raise ValueError(f"schedule {self.name!r} needs milestones")
         if self.name == "piecewise" and len(self.factors) != len(self.milestones) + 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,7 +11,7 @@ from hpctrain.checked_yaml import Section
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
-from hpctrain.recipes.own_keys import require_own_keys
+from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, Guard, Numbers
 from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.weights import InitialWeights
@@ -37,8 +38,13 @@ class BatchNorm(Section):
     )
 
 
-class Model(Section):
+_RESIDUAL = ("resnet18", "resnet50", "resnet101")
+
+
+class Model(SectionOfKind):
     """The network."""
+
+    own_keys = dict.fromkeys(("zero_gamma", "weights", "batch_norm"), _RESIDUAL)
 
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
     zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
@@ -47,13 +53,18 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _own_keys(self) -> Model:
-        residual = ("resnet18", "resnet50", "resnet101")
-        require_own_keys(self, self.name, {"zero_gamma": residual, "weights": residual, "batch_norm": residual})
+        require_own_keys(self, self.name, self.own_keys)
         return self
 
 
-class Data(Section):
+class Data(SectionOfKind):
     """The samples."""
+
+    # One set's keys may stay where --set names the other, so they are not refused.
+    own_keys: ClassVar[Mapping[str, Sequence[str]]] = {
+        **dict.fromkeys(("test_fraction", "split_seed"), ("digits",)),
+        **dict.fromkeys(("path", "limit", "workers", "repeats", "broken_images"), ("imagenet",)),
+    }
 
     name: Literal["digits", "imagenet"]
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
@@ -204,8 +215,10 @@ class Transition(Section):
     square_decay: Fraction = Field(0.99, description="what is kept of the running mean of squared gradients")
 
 
-class Optimizer(Section):
+class Optimizer(SectionOfKind):
     """The update rule. The formulas are in hpctrain.optim.rules."""
+
+    own_keys = _OWN_KEYS
 
     name: Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
     learning_rate: Positive
@@ -237,7 +250,7 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizer:
-        require_own_keys(self, self.name, _OWN_KEYS)
+        require_own_keys(self, self.name, self.own_keys)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0")
         if self.momentum_correction and not self.rate_in_momentum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 from hpctrain import stopping
 from hpctrain.checkpoints.keep import Policy, scores
@@ -31,6 +32,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     recipe = plan.recipe
     comm = init()
     require_fault_tolerance(comm, recipe.fault_tolerance)
+    _say(comm, f"reading the data: {recipe.data.path or recipe.data.name}")
     train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
     with (
         contextlib.closing(train),
@@ -38,6 +40,8 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
         EventWriter(directory.events if comm.rank == 0 else None) as events,
         _checkpoints(plan, directory, comm, events) as checkpoints,
     ):
+        framework = "TensorFlow and Keras" if plan.framework == "keras" else "PyTorch"
+        _say(comm, f"loading {framework}, and building {recipe.model.name}")
         trainer = _trainer(plan, comm)
         loop = Loop(
             recipe,
@@ -52,11 +56,19 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
         )
+        if plan.framework == "keras":
+            _say(comm, "TensorFlow compiles the training step when it first takes it")
         reports.iteration = lambda: loop.iteration + 1
         done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))
     if not done:
         stopping.agree()
         raise SystemExit(stopping.RESUMABLE)
+
+
+def _say(comm: Communicator, text: str) -> None:
+    """Say on rank 0 what takes seconds on any machine, and minutes on a file system that is busy."""
+    if comm.rank == 0:
+        print(f"hpctrain: {text}", file=sys.stderr, flush=True)
 
 
 def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:

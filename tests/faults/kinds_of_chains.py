@@ -86,13 +86,15 @@ def other_ranks(scene: Scene) -> Promise:
     # Both changes within the first steps, where rounding is all that ranks differ by.
     for number, (ranks, step) in enumerate(((4, scene.draw.randint(3, 8)), (2, scene.draw.randint(2, 6)))):
         scene.change(ranks=ranks)
-        training = _start(scene, first=number == 0, arguments=() if number == 0 else ("-np", str(ranks)))
+        training = _start(
+            scene, first=number == 0, arguments=() if number == 0 else ("-np", str(ranks), "--oversubscribe")
+        )
         training.wait_for_step(step)
         training.send(signal.SIGUSR1, 0)
         ended = training.end()
         if ended.code != 4:
             raise OutOfTimeError(f"{ranks} ranks that were asked to stop ended with {ended.code}:\n{ended.printed}")
-    scene.training = _start(scene, first=False, arguments=("-np", "3"))
+    scene.training = _start(scene, first=False, arguments=("-np", "3", "--oversubscribe"))
     scene.change(ranks=1, backend="single", work=work)
 
     def check(events: Sequence[Event]) -> list[str]:

@@ -32,7 +32,7 @@ class Setting:
     @property
     def arguments(self) -> tuple[str, ...]:
         backend = ("--backend", self.backend, "--framework", self.framework)
-        return (*self.work, "-np", str(self.ranks), *backend)
+        return (*self.work, "-np", str(self.ranks), "--oversubscribe", *backend)
 
 
 class UnfitError(Exception):

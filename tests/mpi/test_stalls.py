@@ -79,7 +79,7 @@ def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_
 def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)
     result = hpctrain(
-        *("run", "script.py", "-np", "3", "--backend", "mpi", "--run-dir", "run"),
+        *("run", "script.py", "-np", "3", "--oversubscribe", "--backend", "mpi", "--run-dir", "run"),
         timeout=200,
         HPCTRAIN_STALL="2",
         HPCTRAIN_TIMEOUT="5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,26 @@ def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsy
     assert said in capsys.readouterr().err
 
 
+def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
+    monkeypatch.setattr("hpctrain.cli.run.this_machine", lambda: few)
+    for work in (["digits"], ["digits", "--repeat", "2"]):
+        assert main(["run", *work, "-np", "5", "--dry-run"]) == 2
+        said = capsys.readouterr().err
+        assert "-np 5: n1 has 2 cores (4 hardware threads) for 5 ranks\n  -np 2 is the fastest here" in said
+        assert "--oversubscribe" in said
+    # As many as hardware threads are slow, and no more than a warning; whoever counts slots has counted.
+    Path("hosts").write_text("n1 slots=5\n")
+    for allowed in (["-np", "4"], ["-np", "5", "--oversubscribe"], ["--hosts", "n1:5"], ["--hostfile", "hosts"]):
+        assert main(["run", "digits", *allowed, "--dry-run"]) == 0
+    assert main(["plan", "digits", "-np", "5"]) == 0
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert main(["run", "digits", "-np", "5", "--dry-run"]) == 0
+
+
 def test_more_ranks_than_cores_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "-np", "5000", "--dry-run"]) == 0
+    assert main(["run", "digits", "-np", "5000", "--oversubscribe", "--dry-run"]) == 0
     captured = capsys.readouterr()
     assert "warning: 5000 ranks share " in captured.err
     assert "as long as with a core a rank" in captured.err

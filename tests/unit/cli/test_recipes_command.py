@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpctrain.cli.main import main
 from hpctrain.recipes.difference import differences
 from hpctrain.recipes.entries import Listed, all_entries
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.used import used_values
 
 
 @pytest.mark.parametrize("columns", [None, "80"])
@@ -160,3 +163,29 @@ def test_names_are_not_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["recipes", "show", "digits", *odd, "--world", "1", "--plot", str(file)]) == 0
     assert "[red]$x$ [/y]: batch 64, 20 epochs" in capsys.readouterr().out
     assert file.exists()
+
+
+def test_what_the_recipe_has_no_use_for_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "digits"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert "images" not in shown
+    assert shown["data"] == {"name": "digits", "test_fraction": 0.2}
+    assert shown["model"] == {"name": "digits_cnn"}
+    assert (
+        shown["optimizer"]["nesterov"] and "betas" not in shown["optimizer"] and "clip_norm" not in shown["optimizer"]
+    )
+    assert main(["recipes", "show", "goyal2017"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["images"]["size"] == 224 and shown["model"]["batch_norm"]["momentum"] == 0.9
+    assert shown["data"]["workers"] == 2 and "test_fraction" not in shown["data"]
+
+
+def test_what_is_shown_of_any_recipe_is_that_recipe_again(tmp_path: Path) -> None:
+    recipes = [entry for entry in all_entries() if isinstance(entry, Recipe)]
+    assert len(recipes) > 30
+    # A value that was set stays, whether there is a use for it or not.
+    recipes.append(load_recipe("digits", ["images.flip=false", "data.limit=10"]))
+    for recipe in recipes:
+        file = tmp_path / "shown.yaml"
+        file.write_text(yaml.safe_dump(used_values(recipe)))
+        assert load_recipe(str(file)) == recipe

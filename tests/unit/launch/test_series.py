@@ -148,7 +148,8 @@ def test_commands_for_one_run_name_those_of_a_series(
 
 
 def test_a_dry_run_of_a_series_says_what_is_to_be_known_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "--repeat", "3", "-np", "500", "--backend", "mpi", "--dry-run"]) == 0
+    many = ("-np", "500", "--oversubscribe", "--backend", "mpi")
+    assert main(["run", "digits", "--repeat", "3", *many, "--dry-run"]) == 0
     assert capsys.readouterr().err.count("warning: 500 ranks share") == 1
 
 

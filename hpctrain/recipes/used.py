@@ -1,0 +1,38 @@
+"""The values of a recipe that it makes use of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from hpctrain.recipes.own_keys import SectionOfKind
+from hpctrain.recipes.schema import Recipe
+
+
+def used_values(section: BaseModel) -> dict[str, Any]:
+    """The values by key, without defaults that say "none", and those that belong to other kinds of a section.
+
+    What is left is the same recipe when it is read again: only defaults are left out.
+    """
+    values = section.model_dump(mode="json")
+    shown = {}
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        default = field.get_default(call_default_factory=True)
+        if value == default and (value in (None, "", ()) or not _uses(section, key)):
+            continue
+        shown[key] = used_values(value) if isinstance(value, BaseModel) else _each(value, values[key])
+    return shown
+
+
+def _each(value: Any, dumped: Any) -> Any:
+    if isinstance(value, tuple) and value and all(isinstance(each, BaseModel) for each in value):
+        return [used_values(each) for each in value]
+    return dumped
+
+
+def _uses(section: BaseModel, key: str) -> bool:
+    if isinstance(section, SectionOfKind):
+        return section.uses(key)
+    return not (isinstance(section, Recipe) and key == "images" and section.data.name == "digits")
