@@ -65,6 +65,16 @@ def commands_of(text: str, page: str) -> Iterator[PrintedCommand]:
         yield from (PrintedCommand(page=page, words=words, whole=False) for words in _calls(" ".join(code.split())))
 
 
+def options() -> list[tuple[str, str]]:
+    """Every option in code within sentences that stands there without its command, with its page."""
+    return [
+        (str(page.relative_to(ROOT)), re.split(r"[=\s]", code)[0])
+        for page in PAGES
+        for code in _CODE.findall(_BLOCK.sub("", page.read_text()))
+        if re.match("--?[a-zA-Z]", code)
+    ]
+
+
 def _calls(line: str) -> Iterator[tuple[str, ...]]:
     """The arguments of each ``hpctrain`` in a line of shell."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")

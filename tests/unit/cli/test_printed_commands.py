@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import typer
-from pages import PAGES, PrintedCommand, commands, commands_of
+from pages import PAGES, PrintedCommand, commands, commands_of, options
 
 from hpctrain.cli.main import app
 from hpctrain.errors import HpctrainError
 from hpctrain.plan import BACKENDS
 from hpctrain.recipes.load import load_recipe
+
+# Options of mpirun, srun, sbatch and ibnetdiscover.
+OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
 
 # The parser's own base of them all; a missing argument is one of them.
 _UsageError = typer.BadParameter.__mro__[1]
@@ -85,6 +88,22 @@ def test_within_a_sentence_arguments_may_be_left_out_but_options_have_to_be_righ
     parse(right)
     with pytest.raises(_UsageError, match="--wat"):
         parse(wrong)
+
+
+def known_options() -> set[str]:
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="hpctrain")
+    parsers = [group.resolve_command(context, [name])[1] for name in group.list_commands(context)]
+    for parser in parsers:
+        # A group's own commands come behind it in the list, and are looked at as it is.
+        parsers += getattr(parser, "commands", {}).values()
+    return {name for parser in parsers for each in parser.params for name in each.opts}
+
+
+def test_options_within_sentences_exist():
+    known = known_options() | OTHERS
+    assert [(page, option) for page, option in options() if option not in known] == []
+    assert len(options()) > 30
 
 
 def test_calls_are_found_wherever_a_line_has_them():
