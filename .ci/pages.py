@@ -26,7 +26,8 @@ def commands() -> str:
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="hpctrain")
     for name in group.list_commands(context):
-        # What stands for a command until it is called makes room for the command itself.
+        # What stands for a command until it is called makes room for the command itself; its help is the shorter one.
+        summary = group.commands[name].help
         _, command, _ = group.resolve_command(context, [name])
-        command.name = name
+        command.name, command.short_help = name, summary
     return get_docs_for_click(obj=group, ctx=context, name="hpctrain", indent=1)
