@@ -14,6 +14,9 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "slurm" / "README.md",
 _SCRIPT = re.compile(r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"^```(?:bash|console|sh|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+# Files of the package are named from there on, too.
+_PACKAGE = ROOT / "hpctrain"
+_FOLDERS = {path.name for parent in (ROOT, _PACKAGE) for path in parent.iterdir() if path.is_dir()} - {"site", "runs"}
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -73,6 +76,22 @@ def options() -> list[tuple[str, str]]:
         for code in _CODE.findall(_BLOCK.sub("", page.read_text()))
         if re.match("--?[a-zA-Z]", code)
     ]
+
+
+def files() -> list[tuple[str, str]]:
+    """Every file or folder of this repository in code within sentences, with its page; NAME stands for any."""
+    return [
+        (str(page.relative_to(ROOT)), code)
+        for page in PAGES
+        for code in _CODE.findall(_BLOCK.sub("", page.read_text()))
+        if re.fullmatch(r"(?:[\w.-]+/)+[\w.-]*", code) and "NAME" not in code
+        if code.endswith(".py") or code.partition("/")[0] in _FOLDERS
+    ]
+
+
+def is_there(name: str) -> bool:
+    """Whether a file or folder of :func:`files` exists."""
+    return any((parent / name).exists() for parent in (ROOT, _PACKAGE))
 
 
 def _calls(line: str) -> Iterator[tuple[str, ...]]:

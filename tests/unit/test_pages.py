@@ -7,7 +7,7 @@ import tomllib
 from xml.etree import ElementTree
 
 import pytest
-from pages import ROOT, scripts
+from pages import ROOT, files, is_there, scripts
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,3 +33,8 @@ def test_the_picture_of_the_layers_is_the_contract():
 
 def test_scripts_are_those_that_are_run():
     assert set(scripts()) == {"digits_torch.py", "digits_keras.py"}
+
+
+def test_files_named_on_the_pages_exist():
+    assert [(page, name) for page, name in files() if not is_there(name)] == []
+    assert len(files()) > 50
