@@ -10,7 +10,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train test lint bench faults fuzz clean horovod cluster cluster-stop
+.PHONY: train test lint docs bench faults fuzz clean horovod cluster cluster-stop
 
 train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -45,6 +45,15 @@ lint: .venv/packages.stamp
 	$(BIN)/deptry hpctrain benchmarks .ci
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive hpctrain benchmarks slurm .ci
 	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
+	$(build-pages)
+
+# The pages under docs/ as a site in site/; needs no network. A broken link or anchor is an error.
+docs: .venv/packages.stamp
+	$(build-pages)
+	@echo 'site/index.html'
+
+# With --quiet, MkDocs would count no warnings, and strict would mean nothing. The variable silences an advertisement.
+build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Coverage-guided fuzzing of what reads outside data, in an environment of its own: atheris has no wheel for every Python.
 FUZZ_SECONDS ?= 3600
@@ -78,4 +87,4 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .fuzz dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .fuzz dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

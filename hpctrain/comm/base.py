@@ -125,8 +125,10 @@ class Communicator(ABC):
     """The ranks of one run, and this process's place among them.
 
     Attributes:
-        rank, size: this process's number and how many there are.
-        local_rank, local_size: the same among the processes of this host.
+        rank: this process's number, from 0.
+        size: how many processes there are.
+        local_rank: this process's number among those of this host.
+        local_size: how many of them there are.
         host: the name of this host.
         backend: what reduces the gradients, one of hpctrain.plan.BACKENDS but ``auto``.
         reason: one sentence on why this backend was chosen.

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import scripts
 
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).parent / "programs"
-README = Path(__file__).parents[2] / "README.md"
 
 
 def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def test_the_planes_under_torchrun_then_a_rank_that_dies():
 
 def test_the_readmes_script_under_torchrun(tmp_path):
     script = tmp_path / "digits_torch.py"
-    script.write_text(README.read_text().partition("<!-- digits_torch.py -->\n```python\n")[2].partition("```")[0])
+    script.write_text(scripts()["digits_torch.py"])
     result = torchrun(script)
     assert result.returncode == 0, result.stdout
     assert result.stdout.count("hpctrain: 2 ranks, backend gloo (torchrun, no GPU on") == 1

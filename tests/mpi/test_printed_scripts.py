@@ -1,20 +1,15 @@
-"""The README's scripts run as they are printed."""
+"""The scripts in the README and on the pages run as they are printed."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import scripts
 
-README = Path(__file__).parents[2] / "README.md"
-SCRIPTS = dict(re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", README.read_text(), flags=re.DOTALL))
-
-
-def test_there_is_a_script_for_each_framework():
-    assert set(SCRIPTS) == {"digits_torch.py", "digits_keras.py"}
+SCRIPTS = scripts()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

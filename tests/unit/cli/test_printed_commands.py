@@ -1,0 +1,122 @@
+"""Every ``hpctrain`` command line in the README and on the pages is one that the real command takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pages import PAGES, PrintedCommand, commands, commands_of, options
+
+from hpctrain.cli.main import app
+from hpctrain.errors import HpctrainError
+from hpctrain.plan import BACKENDS
+from hpctrain.recipes.load import load_recipe
+
+# Options of mpirun, srun, sbatch and ibnetdiscover.
+OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
+
+# The parser's own base of them all; a missing argument is one of them.
+_UsageError = typer.BadParameter.__mro__[1]
+
+
+def parse(command: PrintedCommand) -> None:
+    """Find the command, and have it check its options, choices and arguments; nothing is executed."""
+    parser = typer.main.get_command(app)
+    context = typer.Context(parser, info_name="hpctrain")
+    words = list(command.words)
+    while hasattr(parser, "resolve_command") and words:
+        if words[0].startswith("-"):
+            break
+        name, parser, words = parser.resolve_command(context, words)
+        assert parser is not None
+        context = typer.Context(parser, info_name=name, parent=context)
+    if not words and hasattr(parser, "resolve_command"):
+        assert not command.whole, "a group of commands by itself only prints its help"
+        return
+    try:
+        check_values(parser.make_context(context.info_name, words, parent=context.parent).params)
+    except typer.Exit:
+        # An option that prints something and ends.
+        pass
+    except _UsageError as error:
+        if command.whole or type(error).__name__ != "MissingParameter":
+            raise
+
+
+def check_values(given: dict[str, Any]) -> None:
+    """What the parser passes on as text: names of recipes, their keys and values, and backends."""
+    recipe = given.get("work") or given.get("recipe")
+    # A name, not a file of the reader's; and values, not what each task of an array puts in.
+    if recipe and not recipe.endswith((".py", ".yaml")):
+        load_recipe(recipe, [change for change in given.get("overrides") or () if "%a" not in change])
+    if given.get("backend") not in (None, *BACKENDS):
+        raise HpctrainError(f"unknown backend {given['backend']!r}", f"valid: {', '.join(BACKENDS)}")
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_a_printed_command_is_one(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parse(command)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hpctrain run digits -np 2 --framwork keras",
+        "hpctrain run digits -np two",
+        "hpctrain runs digits",
+        "hpctrain topology shows fabric.txt",
+        "hpctrain bench step --model vgg",
+        "hpctrain data shard ARCHIVES",
+        "hpctrain recipes check a.yaml b.yaml",
+        ".venv/bin/hpctrain status runs/one --jsn | jq",
+        "hpctrain submit digit --wait",
+        "hpctrain plan digits --set epoch=5",
+        "hpctrain run digits --backend mpich",
+    ],
+)
+def test_a_misprinted_command_is_found(line):
+    (command,) = commands_of(f"```bash\n{line}\n```\n", "page.md")
+    with pytest.raises((_UsageError, HpctrainError)):
+        parse(command)
+
+
+def test_within_a_sentence_arguments_may_be_left_out_but_options_have_to_be_right():
+    right, wrong = commands_of("As `hpctrain checkpoint\nverify` does, or `hpctrain submit --wat`.", "page.md")
+    parse(right)
+    with pytest.raises(_UsageError, match="--wat"):
+        parse(wrong)
+
+
+def known_options() -> set[str]:
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="hpctrain")
+    parsers = [group.resolve_command(context, [name])[1] for name in group.list_commands(context)]
+    for parser in parsers:
+        # A group's own commands come behind it in the list, and are looked at as it is.
+        parsers += getattr(parser, "commands", {}).values()
+    return {name for parser in parsers for each in parser.params for name in each.opts}
+
+
+def test_options_within_sentences_exist():
+    known = known_options() | OTHERS
+    assert [(page, option) for page, option in options() if option not in known] == []
+    assert len(options()) > 30
+
+
+def test_calls_are_found_wherever_a_line_has_them():
+    lines = [
+        "git clone x hpctrain && cd hpctrain  # no call",
+        "cd x && A=1 .venv/bin/hpctrain run a \\",
+        "  -np 2 > hpctrain; hpctrain doctor # hpctrain plan",
+    ]
+    found = [command.words for command in commands_of("\n".join(["```bash", *lines, "```"]), "page.md")]
+    assert found == [("run", "a", "-np", "2"), ("doctor",)]
+
+
+def test_the_pages_are_read():
+    pages = {command.page for command in commands()}
+    assert {"README.md", "docs/clusters.md", "docs/recipes.md", "docs/topology.md"} <= pages
+    assert all(Path(page).is_file() for page in PAGES)
