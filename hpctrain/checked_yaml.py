@@ -30,7 +30,7 @@ class Section(BaseModel):
 M = TypeVar("M", bound=BaseModel)
 
 
-class _Loader(BoundedLoader):
+class _Reader(BoundedLoader):
     """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
     which can be circular or grow without bounds, and tags have no use in these files.
     """
@@ -56,13 +56,13 @@ class _Loader(BoundedLoader):
         return node
 
 
-_Loader.yaml_implicit_resolvers = {
+_Reader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "int", "float")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 # At most 18 digits, which no number of these files needs: Python refuses to read thousands of them.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\Z"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
+_Reader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\Z"), list("-+0123456789"))
+_Reader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
         r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))\Z|\.(nan|NaN|NAN)\Z"
@@ -79,8 +79,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.yaml_implicit_resolvers = {
-    first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Loader.yaml_implicit_resolvers.get(first, [])
-    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+    first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Reader.yaml_implicit_resolvers.get(first, [])
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Reader.yaml_implicit_resolvers}
 }
 
 
@@ -184,13 +184,13 @@ def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 def _parse(text: str, kind: str, describe: Callable[[yaml.YAMLError], str]) -> yaml.Node | None:
     try:
-        return _Loader(text, kind).get_single_node()
+        return _Reader(text, kind).get_single_node()
     except yaml.YAMLError as error:
         raise HpctrainError(describe(error)) from error
 
 
 def _value(root: yaml.Node, kind: str) -> Any:
-    return _Loader("", kind).construct_document(root)
+    return _Reader("", kind).construct_document(root)
 
 
 def _problem(error: yaml.YAMLError) -> str:

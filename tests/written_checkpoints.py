@@ -12,16 +12,16 @@ from safetensors.numpy import load_file
 
 from hpctrain.adapters.guard import Guard
 from hpctrain.checkpoints.layout import checkpoint_path, hidden_path
-from hpctrain.checkpoints.manifest import Progress
+from hpctrain.checkpoints.manifest import SavedProgress
 from hpctrain.checkpoints.publish import publish, write_share
-from hpctrain.checkpoints.share import Share
+from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.single import SingleCommunicator
 
 
-def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> Progress:
+def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> SavedProgress:
     defaults = {"epoch": 1, "ends_epoch": False, "losses": (), "sizes": (), "samples": ""}
-    return Progress(iteration=iteration, ranks=ranks, **{**defaults, "epoch_seconds": 0, "seconds": 0, **values})
+    return SavedProgress(iteration=iteration, ranks=ranks, **{**defaults, "epoch_seconds": 0, "seconds": 0, **values})
 
 
 def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
@@ -30,16 +30,16 @@ def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
     return Guard(comm or SingleCommunicator("test"), ["a"], lambda: held, lambda _: held, every=100)
 
 
-def filled(tensors: Mapping[str, np.ndarray]) -> Share:
+def filled(tensors: Mapping[str, np.ndarray]) -> CheckpointShare:
     """A share that holds these."""
-    share = Share()
+    share = CheckpointShare()
     share.prepare(tensors)
     share.fill(tensors)
     return share
 
 
 def write_checkpoint(
-    folder: Path, progress: Progress, *shares: Mapping[str, np.ndarray], plan: Mapping[str, Any] | None = None
+    folder: Path, progress: SavedProgress, *shares: Mapping[str, np.ndarray], plan: Mapping[str, Any] | None = None
 ) -> Path:
     """One share a rank; with none every rank's is empty."""
     path = checkpoint_path(folder, progress.iteration)

@@ -17,7 +17,7 @@ _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar
 _ENVIRONMENT = "environment"
 
 
-class Staged(BaseModel):
+class StagedPaths(BaseModel):
     """One copy, at ``name`` in the job's folder: archives are unpacked there, folders and files copied."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,8 +39,8 @@ class Staging(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
-    copies: tuple[Staged, ...] = ()
-    environment: Staged | None = None
+    copies: tuple[StagedPaths, ...] = ()
+    environment: StagedPaths | None = None
 
 
 def plan_staging(
@@ -65,7 +65,7 @@ def plan_staging(
             f"--stage: the profile {profile.name} names no storage of the nodes",
             "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
         )
-    copies: dict[str, Staged] = {}
+    copies: dict[str, StagedPaths] = {}
     for source in sources:
         copy = _staged(source)
         if copy.name in copies or copy.name == _ENVIRONMENT:
@@ -86,7 +86,7 @@ def plan_staging(
     return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
 
 
-def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -> Staged:
+def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -> StagedPaths:
     # What a link leads to, under the link's name.
     path, own = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
@@ -94,5 +94,5 @@ def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -
     for ending in (*_TAR, ".zip"):
         if path.is_file() and path.name.endswith(ending) and path.name != ending:
             kind: Literal["tar", "zip"] = "zip" if ending == ".zip" else "tar"
-            return Staged(source=str(path), name=name or own.removesuffix(ending), kind=kind)
-    return Staged(source=str(path), name=name or own, kind="copy")
+            return StagedPaths(source=str(path), name=name or own.removesuffix(ending), kind=kind)
+    return StagedPaths(source=str(path), name=name or own, kind="copy")

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import hpctrain as ht
 from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
-from hpctrain.bench.in_turn import Call, Group, time_in_turn
+from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.comm.base import TorchEngine
 from hpctrain.errors import HpctrainError
 
@@ -35,23 +35,23 @@ _PATTERN = 251
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class TimedReduction:
     """One engine's all-reduce of one size: the buffer, and what replaces it by its mean."""
 
     buffer: torch.Tensor
     call: Call
 
 
-MakeReduction = Callable[[int], Reduction]
+MakeReduction = Callable[[int], TimedReduction]
 
 
 def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
     """Through an engine of hpctrain, as the adapters do it: on a buffer that the engine allocated."""
     memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
 
-    def make(numel: int) -> Reduction:
+    def make(numel: int) -> TimedReduction:
         buffer, own_name = memory[:numel], f"{name}.{numel}"
-        return Reduction(buffer=buffer, call=lambda: engine.allreduce(buffer, own_name).wait())
+        return TimedReduction(buffer=buffer, call=lambda: engine.allreduce(buffer, own_name).wait())
 
     return make
 
@@ -59,7 +59,7 @@ def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
 def by_mpi(world: MPI.Intracomm) -> MakeReduction:
     """MPI_Allreduce in place, then the factor that makes a mean of the sum."""
 
-    def make(numel: int) -> Reduction:
+    def make(numel: int) -> TimedReduction:
         array = np.zeros(numel, np.float32)
         # The quickest ways to name a buffer and a factor, which count where the reduction takes microseconds.
         message = (array, MPI.FLOAT)
@@ -69,7 +69,7 @@ def by_mpi(world: MPI.Intracomm) -> MakeReduction:
             world.Allreduce(MPI.IN_PLACE, message)
             np.multiply(array, scale, array)
 
-        return Reduction(buffer=torch.from_numpy(array), call=call)
+        return TimedReduction(buffer=torch.from_numpy(array), call=call)
 
     return make
 
@@ -77,7 +77,7 @@ def by_mpi(world: MPI.Intracomm) -> MakeReduction:
 def by_process_group(device: torch.device) -> MakeReduction:
     """torch.distributed, which takes Gloo for the CPU's memory and NCCL for a GPU's."""
 
-    def make(numel: int) -> Reduction:
+    def make(numel: int) -> TimedReduction:
         buffer = torch.zeros(numel, device=device)
 
         def call() -> None:
@@ -87,7 +87,7 @@ def by_process_group(device: torch.device) -> MakeReduction:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
-        return Reduction(buffer=buffer, call=call)
+        return TimedReduction(buffer=buffer, call=call)
 
     return make
 
@@ -98,7 +98,7 @@ def copy(numel: int) -> Call:
     return lambda: np.copyto(target, source)
 
 
-def check(name: str, reduction: Reduction, world: MPI.Intracomm) -> None:
+def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
     """Compare one result with its closed form.
 
     Raises:
@@ -130,12 +130,12 @@ def measure(
     for name, reduction in reductions.items():
         check(name, reduction, world)
     calls = {name: reduction.call for name, reduction in reductions.items()}
-    groups = [Group(calls={"copy": copy(numel), **calls})]
+    groups = [TimedGroup(calls={"copy": copy(numel), **calls})]
     if horovod:
         reduction = horovod(numel)
         with horovod_running(world):
             check("horovod", reduction, world)
-        groups.append(Group(calls={"horovod": reduction.call}, running=partial(horovod_running, world)))
+        groups.append(TimedGroup(calls={"horovod": reduction.call}, running=partial(horovod_running, world)))
     return time_in_turn(world, groups, rounds=rounds_of(nbytes, rounds), repeats=repeats_of(nbytes))
 
 

@@ -21,14 +21,14 @@ from mpi4py import MPI
 import hpctrain as ht
 from hpctrain.bench.in_turn import rotated
 from hpctrain.checkpoints.keep import Policy
-from hpctrain.checkpoints.manifest import Progress
+from hpctrain.checkpoints.manifest import SavedProgress
 from hpctrain.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
 from hpctrain.events import EventWriter, read_events
 from hpctrain.events.kinds import CheckpointEvent
 from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Batch, Model
+from hpctrain.recipes.schema import Batch, ModelSettings
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.torch_trainer import TorchTrainer
 
@@ -144,8 +144,8 @@ def measure(world: MPI.Intracomm, variants: Sequence[Variant], rounds: int) -> d
     return found
 
 
-def _progress(iteration: int, ranks: int) -> Progress:
-    return Progress(
+def _progress(iteration: int, ranks: int) -> SavedProgress:
+    return SavedProgress(
         iteration=iteration,
         epoch=1,
         ends_epoch=False,
@@ -160,7 +160,7 @@ def _progress(iteration: int, ranks: int) -> Progress:
 
 def _trainer(model: str, comm: Communicator) -> TorchTrainer:
     recipe = load_recipe(_RECIPE)
-    update = {"model": Model.model_validate({"name": model}), "batch": Batch(size=_BATCH * comm.size)}
+    update = {"model": ModelSettings.model_validate({"name": model}), "batch": Batch(size=_BATCH * comm.size)}
     trainer = TorchTrainer(recipe.model_copy(update=update).at(comm.size), comm)
     _step(trainer, comm.rank)
     return trainer

@@ -20,7 +20,7 @@ import numpy as np
 from hpctrain.cluster.launcher import detect
 from hpctrain.doctor.facts import Host, read_host
 from hpctrain.doctor.host import check_host
-from hpctrain.doctor.ranks import NUMBERS, Reduction
+from hpctrain.doctor.ranks import NUMBERS, MeasuredAllreduce
 from hpctrain.doctor.software import World
 from hpctrain.errors import HpctrainError
 from hpctrain.horovod.installed import find_installed
@@ -91,7 +91,7 @@ def _together(mpi: Any, world: World, out: Path, run_directory: Path) -> None:
         "reductions": [asdict(_plain(comm))],
     }
     if comm.rank == 0:
-        unfinished = Reduction(engine="Horovod", error="did not end")
+        unfinished = MeasuredAllreduce(engine="Horovod", error="did not end")
         write_json(out, {**measured, "reductions": [*measured["reductions"], asdict(unfinished)]})
     measured["reductions"].append(asdict(_horovod(comm)))
     if comm.rank == 0:
@@ -148,7 +148,7 @@ def _expected(ranks: int) -> AnyArray:
     return total
 
 
-def _plain(comm: HorovodCommunicator) -> Reduction:
+def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
     numbers, seconds = _numbers(comm.rank), []
     for _ in range(_REPEATS):
         comm.barrier()
@@ -156,23 +156,23 @@ def _plain(comm: HorovodCommunicator) -> Reduction:
         reduced = comm.allreduce(numbers, "sum")
         seconds.append(time.perf_counter() - start)
     right = bool(np.array_equal(reduced, _expected(comm.size)))
-    return _agreed(comm, Reduction(engine="MPI", seconds=statistics.median(seconds), right=right))
+    return _agreed(comm, MeasuredAllreduce(engine="MPI", seconds=statistics.median(seconds), right=right))
 
 
-def _horovod(comm: HorovodCommunicator) -> Reduction:
+def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
     installed = find_installed()
     mine = installed.packages if installed else ()
     common = set.intersection(*map(set, comm.allgather_object(mine)))
     if not common:
-        return Reduction(engine="Horovod", error="Horovod is not built on every host", possible=False)
+        return MeasuredAllreduce(engine="Horovod", error="Horovod is not built on every host", possible=False)
     reduce = _reduce_torch if "torch" in common else _reduce_tensorflow
     try:
         seconds, reduced = reduce(comm)
     except (HpctrainError, ImportError, RuntimeError) as error:
-        return Reduction(engine="Horovod", error=str(error).partition("\n")[0])
+        return MeasuredAllreduce(engine="Horovod", error=str(error).partition("\n")[0])
     # Horovod gives the mean.
     right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
-    return _agreed(comm, Reduction(engine="Horovod", seconds=seconds, right=right))
+    return _agreed(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
 
 
 def _reduce_torch(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
@@ -201,10 +201,10 @@ def _reduce_tensorflow(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
     return statistics.median(seconds), reduced.numpy()
 
 
-def _agreed(comm: HorovodCommunicator, reduction: Reduction) -> Reduction:
+def _agreed(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:
     """Right only where it is right on every rank."""
     right = float(comm.allreduce(np.array([reduction.right], np.float64), "min")[0])
-    return Reduction(engine=reduction.engine, seconds=reduction.seconds, right=bool(right))
+    return MeasuredAllreduce(engine=reduction.engine, seconds=reduction.seconds, right=bool(right))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _WARMUP_CALLS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class TimedGroup:
     """Alternatives between which rounds go to and fro.
 
     Attributes:
@@ -35,7 +35,7 @@ class Group:
 
 
 def time_in_turn(
-    world: MPI.Intracomm, groups: Sequence[Group], *, rounds: int, repeats: int = 1
+    world: MPI.Intracomm, groups: Sequence[TimedGroup], *, rounds: int, repeats: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of one call of each alternative in each round, those of its slowest rank. Collective.
 
@@ -61,7 +61,7 @@ def time_in_turn(
 
 
 def _time_block(
-    world: MPI.Intracomm, group: Group, rounds: range, repeats: int, seconds: Mapping[str, np.ndarray]
+    world: MPI.Intracomm, group: TimedGroup, rounds: range, repeats: int, seconds: Mapping[str, np.ndarray]
 ) -> None:
     for call in group.calls.values():
         for _ in range(_WARMUP_CALLS):

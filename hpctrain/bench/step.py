@@ -19,7 +19,7 @@ from torch import nn
 
 import hpctrain as ht
 from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
-from hpctrain.bench.in_turn import Call, Group, time_in_turn
+from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.bench.supervision import supervision, with_guard
 from hpctrain.bench.workloads import Workload, workload
 from hpctrain.comm.base import Communicator
@@ -74,7 +74,9 @@ def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return step
 
 
-def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path) -> list[Group]:
+def variants(
+    work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
+) -> list[TimedGroup]:
     """Every way there is on this machine; ``left_out`` gets why others are not. ``folder`` is for what is written."""
     group = join_process_group(world)
     calls = {
@@ -84,7 +86,7 @@ def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out:
         "hpctrain over mpi": adapted(work, comm),
         **watched(work, comm, folder),
     }
-    groups = [Group(calls=calls)]
+    groups = [TimedGroup(calls=calls)]
     if group.backend != "nccl":
         left_out["nccl"] = "not every rank has a GPU of its own"
     horovod = load_horovod(world, left_out)
@@ -92,7 +94,7 @@ def variants(work: Workload, comm: Communicator, world: MPI.Intracomm, left_out:
         running = partial(horovod_running, world)
         with running():
             calls = {"horovod by hand": horovod_by_hand(work), "hpctrain over horovod": adapted(work, horovod)}
-        groups.append(Group(calls=calls, running=running))
+        groups.append(TimedGroup(calls=calls, running=running))
     return groups
 
 

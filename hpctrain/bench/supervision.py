@@ -19,7 +19,7 @@ from hpctrain.comm.base import Communicator
 from hpctrain.comm.shared.kernels import BLOCK_BYTES, all_finite
 from hpctrain.events import EventWriter
 from hpctrain.events.kinds import StepEvent
-from hpctrain.recipes.reliability import Guard, Numbers
+from hpctrain.recipes.reliability import GuardSettings, Numbers
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.numbers import Done, NumberWatch
 from hpctrain.train.trainer import Trainer
@@ -79,7 +79,7 @@ def supervision(
 
 def with_guard(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
     """The times of :func:`supervision`'s calls, among others, as those of the guard, and of everything, in one step."""
-    every = Guard().every
+    every = GuardSettings().every
     found = dict(seconds)
     guard = [check / every for check in found.pop(_CHECK)]
     each = found.pop(_EACH)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, iterations
-from hpctrain.checkpoints.manifest import Progress, read_manifest
+from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.events import Event
 from hpctrain.events.kinds import EpochEvent, StepEvent
@@ -22,7 +22,7 @@ class Policy:
     best: bool = False
     every_epochs: int | None = None
 
-    def kept(self, known: Mapping[int, Progress], scores: Mapping[int, float]) -> set[int]:
+    def kept(self, known: Mapping[int, SavedProgress], scores: Mapping[int, float]) -> set[int]:
         """The iterations whose checkpoints are kept.
 
         Args:
@@ -72,7 +72,7 @@ def scores(events: Iterable[Event]) -> dict[int, float]:
     return found
 
 
-def _progress(folder: Path, iteration: int) -> Progress | None:
+def _progress(folder: Path, iteration: int) -> SavedProgress | None:
     """Of a checkpoint; None where it cannot be read."""
     try:
         return read_manifest(checkpoint_path(folder, iteration)).progress

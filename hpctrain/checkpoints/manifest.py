@@ -33,7 +33,7 @@ class OtherVersionError(HpctrainError):
         )
 
 
-class Progress(BaseModel):
+class SavedProgress(BaseModel):
     """How far a training was.
 
     Attributes:
@@ -76,7 +76,7 @@ class FileRecord(BaseModel):
     xxh128: str = Field(pattern=r"^[0-9a-f]{32}$")
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """The content of ``state.json``.
 
     Attributes:
@@ -89,7 +89,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     format: Literal["hpctrain 1"] = "hpctrain 1"
-    progress: Progress
+    progress: SavedProgress
     plan: dict[str, Any]
     files: dict[str, FileRecord]
 
@@ -99,7 +99,7 @@ class Manifest(BaseModel):
         return sum(file.bytes for file in self.files.values())
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint at ``path``.
 
     Raises:
@@ -108,7 +108,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     _check(path)
     try:
-        manifest = read_model(path / MANIFEST, Manifest)
+        manifest = read_model(path / MANIFEST, CheckpointManifest)
     except HpctrainError as error:
         if what := _of_another_version(error.__cause__):
             raise OtherVersionError(path, what) from error
@@ -120,7 +120,7 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
+def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
     """Write it, with its hash, into a folder that has neither.
 
     Raises:
@@ -150,7 +150,7 @@ def _sum(content: bytes) -> bytes:
 
 
 def _of_another_version(error: BaseException | None) -> str | None:
-    """How the keys of a whole file differ from :class:`Manifest`'s; None for any other fault."""
+    """How the keys of a whole file differ from :class:`CheckpointManifest`'s; None for any other fault."""
     if not isinstance(error, ValidationError):
         return None
     faults = error.errors()

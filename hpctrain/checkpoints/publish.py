@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.checkpoints.keep import hide
 from hpctrain.checkpoints.layout import checkpoint_path, share_name
-from hpctrain.checkpoints.manifest import FileRecord, Manifest, Progress, write_manifest
-from hpctrain.checkpoints.share import Share
+from hpctrain.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
+from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.events import disk_error
 from hpctrain.private_files import make_folder, write_private
@@ -39,7 +39,7 @@ class _Receipt(BaseModel):
     proof: str
 
 
-def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: Callable[[], str] = str) -> None:
+def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, proof: Callable[[], str] = str) -> None:
     """Write a rank's share into a checkpoint that is being made, and the receipt for it; all of it or nothing.
 
     Args:
@@ -67,12 +67,12 @@ def write_share(fresh: Path, share: Share, rank: int, ranks: int, *, proof: Call
 
 def publish(
     fresh: Path,
-    progress: Progress,
+    progress: SavedProgress,
     plan: dict[str, Any],
     abandoned: threading.Event,
     *,
     seconds: float,
-) -> Manifest | None:
+) -> CheckpointManifest | None:
     """Wait for all shares, and make the checkpoint visible; nothing of one that fails stays. Of one rank.
 
     Args:
@@ -97,7 +97,7 @@ def publish(
             path = checkpoint_path(fresh.parent, progress.iteration)
             raise TransientError(f"the ranks hold different parameters, so {path} is given up", exit_code=1)
         files = {name: receipt.file for name, receipt in receipts.items()}
-        manifest = Manifest(progress=progress, plan=plan, files=files)
+        manifest = CheckpointManifest(progress=progress, plan=plan, files=files)
         write_manifest(fresh, manifest)
         for name in files:
             (fresh / name).with_suffix(_RECEIPT).unlink()

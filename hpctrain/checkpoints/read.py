@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoints.layout import OWN, STATISTICS
-from hpctrain.checkpoints.manifest import Manifest, read_manifest
+from hpctrain.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WHOSE = re.compile(r"(.+)\.(\d{1,9})")
 
 
-def read_state(path: Path, rank: int, ranks: int) -> tuple[Manifest, State]:
+def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, State]:
     """What a rank goes on from.
 
     Other ranks than those that were have the mean of their statistics, which is what batch normalisation is validated
@@ -55,7 +55,7 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[Manifest, State]:
     return manifest, state | means
 
 
-def _tensors(path: Path, manifest: Manifest) -> Iterator[tuple[str, NDArray[Any]]]:
+def _tensors(path: Path, manifest: CheckpointManifest) -> Iterator[tuple[str, NDArray[Any]]]:
     from safetensors import SafetensorError, safe_open
 
     for name in manifest.files:

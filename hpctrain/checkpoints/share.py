@@ -44,7 +44,7 @@ _BLOCK_BYTES = 4096
 _PIECE_BYTES = 1 << 24
 
 
-class Share:
+class CheckpointShare:
     """A copy of some tensors, in memory that is used again for the next one of the same tensors.
 
     One thread may :meth:`fill` it while another writes it.

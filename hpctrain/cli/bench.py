@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
 
 
-class Model(StrEnum):
+class ModelOption(StrEnum):
     """The networks of ``bench step``."""
 
     convnet = "convnet"
@@ -30,7 +30,7 @@ class Model(StrEnum):
 
 
 # Samples a rank that a core has done in well under a second.
-_BATCHES = {Model.convnet: 16, Model.resnet50: 8, Model.transformer: 8, Model.digits: 32}
+_BATCHES = {ModelOption.convnet: 16, ModelOption.resnet50: 8, ModelOption.transformer: 8, ModelOption.digits: 32}
 
 
 class Network(StrEnum):
@@ -97,7 +97,7 @@ def allreduce(
 @app.command()
 def step(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
-    model: Annotated[Model, typer.Option(help="13, 26, 10 and 0.09 million parameters.")] = Model.convnet,
+    model: Annotated[ModelOption, typer.Option(help="13, 26, 10 and 0.09 million parameters.")] = ModelOption.convnet,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples a rank (16, 8, 8, 32).")] = None,
     image_size: Annotated[int | None, typer.Option(min=32, help="Of resnet50's images (64).")] = None,
@@ -111,7 +111,7 @@ def step(
     from hpctrain.planning.machine import usable_cores
     from hpctrain.report.benchmarks import step_rows, step_table
 
-    if image_size and model != Model.resnet50:
+    if image_size and model != ModelOption.resnet50:
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
     samples = batch or _BATCHES[model]
     measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64))

@@ -129,10 +129,10 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
-    from hpctrain.data.stage import Share
+    from hpctrain.data.stage import NodeShare
     from hpctrain.data.stage import stage as copy
 
-    done = copy(folder, to, Share(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
+    done = copy(folder, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return

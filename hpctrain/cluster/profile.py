@@ -114,7 +114,7 @@ VariableValue = Annotated[str, AfterValidator(_exported)]
 NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
 
 
-class Node(Section):
+class NodeProfile(Section):
     """What one node has."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -130,7 +130,7 @@ class Node(Section):
     exclusive: bool = Field(False, description="take whole nodes")
 
     @model_validator(mode="after")
-    def _consistent(self) -> Node:
+    def _consistent(self) -> NodeProfile:
         if self.gpu_type is not None and not self.gpus:
             raise ValueError(f"gpu_type is {self.gpu_type}, but gpus is 0")
         return self
@@ -149,7 +149,7 @@ class ClusterProfile(Section):
     tried: bool = False
     remark: Annotated[str, AfterValidator(_line)] = ""
 
-    node: Node = Node()
+    node: NodeProfile = NodeProfile()
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None

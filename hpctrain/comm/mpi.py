@@ -17,7 +17,7 @@ from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError,
 from hpctrain.comm.mpi_group import MpiGroup
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import StackFile
-from hpctrain.comm.stalls import FailureDetector, Member
+from hpctrain.comm.stalls import FailureDetector, Peer
 from hpctrain.comm.survival import Survival, missing_mitigation
 from hpctrain.comm.timeout import Timeout
 from hpctrain.errors import HpctrainError
@@ -67,7 +67,7 @@ class MpiControl(Communicator):
         first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
         self.timeout.first_ranks = first_ranks
         before = self._failure_detector
-        member = Member(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
+        member = Peer(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
         self._failure_detector = (
             FailureDetector(comm, self.timeout, member, lambda: self.passes) if self.size > 1 else None
         )

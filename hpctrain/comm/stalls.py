@@ -41,7 +41,7 @@ _TAG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class Peer:
     """A rank: its number at the start of the run, by which messages name it, its host and its process."""
 
     first_rank: int
@@ -88,7 +88,7 @@ class FailureDetector:
     """
 
     def __init__(
-        self, world: MPI.Intracomm, timeout: Timeout, member: Member, passes: Callable[[], int] = lambda: 0
+        self, world: MPI.Intracomm, timeout: Timeout, member: Peer, passes: Callable[[], int] = lambda: 0
     ) -> None:
         from mpi4py import MPI
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from hpctrain.data.devkit import Devkit, read_devkit
 from hpctrain.data.listing import (
     DOWNLOAD_AGAIN,
+    ArchivePart,
     ClassFolder,
     ClassTar,
-    Part,
     ValidationTar,
     naming,
     open_tar,
@@ -39,7 +39,7 @@ class ImageSource:
     """The classes, sorted, so that a label is an index; and of each split the parts to list, in the order of labels."""
 
     classes: tuple[str, ...]
-    parts: Mapping[SplitName, tuple[Part, ...]]
+    parts: Mapping[SplitName, tuple[ArchivePart, ...]]
 
 
 def find_source(folder: Path) -> ImageSource:

@@ -24,7 +24,7 @@ _MESSAGE_CHARACTERS = 200
 TRAINING = "train"
 
 
-class Job(BaseModel):
+class DecodingJob(BaseModel):
     """What images are made of, and how.
 
     Attributes:
@@ -56,7 +56,7 @@ class Decoder:
         shards: the split, whose files stay open until it is closed.
     """
 
-    def __init__(self, job: Job, shards: Shards) -> None:
+    def __init__(self, job: DecodingJob, shards: Shards) -> None:
         self._job = job
         self._shards = shards
         self._random = _Random(job.seed)

@@ -19,7 +19,7 @@ _KEY_BYTES = INDEX_ROW["key"].itemsize
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
-class Member(NamedTuple):
+class ImageFile(NamedTuple):
     """One image: its bytes in a file, its label, and the name it gets in the shards."""
 
     file: str
@@ -29,10 +29,10 @@ class Member(NamedTuple):
     key: str
 
 
-class Part(Protocol):
+class ArchivePart(Protocol):
     """What one process lists at a time; it is sent to other processes."""
 
-    def members(self) -> list[Member]: ...
+    def members(self) -> list[ImageFile]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class ClassTar:
     label: int
     samples: int
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ImageFile]:
         """Sorted by name.
 
         Raises:
@@ -70,7 +70,9 @@ class ClassTar:
                 f"{where} holds {len(files)} images where the devkit says {self.samples}", DOWNLOAD_AGAIN
             )
         found = [
-            Member(str(self.archive), self.info.offset_data + file.offset_data, file.size, self.label, _stem(file.name))
+            ImageFile(
+                str(self.archive), self.info.offset_data + file.offset_data, file.size, self.label, _stem(file.name)
+            )
             for file in files
         ]
         return sorted(found, key=lambda member: member.key)
@@ -83,7 +85,7 @@ class ValidationTar:
     archive: Path
     labels: tuple[int, ...]
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ImageFile]:
         """Sorted by name.
 
         Raises:
@@ -104,7 +106,7 @@ class ValidationTar:
                     f"{self.archive}: {file.name} stands where {key}.JPEG should, so that labels would be wrong",
                     DOWNLOAD_AGAIN,
                 )
-            found.append(Member(str(self.archive), file.offset_data, file.size, label, key))
+            found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
         return found
 
 
@@ -115,7 +117,7 @@ class ClassFolder:
     folder: Path
     label: int
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ImageFile]:
         """Sorted by name.
 
         Raises:
@@ -129,7 +131,7 @@ class ClassFolder:
                 raise HpctrainError(
                     f"{path} is no image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
                 )
-            found.append(Member(str(path), 0, path.stat().st_size, self.label, self._key(path)))
+            found.append(ImageFile(str(path), 0, path.stat().st_size, self.label, self._key(path)))
         if not found:
             raise HpctrainError(f"{self.folder} holds no image", "each class needs some, in train/ and in val/")
         return found
@@ -141,7 +143,7 @@ class ClassFolder:
         return stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}"
 
 
-def list_part(part: Part) -> list[Member]:
+def list_part(part: ArchivePart) -> list[ImageFile]:
     """:meth:`Part.members`, as a function that other processes can be given.
 
     Raises:
@@ -155,7 +157,7 @@ def list_part(part: Part) -> list[Member]:
         ) from error
 
 
-def require_distinct(members: Iterable[Member]) -> None:
+def require_distinct(members: Iterable[ImageFile]) -> None:
     """Refuse names that the shards cannot hold.
 
     Raises:

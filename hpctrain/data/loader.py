@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.decoder import Broken, Decoder, Job
+from hpctrain.data.decoder import Broken, Decoder, DecodingJob
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, sample_of
 from hpctrain.data.shards import open_shards
-from hpctrain.data.worker import Task
+from hpctrain.data.worker import DecodingTask
 from hpctrain.data.workers import Workers
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
@@ -56,7 +56,7 @@ class WorkerPool:
     """
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.job = Job(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
+        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
         self._count = recipe.data.workers
         self._workers: Workers | None = None
         self._open: Generator[_Piece] | None = None
@@ -192,7 +192,7 @@ class _Ring:
     """
 
     def __init__(
-        self, workers: Workers, job: Job, count: int, split: str, pieces: Sequence[Indices], epoch: int
+        self, workers: Workers, job: DecodingJob, count: int, split: str, pieces: Sequence[Indices], epoch: int
     ) -> None:
         self._workers, self._job, self._split, self._pieces, self._epoch = workers, job, split, pieces, epoch
         longest = max(map(len, pieces))
@@ -226,7 +226,7 @@ class _Ring:
         starts = range(0, len(indices), self._share)
         piece = _Piece(indices=indices, images=images, tasks=len(starts), broken=[])
         for start in starts:
-            task = Task(
+            task = DecodingTask(
                 number=self._begun,
                 split=self._split,
                 epoch=self._epoch,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.data.decoding import fault
-from hpctrain.data.listing import Member
+from hpctrain.data.listing import ImageFile
 from hpctrain.data.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
 from hpctrain.data.whole_files import write_whole
 from hpctrain.errors import HpctrainError
@@ -54,7 +54,7 @@ class ShardTask:
     folder: Path
     split: SplitName
     number: int
-    members: tuple[Member, ...]
+    members: tuple[ImageFile, ...]
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ def sha256(path: Path) -> tuple[str, int]:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
-def _contents(members: Sequence[Member]) -> dict[Member, bytes]:
+def _contents(members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
     """The images, read in the order in which they lie on disk."""
     contents = {}
     for name, group in groupby(sorted(members), key=lambda member: member.file):
@@ -147,7 +147,9 @@ def _contents(members: Sequence[Member]) -> dict[Member, bytes]:
     return contents
 
 
-def _tar(members: Sequence[Member], contents: dict[Member, bytes]) -> tuple[bytes, list[tuple[int, int, int, str]]]:
+def _tar(
+    members: Sequence[ImageFile], contents: dict[ImageFile, bytes]
+) -> tuple[bytes, list[tuple[int, int, int, str]]]:
     """A shard's bytes, and offset, size, label and key of each image."""
     buffer = io.BytesIO()
     rows = []

@@ -82,7 +82,7 @@ class Settings(_Part):
     shard_samples: int | None
 
 
-class Manifest(_Part):
+class ShardManifest(_Part):
     """``manifest.json``. The label of a class is its index in ``classes``, the sorted WordNet identifiers."""
 
     format: int = Field(1, ge=1, le=1)
@@ -92,14 +92,14 @@ class Manifest(_Part):
     settings: Settings
 
     @model_validator(mode="after")
-    def _whole(self) -> Manifest:
+    def _whole(self) -> ShardManifest:
         missing = {"train", "val"} - set(self.splits)
         if missing:
             raise ValueError(f"there is no split {missing.pop()}")
         return self
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ShardManifest:
     """The manifest of a folder of shards.
 
     Raises:
@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return ShardManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no whole set of shards: there is no {path}"
         raise HpctrainError(

@@ -20,7 +20,7 @@ _REPETITION = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankShare:
     """One rank's part of a global batch.
 
     Attributes:
@@ -76,17 +76,17 @@ def batch_count(samples: int, size: int, *, drop_last: bool) -> int:
     return samples // size if drop_last else -(-samples // size)
 
 
-def share(batch: Indices, rank: int, ranks: int) -> Share:
+def share(batch: Indices, rank: int, ranks: int) -> RankShare:
     """The contiguous part of ``batch`` that is ``rank``'s; parts differ by one sample at most."""
     own = np.array_split(batch, ranks)[rank]
-    return Share(
+    return RankShare(
         indices=own if len(own) else batch[:1],
         count=len(own),
         weight=len(own) * ranks / len(batch),
     )
 
 
-def parts(own: Share, count: int) -> list[Indices]:
+def parts(own: RankShare, count: int) -> list[Indices]:
     """A share in ``count`` parts, which differ by one sample at most and are never empty.
 
     Where there are fewer samples than parts the last one comes again, after the rank's own ``count``.

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.data.archives import find_source
-from hpctrain.data.listing import Member, list_part, require_distinct
+from hpctrain.data.listing import ImageFile, list_part, require_distinct
 from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import RECORDS, ShardTask, make_shard, read_record, tar_bytes
-from hpctrain.data.manifest import MANIFEST, SETTINGS, BrokenImage, Manifest, Settings, Split, SplitName
+from hpctrain.data.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
 from hpctrain.data.shards import index_path
 from hpctrain.data.whole_files import remove_leftovers, require_room, write_whole
 from hpctrain.errors import HpctrainError
@@ -41,7 +41,7 @@ class Sharding(BaseModel):
     shard_samples: int | None = Field(None, ge=1)
 
 
-def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Manifest:
+def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
     """Make the folder, or what of it is missing or damaged; the manifest last.
 
     Args:
@@ -71,7 +71,7 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Man
         return _finish(sharding.folder, source.classes, settings, tasks)
 
 
-def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[Member]:
+def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[ImageFile]:
     members = list(chain.from_iterable(run(list_part, parts)))
     if not members:
         raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
@@ -79,7 +79,7 @@ def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> lis
     return members
 
 
-def listing_digest(splits: Mapping[SplitName, Iterable[Member]]) -> str:
+def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
     """What identifies a source, wherever it lies and however it is packed: keys, sizes and labels of its images."""
     digest = hashlib.sha256()
     for split, members in splits.items():
@@ -88,7 +88,7 @@ def listing_digest(splits: Mapping[SplitName, Iterable[Member]]) -> str:
     return digest.hexdigest()
 
 
-def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[Member]]) -> list[ShardTask]:
+def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[ImageFile]]) -> list[ShardTask]:
     """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
     those of validation as they are listed.
     """
@@ -105,9 +105,11 @@ def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[Member]]
     return tasks
 
 
-def cut_shards(members: Iterable[Member], most_bytes: int | None, most_samples: int | None) -> list[tuple[Member, ...]]:
+def cut_shards(
+    members: Iterable[ImageFile], most_bytes: int | None, most_samples: int | None
+) -> list[tuple[ImageFile, ...]]:
     """The members in order, each group of at most so many bytes in its tar, or so many samples, and at least one."""
-    groups: list[list[Member]] = []
+    groups: list[list[ImageFile]] = []
     filled = 0
     for member in members:
         size = tar_bytes(member.size, member.label)
@@ -185,7 +187,7 @@ def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> N
             say(f"{number} of {len(tasks)} shards are done, {made} of them made now")
 
 
-def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> Manifest:
+def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> ShardManifest:
     splits: dict[SplitName, Split] = {}
     broken: list[BrokenImage] = []
     for split in dict.fromkeys(task.split for task in tasks):
@@ -203,7 +205,7 @@ def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: S
             shards=files,
         )
         broken += [image for record in records for image in record.broken]
-    manifest = Manifest(classes=classes, splits=splits, broken=tuple(broken), settings=settings)
+    manifest = ShardManifest(classes=classes, splits=splits, broken=tuple(broken), settings=settings)
     write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
     return manifest
 

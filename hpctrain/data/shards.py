@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.manifest import INDEX_ROW, Manifest, Split, read_manifest, remake
+from hpctrain.data.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
 from hpctrain.errors import HpctrainError, nearest
 
 # Of a process, whose limit is often 1,024 and whose other files count too.
@@ -38,7 +38,7 @@ class Shards:
         return Shards, (self.folder, self.split)
 
     @cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ShardManifest:
         """What the folder holds."""
         return read_manifest(self.folder)
 

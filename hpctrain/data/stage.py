@@ -11,7 +11,7 @@ from shlex import quote
 
 from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import sha256
-from hpctrain.data.manifest import MANIFEST, Manifest, ShardFile, Split, read_manifest, remake
+from hpctrain.data.manifest import MANIFEST, ShardFile, ShardManifest, Split, read_manifest, remake
 from hpctrain.data.shards import index_path, open_shards
 from hpctrain.data.whole_files import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.errors import HpctrainError
@@ -24,7 +24,7 @@ _ELSEWHERE = "stage to another folder"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class NodeShare:
     """Node ``node`` of ``nodes``, from 0; it copies every ``nodes``-th shard, and reaches the others where they are."""
 
     node: int
@@ -39,7 +39,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
+class StagedFolder:
     """What was done: files and bytes that were copied, those that were there already, and shards that are linked."""
 
     copied: int
@@ -48,7 +48,7 @@ class Staged:
     linked: int
 
 
-def stage(folder: Path, to: Path, share: Share, *, wait_seconds: float, check: bool = False) -> Staged:
+def stage(folder: Path, to: Path, share: NodeShare, *, wait_seconds: float, check: bool = False) -> StagedFolder:
     """Copy a node's share; what is there already stays. The result opens as the original does.
 
     One process of a node copies, and others that are called meanwhile wait and find all there.
@@ -72,7 +72,7 @@ def stage(folder: Path, to: Path, share: Share, *, wait_seconds: float, check: b
             raise disk_error(error, to, _ELSEWHERE) from error
 
 
-def _stage(folder: Path, to: Path, manifest: Manifest, share: Share, check: bool) -> Staged:
+def _stage(folder: Path, to: Path, manifest: ShardManifest, share: NodeShare, check: bool) -> StagedFolder:
     content = (folder / MANIFEST).read_bytes()
     _begin(to, content)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
@@ -87,7 +87,7 @@ def _stage(folder: Path, to: Path, manifest: Manifest, share: Share, check: bool
     if not (to / MANIFEST).exists():
         write_whole(to / MANIFEST, content)
     (to / _BEGUN).unlink(missing_ok=True)
-    return Staged(
+    return StagedFolder(
         copied=len(missing), bytes=sum(shard.bytes for shard in missing), there=len(own) - len(missing), linked=linked
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.data.making_shards import sha256
-from hpctrain.data.manifest import Manifest, ShardFile, Split, read_manifest
+from hpctrain.data.manifest import ShardFile, ShardManifest, Split, read_manifest
 from hpctrain.data.shards import index_fault, index_path, read_index
 from hpctrain.errors import HpctrainError
 
@@ -28,7 +28,7 @@ class FileFault:
     fault: str
 
 
-def verify(folder: Path) -> tuple[Manifest, tuple[FileFault, ...]]:
+def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
     """The manifest, and all that differs from it: sizes and hashes of the shards, the indices and their counts.
 
     Raises:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from hpctrain.data.decoder import Broken, Decoder, Job
+from hpctrain.data.decoder import Broken, Decoder, DecodingJob
 from hpctrain.data.shards import Shards
 from hpctrain.errors import HpctrainError
 
@@ -28,7 +28,7 @@ _FAILURE_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class DecodingTask:
     """Images to make, one after the other.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class DecodedTask:
     """A task that is done, or has failed.
 
     Attributes:
@@ -61,28 +61,28 @@ class Result:
     failure: list[str]
 
 
-def send(end: socket.socket, message: Task | Result, flags: int = 0) -> None:
+def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
     """Raises OSError where nobody is at the other end, or with MSG_DONTWAIT where it takes no more now."""
     end.send(json.dumps(asdict(message)).encode(), flags)
 
 
-def receive_task(end: socket.socket, flags: int = 0) -> Task | None:
+def receive_task(end: socket.socket, flags: int = 0) -> DecodingTask | None:
     """The next one, for whichever process asks first; None where nobody is at the other end."""
     message = end.recv(_MESSAGE_BYTES, flags)
-    return Task(**json.loads(message)) if message else None
+    return DecodingTask(**json.loads(message)) if message else None
 
 
-def receive_result(end: socket.socket) -> Result | None:
+def receive_result(end: socket.socket) -> DecodedTask | None:
     """The next one; None where all workers are gone."""
     message = end.recv(_MESSAGE_BYTES)
-    return Result(**json.loads(message)) if message else None
+    return DecodedTask(**json.loads(message)) if message else None
 
 
 def main(tasks: str, results: str, memory: str, job: str) -> None:
     source, sink = socket.socket(fileno=int(tasks)), socket.socket(fileno=int(results))
     rank = os.getppid()
     source.settimeout(_LOOK_SECONDS)
-    worker = _Worker(Job.model_validate_json(job), int(memory))
+    worker = _Worker(DecodingJob.model_validate_json(job), int(memory))
     # A process that the rank forked may hold the other ends when the rank is gone.
     while os.getppid() == rank:
         try:
@@ -97,24 +97,24 @@ def main(tasks: str, results: str, memory: str, job: str) -> None:
 
 
 class _Worker:
-    def __init__(self, job: Job, memory: int) -> None:
+    def __init__(self, job: DecodingJob, memory: int) -> None:
         self._job = job
         self._decoders: dict[str, Decoder] = {}
         self._file = memory
         self._memory: mmap.mmap | None = None
 
-    def do(self, task: Task) -> Result:
+    def do(self, task: DecodingTask) -> DecodedTask:
         try:
-            return Result(number=task.number, broken=self._write(task), failure=[])
+            return DecodedTask(number=task.number, broken=self._write(task), failure=[])
         except HpctrainError as error:
             failure = [error.message, error.hint]
         except Exception as error:
             traceback.print_exc()
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
             failure = [f"a worker of the loader failed at {words}", "its traceback is in the log of this rank"]
-        return Result(number=task.number, broken=[], failure=[text[:_FAILURE_CHARACTERS] for text in failure])
+        return DecodedTask(number=task.number, broken=[], failure=[text[:_FAILURE_CHARACTERS] for text in failure])
 
-    def _write(self, task: Task) -> list[Broken]:
+    def _write(self, task: DecodingTask) -> list[Broken]:
         shape = (len(task.indices), *self._job.shape(task.split, task.epoch))
         images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
         if task.split not in self._decoders:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.comm.timeout import timeout_seconds
-from hpctrain.data.decoder import Job
-from hpctrain.data.worker import Result, Task, receive_result, receive_task, send
+from hpctrain.data.decoder import DecodingJob
+from hpctrain.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
 from hpctrain.errors import HpctrainError
 from hpctrain.stopping import STOP_SIGNALS
 
@@ -46,11 +46,11 @@ class Workers:
         HpctrainError: they cannot be started.
     """
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: DecodingJob, count: int) -> None:
         self._timeout = timeout_seconds()
         self._ended = False
         self._waiting = 0
-        self._unsent: collections.deque[Task] = collections.deque()
+        self._unsent: collections.deque[DecodingTask] = collections.deque()
         self._memory_file = os.memfd_create("hpctrain-images")
         self._memory: mmap.mmap | None = None
         self._tasks, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,13 +89,13 @@ class Workers:
                 ) from error
         return self._memory
 
-    def put(self, task: Task) -> None:
+    def put(self, task: DecodingTask) -> None:
         """Let one of the processes do it."""
         self._unsent.append(task)
         self._waiting += 1
         self._send()
 
-    def take(self) -> Result:
+    def take(self) -> DecodedTask:
         """The next task that is done, of those that were put.
 
         Raises:
@@ -178,7 +178,7 @@ class Workers:
                 )
 
 
-def _start(job: Job, files: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+def _start(job: DecodingJob, files: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     arguments = [*map(str, files), job.model_dump_json()]
     path = [str(Path(hpctrain.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread each: there are as many of them as cores.

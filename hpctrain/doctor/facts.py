@@ -44,7 +44,7 @@ class Interface:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Port:
+class PortFacts:
     """A port of an RDMA adapter.
 
     Attributes:
@@ -89,7 +89,7 @@ class Host:
     nofile: tuple[float, float]
     shared_memory: int | None
     interfaces: tuple[Interface, ...]
-    ports: tuple[Port, ...]
+    ports: tuple[PortFacts, ...]
     verbs: tuple[str, ...]
     node_map: NodeMap
     modules: frozenset[str]
@@ -99,7 +99,7 @@ class Host:
     visible: tuple[str | None, ...]
 
     @property
-    def active(self) -> tuple[Port, ...]:
+    def active(self) -> tuple[PortFacts, ...]:
         """The RDMA ports that are up."""
         return tuple(port for port in self.ports if port.state == "ACTIVE")
 
@@ -177,10 +177,10 @@ def _interfaces(root: Path) -> Iterator[Interface]:
         )
 
 
-def _ports(root: Path) -> Iterator[Port]:
+def _ports(root: Path) -> Iterator[PortFacts]:
     for entry in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         rate = re.match(r"[\d.]+", _value(entry / "rate"))
-        yield Port(
+        yield PortFacts(
             adapter=entry.parents[1].name,
             number=int(entry.name),
             link_layer=_value(entry / "link_layer"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.checks import Check
-from hpctrain.doctor.facts import Host, Port
+from hpctrain.doctor.facts import Host, PortFacts
 
 _PORT_SOURCE = "https://man7.org/linux/man-pages/man8/ibportstate.8.html"
 _ENVIRONMENT = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -157,7 +157,7 @@ def _settings_for_tcp(host: Host) -> dict[str, str]:
     return faults
 
 
-def _is_chosen(port: Port, host: Host) -> bool:
+def _is_chosen(port: PortFacts, host: Host) -> bool:
     """Whether ``NCCL_IB_HCA`` leaves a port in."""
     value = host.environment.get("NCCL_IB_HCA", "")
     if not value:
@@ -176,5 +176,5 @@ def _hca_matches(adapter: str, word: str, sign: str) -> bool:
     return adapter == word if "=" in sign else adapter.startswith(word)
 
 
-def _adapters(ports: list[Port]) -> list[str]:
+def _adapters(ports: list[PortFacts]) -> list[str]:
     return list(dict.fromkeys(port.adapter for port in ports))

@@ -19,7 +19,7 @@ _REDUCE_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/trou
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class MeasuredAllreduce:
     """An all-reduce of 1 MB.
 
     Attributes:
@@ -75,7 +75,7 @@ def clocks(offsets: Mapping[str, float]) -> Check:
     )
 
 
-def allreduce(reduction: Reduction, ranks: int) -> Check:
+def allreduce(reduction: MeasuredAllreduce, ranks: int) -> Check:
     """The numbers of a real all-reduce, and its time."""
     name = f"1 MB all-reduce, {reduction.engine}"
     if not reduction.possible:

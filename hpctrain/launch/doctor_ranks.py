@@ -15,7 +15,7 @@ import hpctrain
 from hpctrain.checks import Check
 from hpctrain.doctor.host import merge
 from hpctrain.doctor.hosts import host_order
-from hpctrain.doctor.ranks import Reduction, allreduce, clocks
+from hpctrain.doctor.ranks import MeasuredAllreduce, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.events import disk_error
@@ -99,7 +99,7 @@ def checks_of(
     }
     return [
         *checks,
-        *(allreduce(Reduction(**reduction), ranks) for reduction in all_ranks["reductions"]),
+        *(allreduce(MeasuredAllreduce(**reduction), ranks) for reduction in all_ranks["reductions"]),
         clocks(all_ranks["offsets"]),
         *same_versions({host: result["versions"] for host, result in all_ranks["hosts"].items()}),
         _order([world.host for world in worlds], [host.host for host in hosts.slots], options),

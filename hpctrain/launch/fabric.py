@@ -12,7 +12,7 @@ from hpctrain.cluster.programs import program_output
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cabling import counted
 from hpctrain.topology.readers import slurm, slurm_address
-from hpctrain.topology.records import Group, Record
+from hpctrain.topology.records import Record, SwitchGroup
 
 if TYPE_CHECKING:
     from hpctrain.topology.fabric import Fabric
@@ -91,4 +91,4 @@ def _known(hosts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tup
         command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
         if addresses := program_output(*command, _PRINT_ADDRESS):
             yield slurm_address.read(addresses, "SLURM_TOPOLOGY_ADDR"), "SLURM_TOPOLOGY_ADDR"
-    yield [Group(name="flat", hosts=tuple(hosts), where="the hosts of the run")], FLAT
+    yield [SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")], FLAT

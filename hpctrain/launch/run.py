@@ -80,12 +80,12 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line)
             events.emit(start)
-        job = Job(command, directory, ranks, fault_tolerant=fault_tolerant)
+        job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant)
         return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 
 
 def _run(
-    job: Job,
+    job: RunningJob,
     follower: Follower,
     interrupts: Interrupts,
     stop: Stop,
@@ -154,7 +154,7 @@ def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Fai
     return failure
 
 
-class Job:
+class RunningJob:
     """The processes of one run, in a session of their own.
 
     ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import hpctrain
-from hpctrain.data.manifest import Manifest
+from hpctrain.data.manifest import ShardManifest
 from hpctrain.data.sharding import Sharding, make_shards
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
@@ -21,7 +21,7 @@ from hpctrain.planning.planner import make_plan
 _PROGRAM = Path(hpctrain.__file__).parent / "data" / "shard_ranks.py"
 
 
-def shard(sharding: Sharding, ranks: int) -> Manifest:
+def shard(sharding: Sharding, ranks: int) -> ShardManifest:
     """Make the folder, or what of it is missing or damaged.
 
     Args:
@@ -37,7 +37,7 @@ def shard(sharding: Sharding, ranks: int) -> Manifest:
     return _on_ranks(sharding, ranks)
 
 
-def _on_ranks(sharding: Sharding, ranks: int) -> Manifest:
+def _on_ranks(sharding: Sharding, ranks: int) -> ShardManifest:
     absolute = sharding.model_copy(update={"source": sharding.source.absolute(), "folder": sharding.folder.absolute()})
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="hpctrain-shard-") as name:
@@ -48,4 +48,4 @@ def _on_ranks(sharding: Sharding, ranks: int) -> Manifest:
         made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
     if "error" in made:
         raise HpctrainError(made["error"]["message"], made["error"]["hint"], exit_code=made["error"]["exit_code"])
-    return Manifest.model_validate(made["manifest"])
+    return ShardManifest.model_validate(made["manifest"])

@@ -8,14 +8,14 @@ from typing import Any
 
 from hpctrain.comm.base import Communicator
 from hpctrain.models.batch_norm import extent
-from hpctrain.recipes.schema import Framework, Model
+from hpctrain.recipes.schema import Framework, ModelSettings
 
 # Of the residual networks.
 BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
 _FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
-def build(model: Model, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
+def build(model: ModelSettings, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
     """A new network with freshly drawn weights: a ``torch.nn.Module`` or a ``keras.Model``.
 
     Collective over all ranks where ranks normalise together.

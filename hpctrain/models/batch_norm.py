@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpctrain.comm.base import Communicator, Group
 from hpctrain.recipes.batch_statistics import ranks_together
-from hpctrain.recipes.schema import BatchNorm
+from hpctrain.recipes.schema import BatchNormSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communica
     return np.split(means, np.cumsum([len(array) for array in statistics])[:-1])
 
 
-def extent(settings: BatchNorm, comm: Communicator | None = None, *, at_once: int = 1) -> Extent:
+def extent(settings: BatchNormSettings, comm: Communicator | None = None, *, at_once: int = 1) -> Extent:
     """What ``span`` comes to. Collective over all ranks where ranks normalise together.
 
     Args:

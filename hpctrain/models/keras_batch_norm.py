@@ -18,7 +18,7 @@ Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 @keras.saving.register_keras_serializable("hpctrain")
-class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
+class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
 
     Args:
@@ -51,7 +51,7 @@ class BatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         return {**super().get_config(), "part": self._extent.part}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> BatchNorm:
+    def from_config(cls, config: dict[str, Any]) -> KerasBatchNorm:
         """What :meth:`get_config` describes."""
         return cls(**{key: value for key, value in config.items() if key != "part"}, extent=Extent(part=config["part"]))
 
@@ -157,7 +157,7 @@ def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
 def begin_part(model: keras.Model, number: int, count: int) -> None:
     """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
     for layer in model._flatten_layers():
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, KerasBatchNorm):
             layer.begin_part(number, count)
 
 

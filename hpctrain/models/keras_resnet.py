@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from hpctrain.models.keras_batch_norm import BatchNorm
+from hpctrain.models.keras_batch_norm import KerasBatchNorm
 from hpctrain.recipes.weights import InitialWeights
 
 # Makes a batch norm, given its name and gamma_initializer.
@@ -100,21 +100,21 @@ def _resnet(block: Block, blocks: Sequence[int], own: _Layers, classes: int) -> 
 
 
 def resnet18(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
 ) -> keras.Model:
     """11,689,512 parameters for 1000 classes."""
     return _resnet(_basic, (2, 2, 2, 2), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
 
 
 def resnet50(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
 ) -> keras.Model:
     """25,557,032 parameters for 1000 classes."""
     return _resnet(_bottleneck, (3, 4, 6, 3), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
 
 
 def resnet101(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
 ) -> keras.Model:
     """44,549,160 parameters for 1000 classes."""
     return _resnet(_bottleneck, (3, 4, 23, 3), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)

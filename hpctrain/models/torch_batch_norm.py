@@ -21,7 +21,7 @@ _STATISTICS = ("running_mean", "running_var")
 _own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-class BatchNorm(nn.BatchNorm2d):
+class TorchBatchNorm(nn.BatchNorm2d):
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, C, H, W), the statistics from ``extent``.
 
     Args:
@@ -66,7 +66,7 @@ class BatchNorm(nn.BatchNorm2d):
         mean, square = mean.double(), (variance + mean.square()).double()
         values = mean.new_tensor([x.numel() // self.num_features])
         own = torch.cat([values * mean, values * square, values])
-        total: torch.Tensor = _Sum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _SpanSum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
         values = total[-1]
         mean, square = (total[:-1] / values).view(2, -1)
         variance = square - mean.square()
@@ -85,7 +85,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.num_batches_tracked += 1
 
 
-class _Sum(torch.autograd.Function):
+class _SpanSum(torch.autograd.Function):
     """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
 
     @staticmethod
@@ -105,7 +105,7 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
 def begin_part(model: nn.Module, number: int, count: int) -> None:
     """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
     for module in model.modules():
-        if isinstance(module, BatchNorm):
+        if isinstance(module, TorchBatchNorm):
             module.begin_part(number, count)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from hpctrain.models.torch_batch_norm import BatchNorm
+from hpctrain.models.torch_batch_norm import TorchBatchNorm
 from hpctrain.recipes.weights import InitialWeights
 
 # Makes a batch norm of so many channels.
@@ -154,21 +154,21 @@ def _draw_convolution(kernel: torch.Tensor, weights: InitialWeights) -> None:
 
 
 def resnet18(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
 ) -> ResNet:
     """11,689,512 parameters for 1000 classes."""
     return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
 
 
 def resnet50(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
 ) -> ResNet:
     """25,557,032 parameters for 1000 classes."""
     return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
 
 
 def resnet101(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = BatchNorm
+    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
 ) -> ResNet:
     """44,549,160 parameters for 1000 classes."""
     return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)

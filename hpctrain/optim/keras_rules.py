@@ -9,7 +9,7 @@ from keras import layers, ops
 
 from hpctrain.errors import HpctrainError
 from hpctrain.optim import rules
-from hpctrain.optim.rules import Operations, ParameterKind, Rule, Step
+from hpctrain.optim.rules import Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.recipes.schema import Optimizer
 
 _NORMALISATIONS = (
@@ -44,7 +44,7 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
             optimizer.exclude_from_weight_decay([v for v, kind in pairs if not rules.decay(settings, kind)])
             return optimizer
         case _:
-            return RuleOptimizer(settings, kinds, settings.learning_rate, global_clipnorm=settings.clip_norm)
+            return KerasRuleOptimizer(settings, kinds, settings.learning_rate, global_clipnorm=settings.clip_norm)
 
 
 def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
@@ -71,7 +71,7 @@ def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
     return [kinds.get(id(variable), "weight") for variable in model.trainable_variables]
 
 
-class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
+class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An update rule of :mod:`hpctrain.optim.rules`.
 
     Args:
@@ -117,7 +117,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         index, dtype = self._get_variable_index(variable), variable.dtype
         state = self._states[index]
         share = ops.cast(self.sgd_share, dtype) if self._settings.transition else 1.0
-        step = Step(rate=ops.cast(learning_rate, dtype), sgd_share=share)
+        step = UpdateStep(rate=ops.cast(learning_rate, dtype), sgd_share=share)
         values = {name: ops.convert_to_tensor(slot) for name, slot in state.items()}
         weights, gradient = ops.convert_to_tensor(variable), ops.cast(ops.convert_to_tensor(gradient), dtype)
         change, new = self._rules[index].update(step, weights, gradient, values)

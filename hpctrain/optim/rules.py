@@ -46,7 +46,7 @@ class Operations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class UpdateStep:
     """What changes from step to step for all parameters alike.
 
     Attributes:
@@ -94,7 +94,7 @@ class Rule:
             case _:
                 return (*momentum, *(("previous_rate",) if momentum and self.settings.momentum_correction else ()))
 
-    def update(self, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
+    def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
         """What is to be subtracted from ``w``, and what takes the place of ``state``."""
         return _RULES[self.settings.name](self, step, w, g, state)
 
@@ -113,7 +113,7 @@ def epsilon(settings: Optimizer) -> float:
     return _EPSILONS.get(settings.name, 1e-8) if settings.epsilon is None else settings.epsilon
 
 
-def sgd(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Stochastic gradient descent with momentum (Goyal et al. 2017, arXiv 1706.02677, section 3).
 
     With d = g + beta w (d = g where the decay is decoupled, which subtracts rate beta w as well):
@@ -128,7 +128,7 @@ def sgd(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array
     return (change + step.rate * rule.decay * w if decoupled else change), new
 
 
-def lars(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
     lambda = eta |w| / (|g| + beta |w| + epsilon), or with trust_denominator norm_of_sum
@@ -162,7 +162,7 @@ def _trust_decay(rule: Rule) -> float:
     return rule.decay if other is None or not rule.decay else other
 
 
-def lamb(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Layer-wise adaptive moments for batch training (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
     m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, both divided by 1 - beta^t with bias_correction;
@@ -183,7 +183,7 @@ def lamb(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Arra
     return step.rate * r, {"mean": mean, "square": square, "updates": updates}
 
 
-def rmsprop_to_sgd(rule: Rule, step: Step, w: Array, g: Array, state: State) -> tuple[Array, State]:
+def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """RMSprop at first, SGD in the end (Akiba et al. 2017, arXiv 1711.04325, section 3).
 
     With d = g + beta w: s = rho s + (1 - rho) d^2, v = m v + (a + b / (sqrt(s) + epsilon)) d, w -= rate v, where a is
@@ -198,7 +198,7 @@ def rmsprop_to_sgd(rule: Rule, step: Step, w: Array, g: Array, state: State) -> 
     return change, {"square": square, **new}
 
 
-_RULES: dict[str, Callable[[Rule, Step, Array, Array, State], tuple[Array, State]]] = {
+_RULES: dict[str, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
     "sgd": sgd,
     "lars": lars,
     "lamb": lamb,
@@ -206,7 +206,7 @@ _RULES: dict[str, Callable[[Rule, Step, Array, Array, State], tuple[Array, State
 }
 
 
-def _with_momentum(rule: Rule, step: Step, d: Array, state: State) -> tuple[Array, State]:
+def _with_momentum(rule: Rule, step: UpdateStep, d: Array, state: State) -> tuple[Array, State]:
     """The change by a direction, see :func:`sgd`."""
     settings, m = rule.settings, rule.settings.momentum
     if not m:

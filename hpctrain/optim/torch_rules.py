@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain.optim import rules
-from hpctrain.optim.rules import Operations, ParameterKind, Rule, Step
+from hpctrain.optim.rules import Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.recipes.schema import Optimizer
 
 # Of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm the first is the base class.
@@ -36,7 +36,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimiz
         case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov)
         case _:
-            return RuleOptimizer(groups, settings)
+            return TorchRuleOptimizer(groups, settings)
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
@@ -64,7 +64,7 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> No
         gradient.mul_(scale.to(gradient.device))
 
 
-class RuleOptimizer(torch.optim.Optimizer):
+class TorchRuleOptimizer(torch.optim.Optimizer):
     """An update rule of :mod:`hpctrain.optim.rules`.
 
     Args:
@@ -92,13 +92,13 @@ class RuleOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             rule = Rule(settings=self._settings, kind=group["kind"], ops=_OPERATIONS)
-            step = Step(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0))
+            step = UpdateStep(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0))
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(rule, step, parameter)
         return loss
 
-    def _update(self, rule: Rule, step: Step, parameter: torch.Tensor) -> None:
+    def _update(self, rule: Rule, step: UpdateStep, parameter: torch.Tensor) -> None:
         state = self.state[parameter]
         for name in rule.slots:
             if name not in state:

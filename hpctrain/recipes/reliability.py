@@ -10,7 +10,7 @@ from hpctrain.checked_yaml import Section
 from hpctrain.recipes.numbers import Count
 
 
-class Guard(Section):
+class GuardSettings(Section):
     """How often ranks prove that their parameters are equal."""
 
     every: Count = Field(100, description="steps between two checks; the first step is always checked")

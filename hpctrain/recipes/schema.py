@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
-from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, Guard, Numbers
+from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.weights import InitialWeights
 
@@ -23,7 +23,7 @@ Framework = Literal["torch", "keras"]
 _ROUND = 256
 
 
-class BatchNorm(Section):
+class BatchNormSettings(Section):
     """How batch normalisation computes its statistics."""
 
     span: Count | Literal["world"] | None = Field(
@@ -41,7 +41,7 @@ class BatchNorm(Section):
 _RESIDUAL = ("resnet18", "resnet50", "resnet101")
 
 
-class Model(SectionOfKind):
+class ModelSettings(SectionOfKind):
     """The network."""
 
     own_keys = dict.fromkeys(("zero_gamma", "weights", "batch_norm"), _RESIDUAL)
@@ -49,10 +49,10 @@ class Model(SectionOfKind):
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
     zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights()
-    batch_norm: BatchNorm = BatchNorm()
+    batch_norm: BatchNormSettings = BatchNormSettings()
 
     @model_validator(mode="after")
-    def _own_keys(self) -> Model:
+    def _own_keys(self) -> ModelSettings:
         require_own_keys(self, self.name, self.own_keys)
         return self
 
@@ -291,7 +291,7 @@ class Recipe(Section):
     source: str
     cost: str = Field("", description="hardware and time, as the source states them")
     reported: tuple[Reported, ...] = Field(min_length=1)
-    model: Model
+    model: ModelSettings
     data: Data
     images: Images = Images()
     batch: Batch
@@ -320,7 +320,7 @@ class Recipe(Section):
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports is for it")
     notes: tuple[str, ...] = Field((), description="what --set changed besides what it was given")
     communication: Communication = Communication()
-    guard: Guard = Guard()
+    guard: GuardSettings = GuardSettings()
     fault_tolerance: FaultTolerance = FaultTolerance()
     checkpoints: Checkpointing = Checkpointing()
     numbers: Numbers = Numbers()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.keep import scores
 from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside
-from hpctrain.checkpoints.manifest import Progress, read_manifest
+from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.events import kept, read_events
 from hpctrain.rundir import RunDirectory
@@ -116,6 +116,6 @@ def _known(row: Row, accuracy: float | None = None) -> Row:
         written = (row.path / "state.json").stat().st_mtime
     except (HpctrainError, OSError):
         return row
-    of: Progress = manifest.progress
+    of: SavedProgress = manifest.progress
     known = {"iteration": of.iteration, "epoch": of.epoch, "ends_epoch": of.ends_epoch, "ranks": of.ranks}
     return row.model_copy(update={**known, "test_accuracy": accuracy, "bytes": manifest.bytes, "time": written})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Result(BaseModel):
+class RepeatResult(BaseModel):
     """What became of one seed; ``value`` is None where it is not known or not finite."""
 
     seed: int
@@ -51,7 +51,7 @@ class Repeats(BaseModel):
     seeds: tuple[int, ...]
     metric: str
     title: str
-    runs: tuple[Result, ...]
+    runs: tuple[RepeatResult, ...]
     mean: float | None
     deviation: float | None
     reported: tuple[Reported, ...]
@@ -74,7 +74,7 @@ class Repeats(BaseModel):
         return _figure(self.mean) + ("" if self.deviation is None else f" ± {self.deviation:.4f}")
 
 
-def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[Result]) -> Repeats:
+def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[RepeatResult]) -> Repeats:
     """The results of these runs, of which ``plan`` and its ``recipe`` are one's."""
     values = [run.value for run in runs if run.status == "done"]
     return Repeats(
@@ -112,11 +112,11 @@ def _first(series: Series) -> tuple[Plan, Recipe]:
     return plan, plan.recipe
 
 
-def _result(recipe: Recipe, seed: int, directory: RunDirectory) -> Result:
+def _result(recipe: Recipe, seed: int, directory: RunDirectory) -> RepeatResult:
     if not directory.events.exists():
-        return Result(seed=seed, status="not begun", value=None)
+        return RepeatResult(seed=seed, status="not begun", value=None)
     summary = read_summary(directory)
-    return Result(seed=seed, status=summary["status"], value=summary["metrics"].get(result_name(recipe)))
+    return RepeatResult(seed=seed, status=summary["status"], value=summary["metrics"].get(result_name(recipe)))
 
 
 def table(repeats: Repeats) -> Table:

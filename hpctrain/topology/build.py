@@ -28,7 +28,7 @@ from hpctrain.topology.names import (
     switch_name,
 )
 from hpctrain.topology.read import read_records
-from hpctrain.topology.records import Link, Node, Record
+from hpctrain.topology.records import FabricNode, Link, Record
 from hpctrain.topology.switch_tree import tree_fabric
 
 # Faults of forwarding tables come in hundreds where they come at all.
@@ -232,7 +232,7 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
     )
 
 
-def _adapter(node: Node, host: str | None, end: Link, *, several: bool, takes_part: bool) -> _Adapter:
+def _adapter(node: FabricNode, host: str | None, end: Link, *, several: bool, takes_part: bool) -> _Adapter:
     name = node.name.strip() if host else node.guid
     return _Adapter(
         guid=node.guid,

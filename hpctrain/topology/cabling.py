@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.topology.records import Forward, Group, Link, Node, Record, Remark
+from hpctrain.topology.records import FabricNode, Forward, Link, Record, Remark, SwitchGroup
 
 # So many of the things that a warning counts are named in it.
 _NAMED = 3
@@ -20,9 +20,9 @@ class Found:
         ends: cable ends by GUID and port.
     """
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, FabricNode] = field(default_factory=dict)
     ends: dict[tuple[str, int], Link] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[SwitchGroup] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     where: str = ""
@@ -38,9 +38,9 @@ def sort_records(records: Iterable[Record]) -> Found:
                 found.ends.setdefault((record.guid, record.port), record)
             case Forward():
                 found.forwards.append(record)
-            case Node():
+            case FabricNode():
                 found.nodes.setdefault(record.guid, record)
-            case Group():
+            case SwitchGroup():
                 found.groups.append(record)
             case Remark():
                 remarks.setdefault(record.text, []).append(record.where)

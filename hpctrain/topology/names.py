@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from hpctrain.topology.records import Node
+from hpctrain.topology.records import FabricNode
 
 # Quantum and Switch-IB chips show their SHARP engine as an adapter of this device.
 _AGGREGATION_DEVICE = 0xCF09
@@ -51,7 +51,7 @@ def switch_name(description: str) -> str:
     return found[1] if found else description.strip()
 
 
-def is_aggregation_node(node: Node) -> bool:
+def is_aggregation_node(node: FabricNode) -> bool:
     """Whether an adapter is a switch's own SHARP engine, which no job can use."""
     return node.device_id == _AGGREGATION_DEVICE or "Aggregation Node" in node.name
 

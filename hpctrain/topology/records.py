@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class FabricNode:
     """A switch or a channel adapter.
 
     Attributes:
@@ -68,7 +68,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SwitchGroup:
     """A switch of a Slurm tree, or a block: names only, no ports.
 
     Attributes:
@@ -95,4 +95,4 @@ class Remark:
     where: str
 
 
-Record = Node | Link | Forward | Group | Remark
+Record = FabricNode | Link | Forward | SwitchGroup | Remark

@@ -13,7 +13,7 @@ from hpctrain.topology.cabling import Found, counted, some
 from hpctrain.topology.components import components
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.names import LeftOut, natural
-from hpctrain.topology.records import Group
+from hpctrain.topology.records import SwitchGroup
 
 # Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
 ABOVE_ALL = "(above all)"
@@ -80,7 +80,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     )
 
 
-def _block_sizes(groups: Sequence[Group], left: Mapping[str, Group]) -> tuple[int, ...]:
+def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
     """What the file states; nothing where a block was left out, which makes others neighbours."""
     blocks = [group for group in groups if group.block_sizes is not None]
     complete = all(block.name in left for block in blocks)
@@ -88,7 +88,7 @@ def _block_sizes(groups: Sequence[Group], left: Mapping[str, Group]) -> tuple[in
     return sizes if all(sizes) else ()
 
 
-def _levels(groups: Mapping[str, Group]) -> dict[str, int]:
+def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
     """Of each switch: 1 where hosts alone are below it, else one more than the highest switch below it."""
     level: dict[str, int] = {}
     for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
@@ -96,7 +96,7 @@ def _levels(groups: Mapping[str, Group]) -> dict[str, int]:
     return level
 
 
-def _without(groups: Sequence[Group], hosts: Container[str]) -> Sequence[Group]:
+def _without(groups: Sequence[SwitchGroup], hosts: Container[str]) -> Sequence[SwitchGroup]:
     """The groups without hosts, and without the switches that have nothing below them."""
     left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
     while empty := {group.name for group in left if not (group.hosts or group.switches)}:

@@ -12,7 +12,7 @@ from hpctrain.topology.routes import Routes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Phase:
     """Flows that run at the same time; the next step begins when all have arrived.
 
     Attributes:
@@ -27,7 +27,7 @@ class Step:
     repeats: int = 1
 
 
-def ring(order: Ints) -> list[Step]:
+def ring(order: Ints) -> list[Phase]:
     """A ring: reduce-scatter, then all-gather, each n - 1 steps of one n-th of the buffer (Patarasu and Yuan, 2009).
 
     Args:
@@ -36,7 +36,7 @@ def ring(order: Ints) -> list[Step]:
     return rail_rings(order[:, None])
 
 
-def rail_rings(adapters: Ints) -> list[Step]:
+def rail_rings(adapters: Ints) -> list[Phase]:
     """One ring a rail over the same order of hosts; each rail reduces an equal part of the buffer.
 
     Args:
@@ -46,10 +46,10 @@ def rail_rings(adapters: Ints) -> list[Step]:
     if hosts < 2:
         return []
     following = np.roll(adapters, -1, axis=0)
-    return [Step(source=adapters.ravel(), target=following.ravel(), share=1 / hosts / rails, repeats=2 * (hosts - 1))]
+    return [Phase(source=adapters.ravel(), target=following.ravel(), share=1 / hosts / rails, repeats=2 * (hosts - 1))]
 
 
-def halving_doubling(order: Ints) -> list[Step]:
+def halving_doubling(order: Ints) -> list[Phase]:
     """Recursive halving, then doubling (Rabenseifner, 2004).
 
     Of n adapters the first 2 (n - p), with p the largest power of two up to n, are folded into pairs before and
@@ -61,14 +61,14 @@ def halving_doubling(order: Ints) -> list[Step]:
     core = np.concatenate([odd, order[folded:]])
     distances = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
     halving = [
-        Step(source=core, target=core[np.arange(power) ^ distance], share=distance / power) for distance in distances
+        Phase(source=core, target=core[np.arange(power) ^ distance], share=distance / power) for distance in distances
     ]
-    fold = [Step(source=even, target=odd, share=1.0)] if folded else []
-    unfold = [Step(source=odd, target=even, share=1.0)] if folded else []
+    fold = [Phase(source=even, target=odd, share=1.0)] if folded else []
+    unfold = [Phase(source=odd, target=even, share=1.0)] if folded else []
     return fold + halving + halving[::-1] + unfold
 
 
-def hierarchical(groups: Ints) -> list[Step]:
+def hierarchical(groups: Ints) -> list[Phase]:
     """Reduce-scatter inside each group, a ring across groups for each part, all-gather inside each group.
 
     Where the groups are hosts and what stays in a host takes no links, this is ``rail_rings``.
@@ -77,13 +77,13 @@ def hierarchical(groups: Ints) -> list[Step]:
         groups: adapters, (groups, members).
     """
     members = groups.shape[1]
-    inside = Step(
+    inside = Phase(
         source=groups.ravel(), target=np.roll(groups, -1, axis=1).ravel(), share=1 / members, repeats=members - 1
     )
     return [inside, *rail_rings(groups), inside] if members > 1 else rail_rings(groups)
 
 
-def predict_allreduce(routes: Routes, steps: Sequence[Step], size: float, latency: float = 0.0) -> float:
+def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, latency: float = 0.0) -> float:
     """Seconds of an all-reduce of ``size`` bytes: of each step the latency, and the bytes on its slowest link.
 
     Exact where the flows of a step carry the same and share links fairly.

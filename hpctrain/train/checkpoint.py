@@ -28,10 +28,10 @@ from hpctrain.checkpoints import keep
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.layout import OWN, checkpoint_path, hidden_path, share_name, shares
-from hpctrain.checkpoints.manifest import Manifest, Progress, read_manifest
+from hpctrain.checkpoints.manifest import CheckpointManifest, SavedProgress, read_manifest
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
-from hpctrain.checkpoints.share import Share
+from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import RanksLostError
 from hpctrain.comm.timeout import timeout_seconds
@@ -63,13 +63,13 @@ class _Save:
         written: when it was on disk, and on rank 0 its manifest.
     """
 
-    progress: Progress
+    progress: SavedProgress
     begin: float
     guard: Guard
     guard_steps: int
     blocked_seconds: float = 0.0
     copied: Future[Checksums] = field(default_factory=Future)
-    written: Future[tuple[float, Manifest | None]] = field(default_factory=Future)
+    written: Future[tuple[float, CheckpointManifest | None]] = field(default_factory=Future)
 
 
 class Checkpoints:
@@ -104,7 +104,7 @@ class Checkpoints:
         self._plan = dict(plan or {})
         self._policy = policy
         self._scores = dict(scores or {})
-        self._share = Share()
+        self._share = CheckpointShare()
         self._limit = timeout_seconds()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
@@ -129,7 +129,7 @@ class Checkpoints:
             with contextlib.suppress(HpctrainError):
                 self._finish()
 
-    def save(self, progress: Progress, training: Stateful) -> None:
+    def save(self, progress: SavedProgress, training: Stateful) -> None:
         """Have the state copied and written; waits for the one before. Collective.
 
         Args:
@@ -201,7 +201,7 @@ class Checkpoints:
         """The test accuracy of the model that the checkpoint of an iteration is of."""
         self._scores[iteration] = accuracy
 
-    def restore(self, iteration: int, training: Stateful) -> Progress:
+    def restore(self, iteration: int, training: Stateful) -> SavedProgress:
         """Go on from the checkpoint of an iteration; the number of ranks may be another than then.
 
         Raises:
@@ -248,7 +248,7 @@ class Checkpoints:
         def proof() -> str:
             return xxhash.xxh3_128_hexdigest(save.copied.result().data)
 
-        def write() -> tuple[float, Manifest | None]:
+        def write() -> tuple[float, CheckpointManifest | None]:
             try:
                 return self._write(fresh, save.progress, rank, scores, abandoned, proof)
             finally:
@@ -267,12 +267,12 @@ class Checkpoints:
     def _write(
         self,
         fresh: Path,
-        progress: Progress,
+        progress: SavedProgress,
         rank: int,
         scores: Mapping[int, float],
         abandoned: threading.Event,
         proof: Callable[[], str],
-    ) -> tuple[float, Manifest | None]:
+    ) -> tuple[float, CheckpointManifest | None]:
         """This rank's share; on rank 0 also the rest, when all have come."""
         write_share(fresh, self._share, rank, progress.ranks, proof=proof)
         if rank:
@@ -303,7 +303,7 @@ class Checkpoints:
             end, _ = last.written.result()
             self._tell(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
 
-    def _tell(self, save: _Save, end: float, manifest: Manifest) -> None:
+    def _tell(self, save: _Save, end: float, manifest: CheckpointManifest) -> None:
         self._events.emit(
             CheckpointEvent(
                 iteration=save.progress.iteration,

@@ -77,11 +77,11 @@ def _save_torch(model: torch.nn.Module, out: Path) -> None:
 def _save_keras(model: keras.Model, out: Path) -> None:
     import keras
 
-    from hpctrain.models.keras_batch_norm import BatchNorm
+    from hpctrain.models.keras_batch_norm import KerasBatchNorm
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
         """Keras' own layer, which does the same outside training, and is loaded without hpctrain."""
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, KerasBatchNorm):
             return keras.layers.BatchNormalization.from_config(keras.layers.BatchNormalization.get_config(layer))
         return layer.__class__.from_config(layer.get_config())
 

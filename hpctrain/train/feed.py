@@ -12,7 +12,7 @@ from hpctrain import models
 from hpctrain.comm import Communicator
 from hpctrain.data.mixing import Mixer, Piece, piece
 from hpctrain.data.samples import Samples
-from hpctrain.data.sampling import Indices, Share, epoch_order, global_batches, parts, share
+from hpctrain.data.sampling import Indices, RankShare, epoch_order, global_batches, parts, share
 from hpctrain.recipes.schema import Recipe
 
 # The last word of a batch's counter. Samples have their repetition there, groups that are mixed another one.
@@ -52,7 +52,7 @@ class Feed:
         order = epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=self.per_epoch)
         return list(global_batches(order[seen:], size, drop_last=self._recipe.batch.drop_last))
 
-    def share(self, batch: Indices) -> Share:
+    def share(self, batch: Indices) -> RankShare:
         """This rank's part of a batch."""
         return share(batch, self._comm.rank, self._comm.size)
 

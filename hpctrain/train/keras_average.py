@@ -10,7 +10,7 @@ from hpctrain.comm import Communicator
 from hpctrain.models.batch_norm import means_over_ranks
 
 
-class Average:
+class KerasAverage:
     """A copy of everything that a model computes with, moved towards the model when it is told to.
 
     Attributes:

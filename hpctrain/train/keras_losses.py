@@ -53,7 +53,7 @@ def _between(places: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class KerasLoss:
     """A recipe's loss in training.
 
     Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
@@ -64,9 +64,9 @@ class Loss:
     threshold: float | None
 
     @staticmethod
-    def of(recipe: Recipe) -> Loss:
+    def of(recipe: Recipe) -> KerasLoss:
         """The recipe's."""
-        return Loss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+        return KerasLoss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
 
     def sum(self, logits: tf.Tensor, labels: tf.Tensor, mixture: Mixed | None) -> tf.Tensor:
         """Of all samples, in float32; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.

@@ -25,8 +25,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
-from hpctrain.train.keras_average import Average
-from hpctrain.train.keras_losses import SIGNATURE, Loss, Mixed, cross_entropies, mixed, tensors
+from hpctrain.train.keras_average import KerasAverage
+from hpctrain.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
 from hpctrain.train.random_state import NAMES, random_state, set_random_state
 from hpctrain.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
@@ -85,12 +85,12 @@ class KerasTrainer:
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
-        self._average = Average(self.model) if recipe.averaging else None
+        self._average = KerasAverage(self.model) if recipe.averaging else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._loss = Loss.of(recipe)
+        self._loss = KerasLoss.of(recipe)
         self._has_transition = recipe.optimizer.transition is not None
         # Of the micro-batches of one step; made with the first that has several.
         self._sums: list[tf.Variable] = []

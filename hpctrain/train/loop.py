@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.checkpoints.manifest import Progress
+from hpctrain.checkpoints.manifest import SavedProgress
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, batch_count, cut, sample_of
@@ -34,7 +34,7 @@ from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.feed import Feed
 from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
-from hpctrain.train.trainer import Step, Trainer
+from hpctrain.train.trainer import Trainer, TrainingStep
 
 # The first step also allocates and compiles.
 _TRACED_STEP = 2
@@ -93,7 +93,7 @@ class Loop:
         self._saved = 0
         # A checkpoint was lost, and is made up for after the next step.
         self._due = False
-        self._last: Progress | None = None
+        self._last: SavedProgress | None = None
         self._epoch = 0
         self._losses: list[float] = []
         self._sizes: list[int] = []
@@ -102,7 +102,7 @@ class Loop:
         self._epoch_seconds = 0.0
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
-        self._begun: Step | None = None
+        self._begun: TrainingStep | None = None
         # This rank's samples in it.
         self._own: Indices = np.empty(0, np.int64)
         self._data_seconds = 0.0
@@ -239,7 +239,7 @@ class Loop:
         self._epoch_begin = time.perf_counter()
 
     def _save(self) -> None:
-        progress = Progress(
+        progress = SavedProgress(
             iteration=self._iteration,
             epoch=self._epoch + 1,
             ends_epoch=self._steps_left == 0,
@@ -254,7 +254,7 @@ class Loop:
         )
         self._write(progress)
 
-    def _write(self, progress: Progress) -> None:
+    def _write(self, progress: SavedProgress) -> None:
         self._checkpoints.save(progress, self._trainer)
         self._saved, self._due, self._last = progress.iteration, False, progress
 
@@ -277,7 +277,7 @@ class Loop:
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
         """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
         own = self._feed.share(batch)
-        self._begun = Step(
+        self._begun = TrainingStep(
             samples=len(batch),
             own=own.count,
             ranks=self._comm.size,

@@ -27,7 +27,7 @@ from hpctrain.records import RankRecord, write_record
 from hpctrain.rundir import RunDirectory, read_model
 from hpctrain.stopping import RESUMABLE
 from hpctrain.train.state import State
-from hpctrain.train.trainer import Step, Trainer
+from hpctrain.train.trainer import Trainer, TrainingStep
 
 # MPI counts in 32 bits.
 _PIECE_BYTES = 1 << 30
@@ -48,7 +48,7 @@ class _Account:
     noted: int
     loss: float
     updates: int
-    step: Step | None
+    step: TrainingStep | None
     loss_sum: float
     faulty: bool = False
 
@@ -145,7 +145,7 @@ class Recovery:
             traceback.print_exception(error)
         return True
 
-    def go_on(self, noted: int, loss: float, step: Step | None) -> float | None:
+    def go_on(self, noted: int, loss: float, step: TrainingStep | None) -> float | None:
         """Form the run anew, with every rank where the one that was furthest is.
 
         Args:
@@ -181,7 +181,7 @@ class Recovery:
             exit_code=RESUMABLE,
         )
 
-    def _account(self, noted: int, loss: float, step: Step | None) -> _Account:
+    def _account(self, noted: int, loss: float, step: TrainingStep | None) -> _Account:
         # The trainer's loss is a mean over the ranks' shares.
         loss_sum = self._trainer.loss * step.samples / step.ranks if step else 0.0
         return _Account(

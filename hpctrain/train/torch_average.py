@@ -9,7 +9,7 @@ from hpctrain.comm import Communicator
 from hpctrain.models.batch_norm import means_over_ranks
 
 
-class Average:
+class TorchAverage:
     """A copy of everything in a model that has a name, moved towards the model when it is told to.
 
     Attributes:

@@ -34,7 +34,7 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class TorchLoss:
     """A recipe's loss in training.
 
     Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
@@ -45,9 +45,9 @@ class Loss:
     threshold: float | None
 
     @staticmethod
-    def of(recipe: Recipe) -> Loss:
+    def of(recipe: Recipe) -> TorchLoss:
         """The recipe's."""
-        return Loss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+        return TorchLoss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
         """Of all samples; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.

@@ -26,8 +26,8 @@ from hpctrain.optim.torch_rules import clip_gradients, make_optimizer
 from hpctrain.recipes.schema import Recipe
 from hpctrain.train.random_state import random_state, seed, set_random_state
 from hpctrain.train.state import GUARD_STEPS, LazyState, State
-from hpctrain.train.torch_average import Average
-from hpctrain.train.torch_losses import Loss, mixed
+from hpctrain.train.torch_average import TorchAverage
+from hpctrain.train.torch_losses import TorchLoss, mixed
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
@@ -57,7 +57,7 @@ class TorchTrainer:
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
             for each in (recipe.images.mean, recipe.images.deviation)
         )
-        self._loss = Loss.of(recipe)
+        self._loss = TorchLoss.of(recipe)
         self._computed_in = _COMPUTED_IN[recipe.precision]
         self._scaler = torch.amp.GradScaler(
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
@@ -83,7 +83,7 @@ class TorchTrainer:
         self._statistics = statistics(self.model)
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
-        self._average = Average(self.model) if recipe.averaging else None
+        self._average = TorchAverage(self.model) if recipe.averaging else None
         self._average_by: float | None = None
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 

@@ -17,7 +17,7 @@ Timeline = Sequence[Moment]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TrainingStep:
     """A step that a rank has begun and not noted.
 
     Attributes:

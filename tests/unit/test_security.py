@@ -312,7 +312,7 @@ def test_what_is_safe_passes(snippet: str) -> None:
     assert not list(refused(snippet))
 
 
-@pytest.mark.parametrize("loader", [BoundedLoader, checked_yaml._Loader, slurm_yaml._Loader])
+@pytest.mark.parametrize("loader", [BoundedLoader, checked_yaml._Reader, slurm_yaml._SlurmLoader])
 def test_own_loaders_make_plain_values_only(loader: type) -> None:
     assert issubclass(loader, yaml.SafeLoader)
     assert loader.yaml_constructors.keys() <= yaml.SafeLoader.yaml_constructors.keys()

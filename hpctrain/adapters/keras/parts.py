@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hpctrain.adapters.keras.share import Share, taken
+from hpctrain.adapters.keras.share import BatchShare, taken
 from hpctrain.errors import HpctrainError
 
 # The weight of samples that are another rank's; no other weight has the sign of this zero.
@@ -46,7 +46,7 @@ def is_part(data: Any) -> bool:
     """Whether ``data`` is a part, or the type of one; ``dataset.map`` may have made a plain tuple of it."""
     if isinstance(data, _KINDS):
         return True
-    return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], Share | Share.Spec)
+    return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], BatchShare | BatchShare.Spec)
 
 
 def samples_of(batch: Any) -> tf.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
-from hpctrain.adapters.keras.share import Share
+from hpctrain.adapters.keras.share import BatchShare
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import batch_count, epoch_order, global_batches, share
 from hpctrain.errors import HpctrainError
@@ -131,15 +131,15 @@ def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | Unw
     """What ``own`` samples are handed out as: (x,), (x, y) or (x, y, sample_weight)."""
     floatx = keras.config.floatx()
     if len(own) == 1:
-        return InputPart(own[0], Share(share))
+        return InputPart(own[0], BatchShare(share))
 
     def marked(weight: tf.Tensor) -> tf.Tensor:
         return tf.where(share > 0, tf.cast(weight, floatx), NO_SAMPLE)
 
     x, y, *given = own
     if not given:
-        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), Share(share))
-    return Part(x, y, tf.nest.map_structure(marked, given[0]), Share(share))
+        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), BatchShare(share))
+    return Part(x, y, tf.nest.map_structure(marked, given[0]), BatchShare(share))
 
 
 def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:

@@ -11,14 +11,14 @@ from hpctrain.adapters.keras.ranks import in_step
 from hpctrain.errors import HpctrainError
 
 # Drawn outside a graph since the last update, and not used. A list of batches is drawn before its first one is used.
-_unused: list[Share] = []
+_unused: list[BatchShare] = []
 # Whether a share was used since the last one was drawn. Validation uses its own before the next batch is drawn.
 _used = False
 _updated = False
 _GIVEN = "hpctrain.shares"
 
 
-class Share(tf.experimental.ExtensionType):  # type: ignore[misc]
+class BatchShare(tf.experimental.ExtensionType):  # type: ignore[misc]
     """A number that knows when it is used; wherever TensorFlow takes a tensor it may be given."""
 
     value: tf.Tensor
@@ -42,8 +42,8 @@ class Share(tf.experimental.ExtensionType):  # type: ignore[misc]
 
 
 def _noting_what_is_drawn(make: Any) -> Any:
-    def from_components(spec: Any, components: Any) -> Share:
-        share: Share = make(spec, components)
+    def from_components(spec: Any, components: Any) -> BatchShare:
+        share: BatchShare = make(spec, components)
         # Some are not drawn, but stand for one as TensorFlow compares types.
         if isinstance(share.value, tf.Tensor):
             _note_draw(share)
@@ -53,7 +53,7 @@ def _noting_what_is_drawn(make: Any) -> Any:
 
 
 def _noting_what_is_passed_on(parts: Any) -> Any:
-    def to_components(spec: Any, share: Share) -> Any:
+    def to_components(spec: Any, share: BatchShare) -> Any:
         # It is the business of the graph that is given it.
         taken(share)
         return parts(spec, share)
@@ -61,7 +61,7 @@ def _noting_what_is_passed_on(parts: Any) -> Any:
     return to_components
 
 
-def taken(share: Share) -> tf.Tensor:
+def taken(share: BatchShare) -> tf.Tensor:
     """Its value, for a step that applies it by other means."""
     _note_use(share)
     if not _is_eager(share):
@@ -70,7 +70,7 @@ def taken(share: Share) -> tf.Tensor:
     return share.value
 
 
-def _note_draw(share: Share) -> None:
+def _note_draw(share: BatchShare) -> None:
     global _used
     if _is_eager(share):
         _used = False
@@ -80,7 +80,7 @@ def _note_draw(share: Share) -> None:
         share.value.graph.get_collection_ref(_GIVEN).append([share.value, False])
 
 
-def _note_use(share: Share) -> None:
+def _note_use(share: BatchShare) -> None:
     global _used
     if _is_eager(share):
         _used = True
@@ -92,8 +92,8 @@ def _note_use(share: Share) -> None:
 
 # Of a list of batches, whose last one is the uneven one.
 _REMEMBERED = 10_000
-Share.Spec._from_components = _noting_what_is_drawn(Share.Spec._from_components)
-Share.Spec._to_components = _noting_what_is_passed_on(Share.Spec._to_components)
+BatchShare.Spec._from_components = _noting_what_is_drawn(BatchShare.Spec._from_components)
+BatchShare.Spec._to_components = _noting_what_is_passed_on(BatchShare.Spec._to_components)
 
 
 def check_used() -> None:
@@ -121,7 +121,7 @@ def _given_to(graph: Any) -> list[tuple[tf.Tensor, bool]]:
     return []
 
 
-def _is_eager(share: Share) -> bool:
+def _is_eager(share: BatchShare) -> bool:
     return hasattr(share.value, "numpy")
 
 

@@ -19,7 +19,7 @@ _IN_PLACE_BYTES = 4_000_000
 
 
 @dataclass(kw_only=True, eq=False)
-class Slot:
+class BucketSlot:
     """One parameter's place in a bucket.
 
     Attributes:
@@ -42,14 +42,14 @@ class Slot:
         self.kind = (self.parameter.dtype, self.parameter.device, self.parameter.shape)
 
 
-def differs(slot: Slot) -> bool:
+def differs(slot: BucketSlot) -> bool:
     """Whether the parameter is of another type, shape or device than when its slot was made."""
     parameter = slot.parameter
     dtype, device, shape = slot.kind
     return parameter.dtype is not dtype or parameter.device != device or parameter.shape != shape
 
 
-def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
     """Refuse a gradient that cannot be replaced by its mean.
 
     Raises:
@@ -82,7 +82,7 @@ class Bucket(ABC):
         finite: whether the last means were, if the engine looked.
     """
 
-    slots: list[Slot]
+    slots: list[BucketSlot]
 
     def __init__(self, index: int, engine: TorchEngine, name: str) -> None:
         self.index = index
@@ -93,7 +93,7 @@ class Bucket(ABC):
         self._work: Work | None = None
 
     @abstractmethod
-    def fill(self, slot: Slot) -> None:
+    def fill(self, slot: BucketSlot) -> None:
         """Put the parameter's gradient, of zeros if it has none, where it will be reduced."""
 
     @abstractmethod
@@ -151,11 +151,11 @@ class FlatBucket(Bucket):
         offset = 0
         for key, parameter in parameters:
             view = _view_like(parameter, self._flat, offset)
-            self.slots.append(Slot(name=key, parameter=parameter, bucket=self, gradient=view, offset=offset))
+            self.slots.append(BucketSlot(name=key, parameter=parameter, bucket=self, gradient=view, offset=offset))
             offset += parameter.numel()
         self.reset()
 
-    def fill(self, slot: Slot) -> None:
+    def fill(self, slot: BucketSlot) -> None:
         gradient = slot.parameter.grad
         if slot.gradient.data_ptr() != slot.address:
             # The model was moved or converted, and PyTorch gave the view other memory with it.
@@ -179,10 +179,10 @@ class LargeGradient(Bucket):
 
     def __init__(self, index: int, parameter: Named, engine: TorchEngine, name: str) -> None:
         super().__init__(index, engine, name)
-        self.slots = [Slot(name=parameter[0], parameter=parameter[1], bucket=self, gradient=self._nothing)]
+        self.slots = [BucketSlot(name=parameter[0], parameter=parameter[1], bucket=self, gradient=self._nothing)]
         self.reset()
 
-    def fill(self, slot: Slot) -> None:
+    def fill(self, slot: BucketSlot) -> None:
         parameter, gradient = slot.parameter, slot.parameter.grad
         if gradient is None:
             slot.gradient = torch.zeros_like(parameter)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
 from hpctrain.comm import Communicator, current
-from hpctrain.data.sampling import Share, batch_count, epoch_order, global_batches, share
+from hpctrain.data.sampling import RankShare, batch_count, epoch_order, global_batches, share
 from hpctrain.errors import HpctrainError
 
 
@@ -89,7 +89,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
         # Not a generator: the epoch is the one at the moment of the call.
         return (self._computed(own) for _, own in self.shares(self.epoch))
 
-    def _computed(self, own: Share) -> list[int]:
+    def _computed(self, own: RankShare) -> list[int]:
         samples: list[int] = own.indices.tolist()
         return samples if own.count else samples * SPARE_SAMPLES
 
@@ -98,7 +98,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
         rest = 0 if self._drop_last else self._samples % self._size
         return {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
 
-    def shares(self, epoch: int) -> Iterator[tuple[int, Share]]:
+    def shares(self, epoch: int) -> Iterator[tuple[int, RankShare]]:
         """An epoch's parts, each with the number of samples of its global batch.
 
         In an evaluation, which reduces nothing, a rank skips a batch it has no sample of.

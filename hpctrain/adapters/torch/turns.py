@@ -19,7 +19,7 @@ from hpctrain.errors import HpctrainError
 _all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
 
 
-class Reducing(Protocol):
+class TakesTurns(Protocol):
     """A model's reducer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Turns:
         self._group: Group | None = None
         # Those that this backward pass has reached and that have not started all their reductions, in that order.
         # One whose backward pass failed stays here as long as its model.
-        self._begun: list[weakref.ref[Reducing]] = []
+        self._begun: list[weakref.ref[TakesTurns]] = []
 
     @property
     def factor(self) -> float:
@@ -89,7 +89,7 @@ class Turns:
             self._group = None
             self.speak(comm)
 
-    def begin(self, reducer: Reducing) -> None:
+    def begin(self, reducer: TakesTurns) -> None:
         """A backward pass has reached a model."""
         if not self._agrees:
             return
@@ -98,11 +98,11 @@ class Turns:
         if len(self._begun) == 1:
             self._agree(reducer)
 
-    def has(self, reducer: Reducing) -> bool:
+    def has(self, reducer: TakesTurns) -> bool:
         """Whether it is this one's turn to start reductions."""
         return not self._agrees or (bool(self._begun) and self._begun[0]() is reducer)
 
-    def done(self, reducer: Reducing) -> None:
+    def done(self, reducer: TakesTurns) -> None:
         """It has started all its reductions: the next one may."""
         if not self._agrees or not self.has(reducer):
             return
@@ -140,7 +140,7 @@ class Turns:
         everyone = self.who(None)
         return int(everyone.max()) if (everyone >= 0).any() else None
 
-    def _agree(self, reducer: Reducing) -> None:
+    def _agree(self, reducer: TakesTurns) -> None:
         try:
             self.who(reducer.number)
         except BaseException:

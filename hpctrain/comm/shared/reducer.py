@@ -97,7 +97,7 @@ class Reducer:
 
     def stage(
         self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | None = None
-    ) -> tuple[Bytes, Task]:
+    ) -> tuple[Bytes, ReductionTask]:
         """Shared memory for copies of a buffer that lies elsewhere, and their reduction. Collective over the run.
 
         The ranks agree on what it is before they make room for it, which cannot be called off. What is queued comes
@@ -110,7 +110,7 @@ class Reducer:
         self.worker.drain()
         self._agree(f"{name!r} ({nbytes} bytes of {dtype})")
         segment = self.allocate(nbytes)
-        return segment.own, Task(self, segment, 0, nbytes, dtype, name, wire)
+        return segment.own, ReductionTask(self, segment, 0, nbytes, dtype, name, wire)
 
     def table(self) -> dict[Any, Any]:
         """An empty dictionary for what belongs to segments; :meth:`rebuild` and :meth:`free` empty it."""
@@ -206,7 +206,7 @@ class Reducer:
             self._world.Free()
 
 
-class Task:
+class ReductionTask:
     """A buffer's reduction, to be submitted once or many times.
 
     Attributes:
@@ -272,7 +272,7 @@ class Worker:
 
     def __init__(self, *, beside: bool) -> None:
         self.pause: Pause = _no_pause
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[ReductionTask] = deque()
         self._woken = threading.Semaphore(0)
         # Whoever holds it runs the first task to its end, and takes it away then.
         self._running = threading.Lock()
@@ -282,7 +282,7 @@ class Worker:
         if self._thread:
             self._thread.start()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: ReductionTask) -> None:
         """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first.
 
         By one thread at a time: ranks have to submit in one order anyway.
@@ -298,7 +298,7 @@ class Worker:
         if task.nbytes > _UNHURRIED_BYTES:
             self._woken.release()
 
-    def run_up_to(self, task: Task) -> None:
+    def run_up_to(self, task: ReductionTask) -> None:
         """Run what is queued, or see it run, up to this task; its errors are in the tasks."""
         while not task.done:
             with self._running:
@@ -345,7 +345,7 @@ class Worker:
         task.done = True
         self._tasks.popleft()
 
-    def _run(self, task: Task, pause: Pause) -> None:
+    def _run(self, task: ReductionTask, pause: Pause) -> None:
         try:
             if self._failure:
                 raise self._failure

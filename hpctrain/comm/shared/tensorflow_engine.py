@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.comm.graph_errors import noting, unwrapped
-from hpctrain.comm.shared.reducer import Reducer, Task
+from hpctrain.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.comm.shared.results import Results
 from hpctrain.comm.shared.segments import LINE_BYTES
 
@@ -32,7 +32,7 @@ class _Staging:
 
     def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | None) -> None:
         self.views: list[Array] = list(arrays)
-        self.tasks: list[Task] = []
+        self.tasks: list[ReductionTask] = []
         for dtype in sorted({array.dtype for array in arrays}, key=str):
             members = [index for index, array in enumerate(arrays) if array.dtype == dtype]
             nbytes = sum(arrays[index].nbytes for index in members)

@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.comm.base import Work
 from hpctrain.comm.narrowed import CopiedWork
-from hpctrain.comm.shared.reducer import Reducer, Task
+from hpctrain.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class MpiTorchEngine:
         self._reducer = reducer
         self._submit = reducer.worker.submit
         # By name, with the very tensor: to ask one for its address, size and type takes as long as a small reduction.
-        self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, Task]] = reducer.table()
-        self._staging: dict[Any, tuple[torch.Tensor, Task]] = reducer.table()
+        self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, ReductionTask]] = reducer.table()
+        self._staging: dict[Any, tuple[torch.Tensor, ReductionTask]] = reducer.table()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         _check_in_memory(device)
@@ -73,7 +73,7 @@ class MpiTorchEngine:
         found = self._reducer.find(buffer.data_ptr(), buffer.nbytes)
         if not found:
             return self._reduce_copy(buffer, name, wire)
-        task = Task(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+        task = ReductionTask(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
         self._tasks[name] = (buffer, wire, task)
         self._submit(task)
         return task

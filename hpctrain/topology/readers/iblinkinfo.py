@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.topology.readers.listing import Listing
-from hpctrain.topology.records import Link, Node, Record, Remark
+from hpctrain.topology.records import FabricNode, Link, Record, Remark
 
 _HEADING = re.compile(r"(?:(?P<adapter>CA): (?P<name>.*)|Switch: 0x(?P<guid>[0-9a-f]{16}) (?P<switch>.*)):\s*")
 _ROW = re.compile(
@@ -127,7 +127,7 @@ def _peer(port: _Port, by_lid: dict[int, str]) -> str | None:
     return guid
 
 
-def _nodes(ports: list[_Port]) -> dict[str, Node]:
+def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
     most: dict[str, int] = {}
     several: set[str] = set()
     for port in ports:
@@ -135,11 +135,11 @@ def _nodes(ports: list[_Port]) -> dict[str, Node]:
         if most.setdefault(port.guid, number) != number:
             several.add(port.guid)
         most[port.guid] = max(most[port.guid], number)
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, FabricNode] = {}
     for port in ports:
         if port.guid not in nodes:
             kind = port.kind or ("switch" if port.guid in several else "adapter")
-            nodes[port.guid] = Node(
+            nodes[port.guid] = FabricNode(
                 kind=kind,
                 guid=port.guid,
                 name=port.name,
@@ -150,7 +150,7 @@ def _nodes(ports: list[_Port]) -> dict[str, Node]:
     return nodes
 
 
-def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str, Node]) -> Iterator[Record]:
+def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str, FabricNode]) -> Iterator[Record]:
     """What an output of switches alone says of the adapters: the ends of cables that are no switch."""
     found: dict[str, Record] = {}
     for port in ports:
@@ -158,7 +158,7 @@ def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str
         if guid is None or guid in nodes or guid in found:
             continue
         row = port.row
-        found[guid] = Node(
+        found[guid] = FabricNode(
             kind="adapter", guid=guid, name=row["peer_name"], ports=int(row["peer_port"]), where=port.where
         )
         yield found[guid]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.topology.readers.listing import Listing
-from hpctrain.topology.records import Link, Node, Record
+from hpctrain.topology.records import FabricNode, Link, Record
 
 _ATTRIBUTES = ("vendid=", "devid=", "sysimgguid=", "switchguid=", "caguid=", "rtguid=")
 _DEVICE = re.compile(r"devid=0x([0-9a-f]{1,8})\s*")
@@ -93,8 +93,8 @@ class _Block:
         return self.node, self.kind
 
 
-def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Node:
-    return Node(
+def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> FabricNode:
+    return FabricNode(
         kind=kind,
         guid=node["guid"],
         name=node["name"],

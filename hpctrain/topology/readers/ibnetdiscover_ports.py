@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpctrain.topology.readers.listing import Listing
-from hpctrain.topology.records import Link, Node, Record
+from hpctrain.topology.records import FabricNode, Link, Record
 
 _PORT = re.compile(
     r"(?P<kind>SW|CA|RT)\s+(?P<lid>[0-9]{1,5})\s+(?P<port>[0-9]{1,3})\s+0x(?P<guid>[0-9a-f]{16})\s+"
@@ -26,7 +26,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: the text is not such a listing, or a line of it is damaged or cut off.
     """
     listing = Listing(text, where, "ibnetdiscover -p")
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, FabricNode] = {}
     listed: set[str] = set()
     for number, line in listing:
         if not line.startswith(("SW ", "CA ", "RT ")):
@@ -65,10 +65,10 @@ def read(text: str, where: str) -> Iterator[Record]:
     yield from listing.remarks()
 
 
-def _see(nodes: dict[str, Node], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
+def _see(nodes: dict[str, FabricNode], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
     known = nodes.get(guid)
     if known is None or port > known.ports:
-        nodes[guid] = Node(
+        nodes[guid] = FabricNode(
             kind="switch" if kind == "SW" else "adapter",
             guid=guid,
             name=name,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology.readers.listing import is_prompt, without_terminal
-from hpctrain.topology.records import Group, Record, Remark
+from hpctrain.topology.records import Record, Remark, SwitchGroup
 
 # By its first key, what a line is about and which further keys it may have.
 _LINES = {
@@ -62,13 +62,13 @@ def read(text: str, where: str) -> Iterator[Record]:
     return check_groups(groups, where)
 
 
-def check_groups(groups: Sequence[Group], where: str) -> Iterator[Record]:
+def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     """The groups, if they make up trees with hosts; a group without hosts and switches is remarked upon.
 
     Raises:
         HpctrainError: no hosts, a name that is used twice or not defined, or a switch that is below itself.
     """
-    by_name: dict[str, Group] = {}
+    by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
             raise HpctrainError(f"{group.where}: {group.name!r} is defined a second time, after {first.where}")
@@ -93,7 +93,7 @@ def check_groups(groups: Sequence[Group], where: str) -> Iterator[Record]:
     return _with_remarks(groups)
 
 
-def _with_remarks(groups: Sequence[Group]) -> Iterator[Record]:
+def _with_remarks(groups: Sequence[SwitchGroup]) -> Iterator[Record]:
     for group in groups:
         yield group
         if not group.switches and not group.hosts:
@@ -140,13 +140,13 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     return pairs
 
 
-def _switch(pairs: dict[str, str], place: str) -> Group:
+def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
     if switches and hosts and "level" not in pairs:
         raise HpctrainError(
             f"{place}: {pairs['switchname']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
         )
-    return Group(
+    return SwitchGroup(
         name=pairs["switchname"],
         where=place,
         switches=switches,
@@ -156,7 +156,7 @@ def _switch(pairs: dict[str, str], place: str) -> Group:
     )
 
 
-def _blocks(lines: Sequence[Line]) -> Iterator[Group]:
+def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
     blocks = []
     listed: set[int] = set()
     sizes: tuple[list[int], str] | None = None
@@ -168,15 +168,15 @@ def _blocks(lines: Sequence[Line]) -> Iterator[Group]:
             sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
         elif "aggregatedblock" in pairs:
             below = _names(pairs, "aggregatedblock", place)
-            yield Group(name=pairs["aggregatedblock"], where=place, switches=below)
+            yield SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below)
         else:
-            blocks.append(Group(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
+            blocks.append(SwitchGroup(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
     yield from (replace(block, block_sizes=tuple(sizes[0] if sizes else sorted(listed))) for block in blocks)
     if sizes:
         yield from aggregate(blocks, *sizes)
 
 
-def aggregate(blocks: Sequence[Group], sizes: Sequence[int], place: str) -> Iterator[Group]:
+def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
     """The larger blocks that BlockSizes asks for: as many neighbours together as the ratio to the first size says.
 
     Raises:
@@ -195,7 +195,7 @@ def aggregate(blocks: Sequence[Group], sizes: Sequence[int], place: str) -> Iter
         names = [f"{group[0]}+{len(group) - 1}" for group in groups]
         members = ratio
         for name, group in zip(names, groups, strict=True):
-            yield Group(name=name, where=place, switches=group)
+            yield SwitchGroup(name=name, where=place, switches=group)
 
 
 def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.readers.slurm import check_groups
-from hpctrain.topology.records import Group, Record
+from hpctrain.topology.records import Record, SwitchGroup
 
 _HINT = "expected lines like: core.s1.n1 switch.switch.node"
 
@@ -45,7 +45,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     if not places:
         raise HpctrainError(f"{where}: no address with a switch in it", _HINT)
     groups = [
-        Group(name=name, where=place, switches=tuple(below.get(name, ())), hosts=tuple(hosts.get(name, ())))
+        SwitchGroup(name=name, where=place, switches=tuple(below.get(name, ())), hosts=tuple(hosts.get(name, ())))
         for name, place in places.items()
     ]
     return check_groups(groups, where)

@@ -15,7 +15,7 @@ from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology.readers.slurm import aggregate, check_groups
-from hpctrain.topology.records import Group, Record, Remark
+from hpctrain.topology.records import Record, Remark, SwitchGroup
 
 _KINDS = ("tree", "block", "flat")
 # Other shapes that Slurm knows, which tell nothing of switches.
@@ -24,7 +24,7 @@ _PASSED_OVER = ("ring", "torus3d")
 Keys = dict[str, yaml.Node]
 
 
-class _Loader(BoundedLoader):
+class _SlurmLoader(BoundedLoader):
     """Composes a plain tree of nodes: no aliases, which can be circular."""
 
     # A list of topologies, of switches, and their keys: deeper means another file.
@@ -45,7 +45,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: it is not such a file, holds nothing but flat topologies, or names what it does not define;
             with the line.
     """
-    shaped: list[tuple[bool, list[Group]]] = []
+    shaped: list[tuple[bool, list[SwitchGroup]]] = []
     others: list[Remark] = []
     for node in _items(_compose(text, where), where, "topologies"):
         keys = _keys(node, where, "a topology")
@@ -67,7 +67,7 @@ def read(text: str, where: str) -> Iterator[Record]:
 
 def _compose(text: str, where: str) -> yaml.Node:
     try:
-        root = yaml.compose(text, _Loader)
+        root = yaml.compose(text, _SlurmLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark else where
@@ -117,22 +117,22 @@ def _is_default(keys: Keys) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.value.lower() in ("true", "yes", "on")
 
 
-def _tree(body: Keys, node: yaml.Node, where: str) -> Iterator[Group]:
+def _tree(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
     for item in _items(_value(body, "switches", node, where), where, "switches"):
         keys = _keys(item, where, "a switch")
         place = _place(item, where)
         switches, hosts = _names(keys, "children", where), _names(keys, "nodes", where)
         if switches and hosts:
             raise HpctrainError(f"{place}: a switch has children or nodes, not both", "see man topology.yaml")
-        yield Group(name=_text(keys, "switch", item, where), where=place, switches=switches, hosts=hosts)
+        yield SwitchGroup(name=_text(keys, "switch", item, where), where=place, switches=switches, hosts=hosts)
 
 
-def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[Group]:
+def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
     blocks = []
     for item in _items(_value(body, "blocks", node, where), where, "blocks"):
         keys = _keys(item, where, "a block")
         name = _text(keys, "block", item, where)
-        blocks.append(Group(name=name, where=_place(item, where), hosts=_names(keys, "nodes", where)))
+        blocks.append(SwitchGroup(name=name, where=_place(item, where), hosts=_names(keys, "nodes", where)))
     listed = body.get("block_sizes")
     # A single size may stand without a list.
     items = [] if listed is None else [listed]

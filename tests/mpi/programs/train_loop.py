@@ -19,7 +19,7 @@ from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order
 from hpctrain.events import EventWriter
-from hpctrain.recipes.schema import Model, Recipe
+from hpctrain.recipes.schema import ModelSettings, Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.torch_trainer import TorchTrainer
@@ -57,7 +57,7 @@ def reference(case: str) -> tuple[list[np.ndarray], float, int]:
     settings = recipe(case)
     (train, test), size = data(), settings.batch.size
     torch.manual_seed(settings.seed)
-    model = models.build(Model(name="digits_cnn"), "torch")
+    model = models.build(ModelSettings(name="digits_cnn"), "torch")
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=1e-3)
     images, labels = torch.from_numpy(train.images).permute(0, 3, 1, 2), torch.from_numpy(train.labels)
     steps, peak = -(-61 // size), 0.02 * size / 8

@@ -7,16 +7,16 @@ from typing import Any
 
 from hpctrain.batch.request import job_request
 from hpctrain.batch.script import render, variables
-from hpctrain.batch.staging import Staged, Staging
+from hpctrain.batch.staging import StagedPaths, Staging
 from hpctrain.cluster.container import Container
-from hpctrain.cluster.profile import ClusterProfile, Node
+from hpctrain.cluster.profile import ClusterProfile, NodeProfile
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
 PLAIN = ClusterProfile(name="plain", source="the tests")
 GPUS = ClusterProfile(
     name="gpus",
     source="the tests",
-    node=Node(gpus=4, gpu_type="h100", cores=64, memory="480G", exclusive=True),
+    node=NodeProfile(gpus=4, gpu_type="h100", cores=64, memory="480G", exclusive=True),
     partition="gpu",
     account="project-1",
     time="24:00:00",
@@ -29,11 +29,11 @@ GPUS = ClusterProfile(
 _STAGING = Staging(
     folder="$TMPDIR/hpctrain-$SLURM_JOB_ID",
     copies=(
-        Staged(source="/data/imagenet.tar", name="imagenet", kind="tar"),
-        Staged(source="/data/it's.zip", name="it's", kind="zip"),
-        Staged(source="/data/labels.json", name="labels.json", kind="copy"),
+        StagedPaths(source="/data/imagenet.tar", name="imagenet", kind="tar"),
+        StagedPaths(source="/data/it's.zip", name="it's", kind="zip"),
+        StagedPaths(source="/data/labels.json", name="labels.json", kind="copy"),
     ),
-    environment=Staged(source="/home/me/venv", name="environment", kind="copy"),
+    environment=StagedPaths(source="/home/me/venv", name="environment", kind="copy"),
 )
 
 

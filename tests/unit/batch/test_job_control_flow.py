@@ -14,7 +14,7 @@ import pytest
 from fake_programs import Programs
 from job_scripts import PLAIN, script
 
-from hpctrain.batch.staging import Staged, Staging
+from hpctrain.batch.staging import StagedPaths, Staging
 from hpctrain.cluster.profile import ClusterProfile
 
 TERM_THEN_4 = """
@@ -275,8 +275,8 @@ def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp
     (data / "a").write_text("1")
     subprocess.run(["tar", "-czf", str(tmp_path / "more.tar.gz"), "-C", str(data), "a"], check=True)
     copies = (
-        Staged(source=str(data), name="it's data", kind="copy"),
-        Staged(source=str(tmp_path / "more.tar.gz"), name="more", kind="tar"),
+        StagedPaths(source=str(data), name="it's data", kind="copy"),
+        StagedPaths(source=str(tmp_path / "more.tar.gz"), name="more", kind="tar"),
     )
     programs.add("hpctrain", "os.system('find \"$HPCTRAIN_STAGE\" -type f'); sys.exit(4)")
     staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
@@ -294,7 +294,7 @@ def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp
 def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: Path) -> None:
     programs.add("hpctrain")
     programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
-    gone = Staged(source=str(tmp_path / "gone"), name="gone", kind="copy")
+    gone = StagedPaths(source=str(tmp_path / "gone"), name="gone", kind="copy")
     staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=(gone,))
     text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
     code, _ = end(programs, text, TMPDIR=str(tmp_path))
@@ -309,7 +309,7 @@ ON_EACH_NODE = (
 
 
 def staged_job(directory: Path, **asked: object) -> str:
-    copies = (Staged(source=str(directory / "data"), name="data", kind="copy"),)
+    copies = (StagedPaths(source=str(directory / "data"), name="data", kind="copy"),)
     (directory / "data").write_text("1")
     staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
     return script(PLAIN, more={"run_directory": directory, "folder": directory, "staging": staging}, **asked)

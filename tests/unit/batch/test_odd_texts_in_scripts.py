@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from job_scripts import PLAIN, script
 
 from hpctrain.batch.directives import directive
-from hpctrain.batch.staging import Staged, Staging
+from hpctrain.batch.staging import StagedPaths, Staging
 from hpctrain.cluster.container import Container
 
 # What means something to a shell, often, among everything else that a variable or a path can hold.
@@ -47,7 +47,7 @@ def test_any_text_arrives(run: str, folder: str, value: str, module: str, image:
             "container": Container(runtime="apptainer", image=str(image_file)),
             "staging": Staging(
                 folder="$TMPDIR/hpctrain-$SLURM_JOB_ID",
-                copies=(Staged(source=str(source), name=staged, kind="copy"),),
+                copies=(StagedPaths(source=str(source), name=staged, kind="copy"),),
             ),
         }
         text = script(profile, name or "x", more=more)

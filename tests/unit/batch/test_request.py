@@ -9,7 +9,7 @@ from job_scripts import GPUS, PLAIN
 
 from hpctrain.batch.directives import directives
 from hpctrain.batch.request import array_tasks, further_options, job_request, time_seconds
-from hpctrain.cluster.profile import Node
+from hpctrain.cluster.profile import NodeProfile
 from hpctrain.errors import HpctrainError
 
 
@@ -33,7 +33,7 @@ def test_the_command_line_goes_before_the_profile() -> None:
 
 
 def test_gpus_as_gres() -> None:
-    node = Node(gpus=4, gpu_type="a100", gpu_option="gres")
+    node = NodeProfile(gpus=4, gpu_type="a100", gpu_option="gres")
     profile = PLAIN.model_copy(update={"node": node})
     assert "#SBATCH --gres=gpu:a100:4" in directives(job_request(profile, "digits", {}))
     lines = directives(job_request(profile, "digits", {"sbatch": {"gres": "nvme:100"}}))
@@ -41,7 +41,7 @@ def test_gpus_as_gres() -> None:
 
 
 def test_a_share_of_the_cores_is_counted_in_slurms_cpus() -> None:
-    profile = PLAIN.model_copy(update={"node": Node(gpus=4, cores=66, threads_per_core=2)})
+    profile = PLAIN.model_copy(update={"node": NodeProfile(gpus=4, cores=66, threads_per_core=2)})
     assert job_request(profile, "x", {}).cpus_per_task == 32
     assert job_request(profile, "x", {"cpus_per_task": 5}).cpus_per_task == 5
 
@@ -133,7 +133,7 @@ def test_refused(asked: dict[str, Any], words: str) -> None:
 
 
 def test_more_than_the_cluster_has() -> None:
-    small = PLAIN.model_copy(update={"max_nodes": 2, "node": Node(cores=4)})
+    small = PLAIN.model_copy(update={"max_nodes": 2, "node": NodeProfile(cores=4)})
     with pytest.raises(HpctrainError, match="--nodes 3: a job on plain has at most 2"):
         job_request(small, "x", {"nodes": 3})
     with pytest.raises(HpctrainError, match="--tasks-per-node 5: a node of plain has 4 cores"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpctrain.bench.allreduce import Reduction, by_mpi, check, repeats_of, rounds_of
-from hpctrain.bench.in_turn import Group, time_in_turn
+from hpctrain.bench.allreduce import TimedReduction, by_mpi, check, repeats_of, rounds_of
+from hpctrain.bench.in_turn import TimedGroup, time_in_turn
 from hpctrain.errors import HpctrainError
 
 
@@ -25,8 +25,8 @@ def test_groups_never_run_beside_each_other_and_each_alternative_comes_first():
         log.append("stop")
 
     groups = [
-        Group(calls={name: lambda name=name: log.append(name) for name in "ab"}),
-        Group(calls={"c": lambda: log.append("c")}, running=running),
+        TimedGroup(calls={name: lambda name=name: log.append(name) for name in "ab"}),
+        TimedGroup(calls={"c": lambda: log.append("c")}, running=running),
     ]
     seconds = time_in_turn(MPI.COMM_SELF, groups, rounds=7)
     assert {name: len(times) for name, times in seconds.items()} == {"a": 7, "b": 7, "c": 7}
@@ -39,7 +39,7 @@ def test_groups_never_run_beside_each_other_and_each_alternative_comes_first():
 
 def test_repeated_calls_count_as_one_on_the_clock():
     calls: list[int] = []
-    seconds = time_in_turn(MPI.COMM_SELF, [Group(calls={"a": lambda: calls.append(1)})], rounds=1, repeats=50)
+    seconds = time_in_turn(MPI.COMM_SELF, [TimedGroup(calls={"a": lambda: calls.append(1)})], rounds=1, repeats=50)
     assert len(calls) == 52
     assert len(seconds["a"]) == 1
 
@@ -47,7 +47,7 @@ def test_repeated_calls_count_as_one_on_the_clock():
 def test_a_wrong_mean_is_refused():
     reduction = by_mpi(MPI.COMM_SELF)(1000)
     check("MPI_Allreduce", reduction, MPI.COMM_SELF)
-    off = Reduction(buffer=reduction.buffer, call=lambda: reduction.buffer[-1].add_(1))
+    off = TimedReduction(buffer=reduction.buffer, call=lambda: reduction.buffer[-1].add_(1))
     with pytest.raises(HpctrainError, match="broken gave a wrong mean of 4000 bytes"):
         check("broken", off, MPI.COMM_SELF)
     assert reduction.buffer.dtype == torch.float32

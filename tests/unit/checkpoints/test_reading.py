@@ -27,7 +27,7 @@ from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import share_name, shares
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.checkpoints.read import read_state
-from hpctrain.checkpoints.share import Share, blocks_of_memory, write_through
+from hpctrain.checkpoints.share import CheckpointShare, blocks_of_memory, write_through
 from hpctrain.errors import HpctrainError
 
 EQUAL = {f"model.{i}": np.random.default_rng(i).normal(size=(i + 1, 3)).astype(np.float32) for i in range(9)}
@@ -100,7 +100,7 @@ def test_a_share_is_what_another_library_reads(wanted: dict, random) -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "share"
-        share = Share()
+        share = CheckpointShare()
         for _ in range(2):
             share.prepare(typed)
             share.fill(typed)
@@ -247,7 +247,7 @@ class Slow(dict[str, np.ndarray]):
 
 def test_writing_goes_on_beside_the_copying_and_ends_with_it(tmp_path: Path) -> None:
     tensors = Slow({name: np.random.default_rng(0).normal(size=(3 << 20)) for name in "ab"})
-    share = Share()
+    share = CheckpointShare()
     with ThreadPoolExecutor(1) as pool:
         for turn in range(2):
             tensors["b"] = tensors["a"] + turn

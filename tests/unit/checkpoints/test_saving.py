@@ -18,7 +18,7 @@ from hpctrain.checkpoints.keep import Policy
 from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
-from hpctrain.checkpoints.share import Share
+from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.events import EventWriter, read_events
@@ -26,7 +26,7 @@ from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.state import LazyState, State
 
 
-def share_of(value: float) -> Share:
+def share_of(value: float) -> CheckpointShare:
     return filled({"model.a": np.full(3, value, np.float32)})
 
 

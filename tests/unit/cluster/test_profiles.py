@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hatchling.builders.wheel import WheelBuilder
 
-from hpctrain.cluster.profile import Node, sbatch_fault
+from hpctrain.cluster.profile import NodeProfile, sbatch_fault
 from hpctrain.cluster.profiles import describe_profiles, load_profile, profile_names, slurm_folder
 from hpctrain.errors import HpctrainError
 
@@ -48,7 +48,7 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
     text = (slurm_folder() / "clusters" / "generic.yaml").read_text().replace("  gpus: 0\n", "")
     profile = load_profile(profile_file(tmp_path, re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)))
     assert profile.model_fields_set >= {"account", "time", "sbatch", "modules", "setup", "environment", "node_storage"}
-    assert profile.node.model_fields_set == {*Node.model_fields}
+    assert profile.node.model_fields_set == {*NodeProfile.model_fields}
 
 
 def test_profiles_are_described() -> None:

@@ -22,14 +22,14 @@ import pytest
 from hpctrain import HpctrainError
 from hpctrain.bench.photographs import Photograph, photographs, write_folders, write_shards
 from hpctrain.data import decoder, open_sources
-from hpctrain.data.decoder import Job, _Random
+from hpctrain.data.decoder import DecodingJob, _Random
 from hpctrain.data.loader import ImageNet, WorkerPool
 from hpctrain.data.samples import BROKEN
 from hpctrain.data.sampling import cut, epoch_order, global_batches, share
 from hpctrain.data.shards import open_shards
-from hpctrain.data.worker import Task, _Worker
+from hpctrain.data.worker import DecodingTask, _Worker
 from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Model, Recipe
+from hpctrain.recipes.schema import ModelSettings, Recipe
 
 BROKEN_KEY = "n00000001_broken"
 
@@ -228,12 +228,12 @@ def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
 
 def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeypatch, capsys):
     settings = recipe(1)
-    job = Job(folder=folder, seed=0, images=settings.images)
+    job = DecodingJob(folder=folder, seed=0, images=settings.images)
     monkeypatch.setattr(decoder, "training_image", lambda *_: 1 // 0)
     with contextlib.closing(open_shards(folder, "train")) as shards:
         memory = os.memfd_create("images")
         os.truncate(memory, 1 << 20)
-        result = _Worker(job, memory).do(Task(number=3, split="train", epoch=0, indices=[7], offset=0))
+        result = _Worker(job, memory).do(DecodingTask(number=3, split="train", epoch=0, indices=[7], offset=0))
         os.close(memory)
         key = shards.key(7)
     assert result.number == 3
@@ -334,7 +334,7 @@ def test_memory_that_is_not_there_is_a_clear_error(folder):
 
 
 def test_sources_of_a_recipe(folder, tmp_path):
-    resnet = Model(name="resnet18")
+    resnet = ModelSettings(name="resnet18")
     train, test = open_sources(recipe(0, path=str(folder)).model_copy(update={"model": resnet}))
     assert (len(train), len(test)) == (29, 2)
     (piece,) = test.stream([np.arange(2)], 0)

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.data import archives, sharding
 from hpctrain.data.fake import FakeSet, make_fake
-from hpctrain.data.listing import Member
+from hpctrain.data.listing import ImageFile
 from hpctrain.data.locks import locked
 from hpctrain.data.making_shards import tar_bytes
-from hpctrain.data.manifest import Manifest
+from hpctrain.data.manifest import ShardManifest
 from hpctrain.data.sharding import Sharding, cut_shards, make_shards
 from hpctrain.data.shards import open_shards
 from hpctrain.errors import HpctrainError
@@ -54,7 +54,7 @@ def shards(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "shards"))
 
 
-def _make(source: Path, folder: Path, run: sharding.Map = map, **settings: Any) -> tuple[Manifest, list[str]]:
+def _make(source: Path, folder: Path, run: sharding.Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
     said: list[str] = []
     settings = {"shard_samples": 20, **settings}
     manifest = make_shards(Sharding(source=source, folder=folder, **settings), run, said.append)
@@ -138,13 +138,13 @@ def test_the_seed_orders_training_alone(source: Path, whole: Path, tmp_path: Pat
 
 
 _members = st.lists(
-    st.builds(Member, st.just("f"), st.integers(0, 9), st.integers(0, 5000), st.integers(0, 999), st.text()),
+    st.builds(ImageFile, st.just("f"), st.integers(0, 9), st.integers(0, 5000), st.integers(0, 999), st.text()),
     max_size=40,
 )
 
 
 @given(_members, st.none() | st.integers(1, 20_000), st.none() | st.integers(1, 9))
-def test_shards_are_cut_in_order_and_within_limits(members: list[Member], most_bytes: int, most_samples: int):
+def test_shards_are_cut_in_order_and_within_limits(members: list[ImageFile], most_bytes: int, most_samples: int):
     groups = cut_shards(members, most_bytes, most_samples)
     assert [member for group in groups for member in group] == members
     for group, behind in zip(groups, [*groups[1:], None], strict=False):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain.data import shards as shards_module
-from hpctrain.data.manifest import INDEX_ROW, Manifest, Settings, ShardFile, Split, read_manifest
+from hpctrain.data.manifest import INDEX_ROW, Settings, ShardFile, ShardManifest, Split, read_manifest
 from hpctrain.data.shards import Shards, open_shards
 from hpctrain.errors import HpctrainError
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
         )
     np.save(tmp_path / "train-index.npy", np.array(rows, INDEX_ROW))
     validation = ShardFile(name="val-000000.tar", samples=1, bytes=0, sha256="")
-    manifest = Manifest(
+    manifest = ShardManifest(
         classes=("n1", "n2"),
         splits={
             "train": Split(samples=4, bytes=sum(f.bytes for f in files), index_sha256="", shards=tuple(files)),

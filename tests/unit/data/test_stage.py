@@ -16,10 +16,10 @@ from hpctrain.data.fake import FakeSet, make_fake
 from hpctrain.data.locks import locked
 from hpctrain.data.sharding import Sharding, make_shards
 from hpctrain.data.shards import open_shards
-from hpctrain.data.stage import Share, Staged, stage
+from hpctrain.data.stage import NodeShare, StagedFolder, stage
 from hpctrain.errors import HpctrainError
 
-_ALL = Share(node=0, nodes=1)
+_ALL = NodeShare(node=0, nodes=1)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def _same(one: Path, other: Path) -> None:
 
 def test_all_shards_are_copied_once(whole: Path, tmp_path: Path):
     size = sum(path.stat().st_size for path in whole.glob("*.tar"))
-    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == Staged(copied=7, bytes=size, there=0, linked=0)
+    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=7, bytes=size, there=0, linked=0)
     _same(whole, tmp_path / "to")
     files = {path: path.stat().st_ino for path in (tmp_path / "to").glob("*.tar")}
-    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == Staged(copied=0, bytes=0, there=7, linked=0)
+    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=7, linked=0)
     assert {path: path.stat().st_ino for path in files} == files
     assert main(["data", "verify", str(tmp_path / "to")]) == 0
 
@@ -59,7 +59,7 @@ def test_a_share_reaches_the_rest_where_it_is(
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) | {"bytes": 0} == {"copied": 3, "bytes": 0, "there": 0, "linked": 4}
-    stage(whole, tmp_path / "0", Share(node=0, nodes=2), wait_seconds=0)
+    stage(whole, tmp_path / "0", NodeShare(node=0, nodes=2), wait_seconds=0)
     own = [{path.name for path in (tmp_path / n).glob("*.tar") if not path.is_symlink()} for n in "01"]
     assert own[0] | own[1] == {path.name for path in whole.glob("*.tar")}
     assert not own[0] & own[1]
@@ -107,8 +107,8 @@ def test_a_damaged_source_is_refused(whole: Path, tmp_path: Path):
     assert not (tmp_path / "to/manifest.json").exists()
 
 
-@pytest.mark.parametrize("share", [_ALL, Share(node=1, nodes=2)])
-def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path, share: Share):
+@pytest.mark.parametrize("share", [_ALL, NodeShare(node=1, nodes=2)])
+def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path, share: NodeShare):
     source = shutil.copytree(whole, tmp_path / "source")
     (source / "val-000000.tar").unlink()
     with pytest.raises(HpctrainError, match=rf"{source}/val-000000\.tar: No such file"):
@@ -163,7 +163,7 @@ def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_one_process_copies_and_others_wait(whole: Path, tmp_path: Path):
     to = tmp_path / "to"
-    results: list[Staged] = []
+    results: list[StagedFolder] = []
     threads = [
         threading.Thread(target=lambda: results.append(stage(whole, to, _ALL, wait_seconds=60))) for _ in range(3)
     ]

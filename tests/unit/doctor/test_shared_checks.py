@@ -11,7 +11,7 @@ from hpctrain.checks import Check
 from hpctrain.doctor import ranks, software, storage
 from hpctrain.doctor.host import check_host, failed_first, merge
 from hpctrain.doctor.hosts import host_order
-from hpctrain.doctor.ranks import Reduction
+from hpctrain.doctor.ranks import MeasuredAllreduce
 from hpctrain.doctor.software import World
 from hpctrain.doctor.storage import Disk
 from hpctrain.horovod.check import AN_MPI
@@ -127,11 +127,11 @@ def test_clocks() -> None:
 
 
 def test_allreduce() -> None:
-    done = ranks.allreduce(Reduction(engine="MPI", seconds=0.0012, right=True), 4)
+    done = ranks.allreduce(MeasuredAllreduce(engine="MPI", seconds=0.0012, right=True), 4)
     assert (done.status, done.found) == ("ok", "1.2 ms over 4 ranks")
-    refused(ranks.allreduce(Reduction(engine="MPI", seconds=0.0012), 4), "wrong numbers after 1.2 ms", "verify")
-    refused(ranks.allreduce(Reduction(engine="Horovod", error="did not end"), 4), "did not end", "verify")
-    absent = Reduction(engine="Horovod", error="Horovod is not built", possible=False)
+    refused(ranks.allreduce(MeasuredAllreduce(engine="MPI", seconds=0.0012), 4), "wrong numbers after 1.2 ms", "verify")
+    refused(ranks.allreduce(MeasuredAllreduce(engine="Horovod", error="did not end"), 4), "did not end", "verify")
+    absent = MeasuredAllreduce(engine="Horovod", error="Horovod is not built", possible=False)
     assert ranks.allreduce(absent, 4).status == "not applicable"
 
 

@@ -11,7 +11,7 @@ from hpctrain.comm.base import Group
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.models.batch_norm import WHOLE, Extent, extent
-from hpctrain.recipes.schema import Batch, BatchNorm
+from hpctrain.recipes.schema import Batch, BatchNormSettings
 
 torch = pytest.importorskip("torch")
 keras = pytest.importorskip("keras")
@@ -46,7 +46,7 @@ class Ranks(SingleCommunicator):
     ],
 )
 def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
-    assert extent(BatchNorm(span=span), Ranks(ranks), at_once=at_once) == expected
+    assert extent(BatchNormSettings(span=span), Ranks(ranks), at_once=at_once) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
 )
 def test_a_span_that_ranks_cannot_make_is_refused(span, ranks, at_once, message):
     with pytest.raises(HpctrainError, match=message) as raised:
-        extent(BatchNorm(span=span), Ranks(ranks), at_once=at_once)
+        extent(BatchNormSettings(span=span), Ranks(ranks), at_once=at_once)
     assert "batch.micro_batch" in raised.value.hint
 
 
@@ -108,7 +108,7 @@ def expected(images: int, parts: int, kept: float) -> dict[str, np.ndarray]:
 
 def of_torch(layers: Extent, images: int, kept: float, dtype) -> dict[str, np.ndarray]:
     x, cotangent, gamma, beta = (torch.tensor(array, dtype=dtype) for array in given(images))
-    layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, momentum=kept, epsilon=EPSILON).to(dtype)
+    layer = torch_batch_norm.TorchBatchNorm(CHANNELS, extent=layers, momentum=kept, epsilon=EPSILON).to(dtype)
     layer.load_state_dict({"weight": gamma, "bias": beta}, strict=False)
     x = x.movedim(-1, 1).requires_grad_()
     y = layer(x)
@@ -122,7 +122,7 @@ def of_torch(layers: Extent, images: int, kept: float, dtype) -> dict[str, np.nd
 
 def of_keras(layers: Extent, images: int, kept: float, dtype: str) -> dict[str, np.ndarray]:
     x, cotangent, gamma, beta = (array.astype(dtype) for array in given(images))
-    layer = keras_batch_norm.BatchNorm(extent=layers, momentum=kept, epsilon=EPSILON, dtype=dtype)
+    layer = keras_batch_norm.KerasBatchNorm(extent=layers, momentum=kept, epsilon=EPSILON, dtype=dtype)
     layer.build(x.shape)
     layer.gamma.assign(gamma)
     layer.beta.assign(beta)
@@ -157,9 +157,9 @@ def test_parts_of_a_step_one_after_another_leave_what_as_many_ranks_leave(framew
     x = given(7)[0]
     cuts = np.array_split(np.arange(7), 3)
     if framework == "torch":
-        layer = torch_batch_norm.BatchNorm(CHANNELS, momentum=kept).double()
+        layer = torch_batch_norm.TorchBatchNorm(CHANNELS, momentum=kept).double()
     else:
-        layer = keras_batch_norm.BatchNorm(momentum=kept, dtype="float64")
+        layer = keras_batch_norm.KerasBatchNorm(momentum=kept, dtype="float64")
         layer.build(x.shape)
         graph = tf.function(
             lambda part: layer(part, training=True), input_signature=[tf.TensorSpec((None, 4, 3, CHANNELS), "float64")]
@@ -184,13 +184,13 @@ def test_one_value_a_channel_has_no_variance(framework, images, part):
     """As of the smallest images after the last stage: PyTorch's own layer refuses them."""
     x = np.random.default_rng(0).normal(size=(images, 1, 1, CHANNELS))
     if framework == "torch":
-        layer = torch_batch_norm.BatchNorm(CHANNELS, extent=Extent(part=part), momentum=0.0).double()
+        layer = torch_batch_norm.TorchBatchNorm(CHANNELS, extent=Extent(part=part), momentum=0.0).double()
         given = torch.from_numpy(x).movedim(-1, 1).requires_grad_()
         y = layer(given)
         y.square().sum().backward()
         gradient, variance = given.grad.numpy(), layer.running_var.numpy()
     else:
-        layer = keras_batch_norm.BatchNorm(extent=Extent(part=part), momentum=0.0, dtype="float64")
+        layer = keras_batch_norm.KerasBatchNorm(extent=Extent(part=part), momentum=0.0, dtype="float64")
         given = tf.constant(x)
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -206,11 +206,11 @@ def test_one_value_a_channel_has_no_variance(framework, images, part):
 
 
 def test_keras_saves_parts_and_refuses_ranks():
-    layer = keras_batch_norm.BatchNorm(extent=Extent(part=2), momentum=0.7, epsilon=1e-4, name="bn")
+    layer = keras_batch_norm.KerasBatchNorm(extent=Extent(part=2), momentum=0.7, epsilon=1e-4, name="bn")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert again.get_config() == layer.get_config()
     assert (again._extent, again.momentum, again.epsilon) == (Extent(part=2), 0.7, 1e-4)
-    layer = keras_batch_norm.BatchNorm(extent=Extent(group=SingleCommunicator("").group()), name="bn")
+    layer = keras_batch_norm.KerasBatchNorm(extent=Extent(group=SingleCommunicator("").group()), name="bn")
     with pytest.raises(HpctrainError, match="cannot save bn"):
         layer.get_config()
 
@@ -228,12 +228,12 @@ def test_the_whole_batch_in_float32_keeps_the_unbiased_variance(framework):
 def test_half_precision_goes_in_and_out_and_statistics_stay_exact(framework, layers):
     x = given(4)[0]
     if framework == "torch":
-        layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, momentum=0.0)
+        layer = torch_batch_norm.TorchBatchNorm(CHANNELS, extent=layers, momentum=0.0)
         y = layer(torch.from_numpy(x).bfloat16().movedim(-1, 1))
         assert y.dtype == torch.bfloat16
         mean = layer.running_mean.numpy()
     else:
-        layer = keras_batch_norm.BatchNorm(extent=layers, momentum=0.0, dtype="mixed_bfloat16")
+        layer = keras_batch_norm.KerasBatchNorm(extent=layers, momentum=0.0, dtype="mixed_bfloat16")
         y = layer(x, training=True)
         assert y.dtype == tf.bfloat16
         mean = layer.moving_mean.numpy()
@@ -243,7 +243,7 @@ def test_half_precision_goes_in_and_out_and_statistics_stay_exact(framework, lay
 
 def test_sums_of_branches_that_need_nothing_of_each_other_keep_the_order_of_the_program():
     group = SingleCommunicator("").group()
-    branches = [keras_batch_norm.BatchNorm(extent=Extent(group=group)) for _ in range(3)]
+    branches = [keras_batch_norm.KerasBatchNorm(extent=Extent(group=group)) for _ in range(3)]
     for layer in branches:
         layer.build((None, None, None, CHANNELS))
 
@@ -266,12 +266,12 @@ def test_validation_takes_the_kept_statistics(framework):
     mean, variance = np.arange(CHANNELS) / 10, np.arange(1, CHANNELS + 1.0)
     for layers in (WHOLE, Extent(part=2), Extent(group=SingleCommunicator("").group())):
         if framework == "torch":
-            layer = torch_batch_norm.BatchNorm(CHANNELS, extent=layers, epsilon=EPSILON).double().eval()
+            layer = torch_batch_norm.TorchBatchNorm(CHANNELS, extent=layers, epsilon=EPSILON).double().eval()
             state = {"weight": gamma, "bias": beta, "running_mean": mean, "running_var": variance}
             layer.load_state_dict({name: torch.tensor(value) for name, value in state.items()}, strict=False)
             y = layer(torch.from_numpy(x).movedim(-1, 1)).movedim(1, -1).detach().numpy()
         else:
-            layer = keras_batch_norm.BatchNorm(extent=layers, epsilon=EPSILON, dtype="float64")
+            layer = keras_batch_norm.KerasBatchNorm(extent=layers, epsilon=EPSILON, dtype="float64")
             layer.build(x.shape)
             layer.set_weights([gamma, beta, mean, variance])
             y = layer(x).numpy()

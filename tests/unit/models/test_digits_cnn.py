@@ -7,14 +7,14 @@ import pytest
 
 from hpctrain import models
 from hpctrain.models.convert import load_state
-from hpctrain.recipes.schema import Model
+from hpctrain.recipes.schema import ModelSettings
 
 torch = pytest.importorskip("torch")
 keras = pytest.importorskip("keras")
 
 
 def test_both_frameworks_compute_the_same_logits_from_the_same_weights():
-    ours, theirs = (models.build(Model(name="digits_cnn"), framework) for framework in ("torch", "keras"))
+    ours, theirs = (models.build(ModelSettings(name="digits_cnn"), framework) for framework in ("torch", "keras"))
     load_state(theirs, ours.state_dict())
     images = np.random.default_rng(0).random((5, 8, 8, 1), dtype=np.float32)
     logits = ours(torch.from_numpy(images).movedim(-1, 1)).detach().numpy()
@@ -26,7 +26,7 @@ def test_both_frameworks_compute_the_same_logits_from_the_same_weights():
 def test_weights_are_drawn_after_he(framework):
     torch.manual_seed(0)
     keras.utils.set_random_seed(0)
-    model = models.build(Model(name="digits_cnn"), framework)
+    model = models.build(ModelSettings(name="digits_cnn"), framework)
     tensors = [w.detach().numpy() for w in model.parameters()] if framework == "torch" else model.get_weights()
     fan_in = [9, 9 * 32, 9 * 64, 256, 128]
     for weight, fan in zip(tensors[0::2], fan_in, strict=True):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from hpctrain import models
 from hpctrain.models.convert import load_state, state_of
-from hpctrain.recipes.schema import Model
+from hpctrain.recipes.schema import ModelSettings
 from hpctrain.recipes.weights import InitialWeights
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,7 @@ WEIGHTS = {
 }
 
 
-def drawn(framework: str, model: Model) -> dict[str, np.ndarray]:
+def drawn(framework: str, model: ModelSettings) -> dict[str, np.ndarray]:
     if framework == "keras":
         keras.utils.set_random_seed(3)
         return state_of(models.build(model, "keras"))
@@ -39,7 +39,7 @@ def drawn(framework: str, model: Model) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_have_the_distribution_that_the_recipe_says(framework, name):
     weights = WEIGHTS[name]
-    state = drawn(framework, Model(name="resnet18", weights=weights))
+    state = drawn(framework, ModelSettings(name="resnet18", weights=weights))
     # Kernels whose fan in is not the fan out: (out, in, height, width).
     for key in ("conv1.weight", "layer2.0.conv1.weight", "layer4.0.conv1.weight", "layer3.0.downsample.0.weight"):
         kernel = state[key]
@@ -66,7 +66,7 @@ def test_weights_have_the_distribution_that_the_recipe_says(framework, name):
 
 def test_the_last_layer_of_pytorch_is_drawn_as_its_own_does():
     """The same numbers, given the same random state."""
-    model = models.build(Model(name="resnet18", weights=WEIGHTS["NVIDIA"]), "torch")
+    model = models.build(ModelSettings(name="resnet18", weights=WEIGHTS["NVIDIA"]), "torch")
     torch.manual_seed(5)
     plain = torch.nn.Linear(512, 1000)
     torch.manual_seed(5)
@@ -78,7 +78,7 @@ def test_the_last_layer_of_pytorch_is_drawn_as_its_own_does():
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
     for name, last, zero_gamma in (("resnet18", "bn2.weight", False), ("resnet18", "bn2.weight", True)):
-        state = drawn(framework, Model(name=name, zero_gamma=zero_gamma))
+        state = drawn(framework, ModelSettings(name=name, zero_gamma=zero_gamma))
         gammas = [value for key, value in state.items() if "layer" in key and key.endswith(last)]
         assert len(gammas) == 8
         assert all((value == (0 if zero_gamma else 1)).all() for value in gammas)
@@ -86,7 +86,7 @@ def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_what_one_framework_drew_the_other_takes_bit_by_bit(name):
-    model = Model(name="resnet18", weights=WEIGHTS[name])
+    model = ModelSettings(name="resnet18", weights=WEIGHTS[name])
     ours, theirs = drawn("torch", model), models.build(model, "keras")
     load_state(theirs, ours)
     back = state_of(theirs)

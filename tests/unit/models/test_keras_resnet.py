@@ -8,7 +8,7 @@ import pytest
 from hpctrain import models
 from hpctrain.errors import HpctrainError
 from hpctrain.models.convert import load_state, state_of
-from hpctrain.recipes.schema import Model
+from hpctrain.recipes.schema import ModelSettings
 
 torch = pytest.importorskip("torch")
 keras = pytest.importorskip("keras")
@@ -21,7 +21,7 @@ IMAGES, PIXELS = 2, 40
 def pair(name: str):
     """A network in both frameworks, no weight or statistic of which is where it began."""
     torch.manual_seed(0)
-    settings = Model(name=name)
+    settings = ModelSettings(name=name)
     ours, theirs = models.build(settings, "torch"), models.build(settings, "keras")
     with torch.no_grad():
         for key, tensor in ours.state_dict().items():
@@ -65,7 +65,7 @@ def count(model) -> int:
 
 def test_parameters_are_as_many_as_published(resnet50):
     assert count(resnet50[1]) == 25_557_032
-    assert count(models.build(Model(name="resnet18"), "keras")) == 11_689_512
+    assert count(models.build(ModelSettings(name="resnet18"), "keras")) == 11_689_512
 
 
 def test_outputs_and_statistics_are_equal(resnet50):
@@ -118,14 +118,14 @@ def test_weights_go_there_and_back(name, request):
     assert all(np.array_equal(back[key], tensor.numpy()) for key, tensor in state.items())
     # and PyTorch takes them
     with torch.device("meta"):
-        fresh = models.build(Model(name=name), "torch")
+        fresh = models.build(ModelSettings(name=name), "torch")
     fresh.load_state_dict({key: torch.from_numpy(value) for key, value in back.items()}, assign=True)
     assert all(torch.equal(fresh.state_dict()[key], tensor) for key, tensor in state.items())
 
 
 def test_weights_of_another_network_are_refused():
-    state = models.build(Model(name="resnet18"), "torch").state_dict()
-    theirs = models.build(Model(name="resnet18"), "keras")
+    state = models.build(ModelSettings(name="resnet18"), "torch").state_dict()
+    theirs = models.build(ModelSettings(name="resnet18"), "keras")
     before = theirs.get_weights()
     with pytest.raises(HpctrainError, match=r"fc\.extra is in the weights alone"):
         load_state(theirs, {**state, "fc.extra": torch.zeros(1)})

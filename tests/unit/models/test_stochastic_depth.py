@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.data.samples import Samples
 from hpctrain.models import BLOCKS, build
-from hpctrain.recipes.schema import Model, Recipe
+from hpctrain.recipes.schema import ModelSettings, Recipe
 from hpctrain.train.feed import Feed
 
 torch = pytest.importorskip("torch")
@@ -34,7 +34,7 @@ def by_hand(model, images, draws):
 
 
 def test_blocks_are_left_out_sample_by_sample_in_training_alone():
-    plain, model = (build(Model(name="resnet18", zero_gamma=False), "torch") for _ in range(2))
+    plain, model = (build(ModelSettings(name="resnet18", zero_gamma=False), "torch") for _ in range(2))
     model.load_state_dict(plain.state_dict())
     depth = StochasticDepth(model, RATE)
     images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -51,7 +51,7 @@ def test_blocks_are_left_out_sample_by_sample_in_training_alone():
 @pytest.mark.parametrize("name", BLOCKS)
 def test_every_network_has_the_blocks_that_are_drawn_for(name):
     with torch.device("meta"):
-        model = build(Model(name=name), "torch")
+        model = build(ModelSettings(name=name), "torch")
     assert sum(isinstance(module, Basic | Bottleneck) for module in model.modules()) == BLOCKS[name]
 
 

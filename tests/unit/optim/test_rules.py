@@ -36,7 +36,7 @@ from hpctrain import models
 from hpctrain.errors import HpctrainError
 from hpctrain.optim import keras_rules, torch_rules
 from hpctrain.optim.rules import decay
-from hpctrain.recipes.schema import Model
+from hpctrain.recipes.schema import ModelSettings
 
 PATHS = {"torch": torch_path, "keras": keras_path}
 NORM_AND_BIAS = ("norm", "bias")
@@ -341,13 +341,13 @@ def test_norms_of_projected_shortcuts_are_decayed_where_a_recipe_says_so():
     """As a filter by "bn" in the name leaves downsample.1 out; in both frameworks the 8 vectors of 4 norms."""
     chosen = settings("sgd", weight_decay=1.0, undecayed=("main_path_norm",))
     with torch.device("meta"):
-        net = models.build(Model(name="resnet50"), "torch")
+        net = models.build(ModelSettings(name="resnet50"), "torch")
     groups = torch_rules.make_optimizer(chosen, net).param_groups
     left_out = {id(each) for group in groups if not group["weight_decay"] for each in group["params"]}
     assert {name for name, each in net.named_parameters() if id(each) in left_out} == {
         name for name, _ in net.named_parameters() if "bn" in name
     }
-    keras_net = models.build(Model(name="resnet50"), "keras")
+    keras_net = models.build(ModelSettings(name="resnet50"), "keras")
     kinds = keras_rules.parameter_kinds(keras_net)
     decayed = [
         variable.path
@@ -364,7 +364,7 @@ def test_pytorchs_own_sgd_is_used_where_it_is_the_recipes():
     model = torch_model()
     assert type(torch_rules.make_optimizer(settings("sgd", **GOYAL), model)) is torch.optim.SGD
     inside = settings("sgd", momentum=0.9, rate_in_momentum=True)
-    assert type(torch_rules.make_optimizer(inside, model)) is torch_rules.RuleOptimizer
+    assert type(torch_rules.make_optimizer(inside, model)) is torch_rules.TorchRuleOptimizer
 
 
 def test_bias_correction_is_exact_in_float32():
@@ -403,7 +403,7 @@ def test_a_gradient_that_is_missing_or_sparse():
 def test_keras_optimizer_is_rebuilt_from_its_settings():
     values = settings("lars", **LARS["MLPerf"], clip_norm=2.0)
     optimizer = keras_rules.make_optimizer(values, keras_model())
-    again = keras_rules.RuleOptimizer.from_config(json.loads(json.dumps(optimizer.get_config())))
+    again = keras_rules.KerasRuleOptimizer.from_config(json.loads(json.dumps(optimizer.get_config())))
     assert again.get_config() == optimizer.get_config()
     assert again.global_clipnorm == 2.0
     assert optimizer.get_config()["kinds"] == list(KINDS)

@@ -19,7 +19,7 @@ from hpctrain.topology.levels import oversubscription
 from hpctrain.topology.link_speed import bandwidth
 from hpctrain.topology.names import host_and_device, is_service_host, natural, switch_name
 from hpctrain.topology.readers import forwarding, ibnetdiscover
-from hpctrain.topology.records import Group, Link, Node, Record, Remark
+from hpctrain.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
 
 
 class Plant:
@@ -33,14 +33,14 @@ class Plant:
         guid = guid or f"{len(self._ports) + 1:016x}"
         self._ports[guid] = 0
         lid = len(self._ports)
-        self.records.append(Node(kind="switch", guid=guid, name=name, ports=64, lid=lid, where="f:1"))
+        self.records.append(FabricNode(kind="switch", guid=guid, name=name, ports=64, lid=lid, where="f:1"))
         return guid
 
     def adapter(self, name: str, *switches: str, speed: str = "NDR", device: int = 0x1021) -> str:
         guid = f"{0xA000 + len(self._ports):016x}"
         self._ports[guid] = 0
         self.records.append(
-            Node(kind="adapter", guid=guid, name=name, ports=len(switches), device_id=device, where="f:1")
+            FabricNode(kind="adapter", guid=guid, name=name, ports=len(switches), device_id=device, where="f:1")
         )
         for switch in switches:
             self.cable(guid, switch, speed)
@@ -158,7 +158,7 @@ def test_odd_cables_are_warnings() -> None:
         Link(guid=one, port=60, where="f:1"),
         Link(guid=one, port=61, peer=two, peer_port=1, where="f:1"),
         Link(guid=one, port=62, peer="f" * 16, peer_port=1, where="f:1"),
-        Node(kind="adapter", guid="e" * 16, name="n5 mlx5_0", ports=1, where="f:1"),
+        FabricNode(kind="adapter", guid="e" * 16, name="n5 mlx5_0", ports=1, where="f:1"),
         Remark(text="odd", where="f:9"),
         Remark(text="odd", where="g:9"),
     ]
@@ -273,8 +273,8 @@ def test_two_subnets_may_use_the_same_lids() -> None:
     assert not any(warning.startswith(("no route", "switches without")) for warning in fabric.warnings)
 
 
-def _group(name: str, *, hosts: tuple[str, ...] = (), switches: tuple[str, ...] = ()) -> Group:
-    return Group(name=name, hosts=hosts, switches=switches, where="t:1")
+def _group(name: str, *, hosts: tuple[str, ...] = (), switches: tuple[str, ...] = ()) -> SwitchGroup:
+    return SwitchGroup(name=name, hosts=hosts, switches=switches, where="t:1")
 
 
 def test_a_slurm_tree_becomes_a_fabric() -> None:

@@ -21,7 +21,7 @@ from hpctrain.topology.convert import block, block_yaml, topology_conf, topology
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import ibnetdiscover, slurm, slurm_yaml
-from hpctrain.topology.records import Group
+from hpctrain.topology.records import SwitchGroup
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 WRITERS = {
@@ -48,9 +48,9 @@ def generated(hosts: int, leaf_down: int, pod_leaves: int | None, rails: int = 1
 def tree(text: str) -> Tree:
     """The tree without the switches' names."""
     read = slurm_yaml.read if text.startswith("-") else slurm.read
-    groups = {record.name: record for record in read(text, "converted") if isinstance(record, Group)}
+    groups = {record.name: record for record in read(text, "converted") if isinstance(record, SwitchGroup)}
 
-    def below(group: Group) -> Tree:
+    def below(group: SwitchGroup) -> Tree:
         return frozenset([*group.hosts, *(below(groups[name]) for name in group.switches)])
 
     children = {name for group in groups.values() for name in group.switches}
@@ -179,7 +179,7 @@ SwitchName=s2 Nodes=n3
 """
     fabric = build_fabric(slurm.read(text, "f"))
     odd = Fabric(**{**vars(fabric), "names": tuple(f"MF0;{name} a,b:[1]" for name in fabric.names)})
-    records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, Group)]
+    records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, SwitchGroup)]
     assert len({record.name for record in records}) == 3
     assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
     with pytest.raises(HpctrainError, match="'a host' is no name of a host in Slurm"):

@@ -17,7 +17,7 @@ from hpctrain.topology.convert import topology_conf
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.placement import report
 from hpctrain.topology.readers import ibnetdiscover, slurm
-from hpctrain.topology.records import Group
+from hpctrain.topology.records import SwitchGroup
 
 Hosts = frozenset[str]
 
@@ -122,7 +122,7 @@ class Brute:
 
 def slurm_families(text: str) -> tuple[set[Hosts], list[str]]:
     """The hosts below each switch of a topology.conf, and the switches that are below none."""
-    groups = {group.name: group for group in slurm.read(text, "converted") if isinstance(group, Group)}
+    groups = {group.name: group for group in slurm.read(text, "converted") if isinstance(group, SwitchGroup)}
 
     def below(name: str) -> Hosts:
         return frozenset(groups[name].hosts).union(*(below(each) for each in groups[name].switches))

@@ -14,7 +14,7 @@ from infiniband_texts import DUMP_LFTS, IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.build import build_fabric
 from hpctrain.topology.readers import forwarding, iblinkinfo, ibnetdiscover, ibnetdiscover_ports
-from hpctrain.topology.records import Forward, Link, Node, Record, Remark
+from hpctrain.topology.records import FabricNode, Forward, Link, Record, Remark
 
 Reader = Callable[[str, str], Iterator[Record]]
 _FABRICS: dict[str, tuple[Reader, str]] = {
@@ -54,8 +54,8 @@ def test_every_tool_tells_the_same(tool: str) -> None:
 
 def test_ibnetdiscover_gives_devices_and_places() -> None:
     records = list(ibnetdiscover.read(IBNETDISCOVER, "f"))
-    node = _of(Node, records)[3]
-    assert node == Node(
+    node = _of(FabricNode, records)[3]
+    assert node == FabricNode(
         kind="adapter", guid="00000000000000a0", name="n1 mlx5_0", ports=1, device_id=0x1021, where="f:35"
     )
     assert _of(Link, records)[-2].lid == 4
@@ -213,7 +213,7 @@ def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
     def check(text: str) -> None:
         try:
             records = list(read(text, "f"))
-            assert _of(Node, records) or _of(Forward, records)
+            assert _of(FabricNode, records) or _of(Forward, records)
             build_fabric([*records, *ibnetdiscover.read(IBNETDISCOVER, "g")] if tool == "dump_lfts" else records)
         except HpctrainError as error:
             assert error.message.startswith("f"), error.message
@@ -244,7 +244,7 @@ def test_a_damaged_table_names_the_command_that_wrote_it() -> None:
 def test_what_is_copied_from_a_terminal_is_read(tool: str, prompt: str) -> None:
     read, text = _READERS[tool]
     log = f"=~=~=~= PuTTY log 2024.05.17 09:12:01 =~=~=~=\n\x1b]0;root@n1\x07{prompt}{tool}\n"
-    kinds = (Node, Link, Forward)
+    kinds = (FabricNode, Link, Forward)
 
     def content(text: str) -> list[object]:
         found = [record for record in read(text, "f") if isinstance(record, kinds)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.readers import slurm, slurm_address, slurm_yaml
-from hpctrain.topology.records import Group, Record, Remark
+from hpctrain.topology.records import Record, Remark, SwitchGroup
 
 Reader = Callable[[str, str], Iterator[Record]]
 Shape = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -79,7 +79,7 @@ core.s2.n4 switch.switch.node
 
 
 def shape(records: Iterator[Record]) -> Shape:
-    return {record.name: (record.switches, record.hosts) for record in records if isinstance(record, Group)}
+    return {record.name: (record.switches, record.hosts) for record in records if isinstance(record, SwitchGroup)}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_read(reader: Reader, text: str, expected: Shape) -> None:
 
 
 def test_places_and_speeds() -> None:
-    records = [record for record in slurm.read(CONF, "f") if isinstance(record, Group)]
+    records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
     assert [(record.where, record.speed) for record in records] == [("f:2", None), ("f:3", 100), ("f:5", None)]
     assert [getattr(record, "where", "") for record in slurm_yaml.read(YAML, "f")] == ["f:12", "f:14", "f:16"]
 
@@ -263,7 +263,7 @@ def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> Non
     except HpctrainError as error:
         assert error.message.startswith("f")
         return
-    groups = [record for record in records if isinstance(record, Group)]
+    groups = [record for record in records if isinstance(record, SwitchGroup)]
     assert any(group.hosts for group in groups)
     assert {child for group in groups for child in group.switches} <= {group.name for group in groups}
 
@@ -293,7 +293,7 @@ def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
 @pytest.mark.parametrize("kind", ["ring", "torus3d"])
 def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
     records = list(slurm_yaml.read(YAML + f"- topology: other kind\n  {kind}: {{}}\n", "f"))
-    assert [each for each in records if isinstance(each, Group)] == list(slurm_yaml.read(YAML, "f"))
+    assert [each for each in records if isinstance(each, SwitchGroup)] == list(slurm_yaml.read(YAML, "f"))
     assert [(each.text, each.where) for each in records if isinstance(each, Remark)] == [
         (f"a topology of kind {kind} is passed over", "f:18")
     ]

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from small_fabric import small_fabric, two_levels
 
 from hpctrain.topology.routes import Routes
-from hpctrain.topology.traffic import Step, halving_doubling, hierarchical, predict_allreduce, rail_rings, ring
+from hpctrain.topology.traffic import Phase, halving_doubling, hierarchical, predict_allreduce, rail_rings, ring
 
 
-def sent(steps: list[Step], adapters: int) -> np.ndarray:
+def sent(steps: list[Phase], adapters: int) -> np.ndarray:
     """What each adapter sends in all, in buffers."""
     return sum(step.repeats * step.share * np.bincount(step.source, minlength=adapters) for step in steps)
 

@@ -14,7 +14,7 @@ from hpctrain import models
 from hpctrain.checkpoints.layout import OWN
 from hpctrain.plan import Plan
 from hpctrain.recipes.load import load_recipe
-from hpctrain.recipes.schema import Model
+from hpctrain.recipes.schema import ModelSettings
 
 LOAD = """
 import sys, keras, numpy
@@ -30,7 +30,7 @@ def test_keras(tmp_path: Path) -> None:
     from hpctrain.train.export import export
     from hpctrain.train.keras_trainer import KerasTrainer
 
-    recipe = load_recipe("digits").model_copy(update={"model": Model(name="resnet18")})
+    recipe = load_recipe("digits").model_copy(update={"model": ModelSettings(name="resnet18")})
     keras.utils.clear_session()
     trainer = KerasTrainer(recipe, SingleCommunicator("test"))
     random = np.random.default_rng(0)
@@ -49,5 +49,5 @@ def test_keras(tmp_path: Path) -> None:
     arguments = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
     subprocess.run([sys.executable, "-P", "-c", LOAD, *arguments], check=True)
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-4, atol=1e-5)
-    plain = np.asarray(models.build(Model(name="resnet18"), "keras")(images, training=False))
+    plain = np.asarray(models.build(ModelSettings(name="resnet18"), "keras")(images, training=False))
     assert not np.allclose(plain, expected, rtol=1e-2)

@@ -11,7 +11,7 @@ from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.mixing import Mixer, Mixture, piece
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.recipes.augmentation import Mixing
-from hpctrain.recipes.schema import Model, Recipe
+from hpctrain.recipes.schema import ModelSettings, Recipe
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -48,11 +48,11 @@ def mixture(seed: int = 0, group: int | None = None) -> Mixture:
 
 def total(framework: str, plan: Recipe, logits: np.ndarray, labels: np.ndarray, mixed: Mixture | None) -> float:
     if framework == "torch":
-        from hpctrain.train.torch_losses import Loss
+        from hpctrain.train.torch_losses import KerasLoss
 
-        return float(Loss.of(plan).sum(torch.from_numpy(logits), torch.from_numpy(labels), mixed))
+        return float(KerasLoss.of(plan).sum(torch.from_numpy(logits), torch.from_numpy(labels), mixed))
     tf = pytest.importorskip("tensorflow")
-    from hpctrain.train.keras_losses import Loss as KerasLoss
+    from hpctrain.train.keras_losses import KerasLoss as KerasLoss
     from hpctrain.train.keras_losses import tensors
 
     found = KerasLoss.of(plan).sum(tf.constant(logits), tf.constant(labels), tensors(mixed) if mixed else None)
@@ -152,7 +152,7 @@ def test_trainers_take_steps_on_mixed_images(framework, parts):
 
     plan = recipe(mixing={"mixup": 1.0, "cutmix": 1.0, "group": 5}, label_smoothing=0.1)
     torch.manual_seed(5)
-    plain = build(Model(name="digits_cnn"), "torch")
+    plain = build(ModelSettings(name="digits_cnn"), "torch")
     trainer = started(framework, plan, {name: value.numpy().copy() for name, value in plain.state_dict().items()})
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     random = np.random.default_rng(9)

@@ -415,14 +415,14 @@ def test_a_skipped_step_is_as_if_it_were_not_there(tmp_path):
     """PyTorch by hand, without the batch that has the bad sample in it."""
     torch = pytest.importorskip("torch")
     from hpctrain import models
-    from hpctrain.recipes.schema import Model
+    from hpctrain.recipes.schema import ModelSettings
 
     settings = recipe(optimizer=MOMENTUM, numbers={"non_finite": "skip"})
     trainer = real("torch", settings)
     _, error = run(tmp_path, settings, trainer, train=hurt(math.inf), test=InMemory(samples=TEST[:4]))
     assert error is None
     torch.manual_seed(0)
-    model = models.build(Model(name="digits_cnn"), "torch")
+    model = models.build(ModelSettings(name="digits_cnn"), "torch")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     images, labels = torch.from_numpy(TRAIN.images).permute(0, 3, 1, 2), torch.from_numpy(TRAIN.labels)
     for epoch in range(2):

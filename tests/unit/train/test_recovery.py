@@ -17,11 +17,11 @@ from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.rundir import RunDirectory
 from hpctrain.train.recovery import Recovery, _Account, require_fault_tolerance, settle
 from hpctrain.train.state import State
-from hpctrain.train.trainer import Step
+from hpctrain.train.trainer import TrainingStep
 
 
 def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, loss: float = 0.0) -> _Account:
-    step = Step(samples=20, own=own, ranks=4, learning_rate=0.1, begin=0.0)
+    step = TrainingStep(samples=20, own=own, ranks=4, learning_rate=0.1, begin=0.0)
     return _Account(noted=noted, loss=loss, updates=updates, step=step, loss_sum=loss_sum)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.digits import load_digits
-from hpctrain.recipes.schema import Model, Recipe
+from hpctrain.recipes.schema import ModelSettings, Recipe
 
 torch = pytest.importorskip("torch")
 
@@ -106,7 +106,7 @@ def test_pytorch(name, micro_batches):
 
     trainer = TorchTrainer(recipe(OPTIMIZERS[name]), SingleCommunicator("test"))
     torch.manual_seed(0)
-    losses, expected = reference(name, models.build(Model(name="digits_cnn"), "torch"))
+    losses, expected = reference(name, models.build(ModelSettings(name="digits_cnn"), "torch"))
     # Training makes more of the rounding of sums in another order, by how much depends on the processor.
     assert train(trainer, name, micro_batches) == pytest.approx(losses, abs=2e-4)
     for parameter, value in zip(trainer.model.parameters(), expected, strict=True):
@@ -120,7 +120,7 @@ def test_keras(name):
     from hpctrain.train.keras_trainer import KerasTrainer
 
     torch.manual_seed(0)
-    model = models.build(Model(name="digits_cnn"), "torch")
+    model = models.build(ModelSettings(name="digits_cnn"), "torch")
     start = keras_layout([parameter.detach().numpy().copy() for parameter in model.parameters()])
     trainer = KerasTrainer(recipe(OPTIMIZERS[name]), SingleCommunicator("test"))
     trainer.model.set_weights(start)
