@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.events import EventWriter, read_events
-from hpctrain.events.kinds import EpochEvent
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.events import EventWriter, read_events
+from hpctrain.run.events.kinds import EpochEvent
 
 RECIPE = "digits-large-minibatch"
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)

@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import HpctrainError
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from hpctrain.adapters import average_statistics as average_statistics

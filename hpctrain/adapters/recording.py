@@ -16,8 +16,8 @@ from typing import Any
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, EventWriter
-from hpctrain.events.kinds import LIMIT, LogEvent, RunEvent, StepEvent
+from hpctrain.run.events import Event, EventWriter
+from hpctrain.run.events.kinds import LIMIT, LogEvent, RunEvent, StepEvent
 
 # What is logged more often is printed no more often.
 _PRINT_SECONDS = 1.0

@@ -13,8 +13,8 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events.kinds import StartEvent
-from hpctrain.records import living_process
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.records import living_process
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.

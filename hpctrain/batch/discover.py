@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from hpctrain.checked_yaml import dump, validate
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.checked_yaml import dump, validate
 
 # An overloaded controller takes tens of seconds.
 _SECONDS = 60.0

@@ -11,7 +11,7 @@ from hpctrain.batch.outcome import array_task, task_number
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 
@@ -65,7 +65,7 @@ def find_run(target: str) -> FoundRun:
 
 def _refuse_series(path: Path) -> None:
     # It imports what starts runs, which nothing else here needs.
-    from hpctrain.launch.repeats import read_series
+    from hpctrain.supervision.repeats import read_series
 
     if series := read_series(path):
         runs = [str(run.path) for run in series.runs.values()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from hpctrain.launch import attempts
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
 
 _TASK = re.compile(r"task-(\d+)", re.ASCII)
 

@@ -17,10 +17,10 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fault_tolerance import require_choices
-from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import unplaced_plan
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
 
 # Of the time between the signal and the limit; the rest is for leaving and the requeue.
 _STOP_SHARE = 0.8

@@ -6,9 +6,9 @@ from hpctrain.batch.request import JobRequest
 from hpctrain.batch.submission import Job
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
-from hpctrain.plan import Plan
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import place_plan
+from hpctrain.run.plan import Plan
 
 
 def preview(job: Job, script: str) -> str:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hpctrain.checked_yaml import Section, validate
 from hpctrain.cluster.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 from hpctrain.errors import HpctrainError
+from hpctrain.files.checked_yaml import Section, validate
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000

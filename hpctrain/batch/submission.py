@@ -20,10 +20,10 @@ from hpctrain.batch.request import JobRequest
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
-from hpctrain.plan import Plan
-from hpctrain.private_files import make_folder, write_private
-from hpctrain.rundir import RunDirectory, new_directory, write_json
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import make_folder, write_private
+from hpctrain.run.directory import RunDirectory, new_directory, write_json
+from hpctrain.run.plan import Plan
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0

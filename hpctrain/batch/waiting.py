@@ -10,8 +10,8 @@ from hpctrain.batch.find_run import find_run, jobs_of
 from hpctrain.batch.outcome import summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.follow import Follower
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervision.follow import Follower
 
 _ANSWER_SECONDS = 30.0
 # A controller that starts again is away for a while; one that is away for longer needs somebody.

@@ -25,10 +25,10 @@ from hpctrain.checkpoints.manifest import SavedProgress
 from hpctrain.checkpoints.share import blocks_of_memory, write_through
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import Samples
-from hpctrain.events import EventWriter, read_events
-from hpctrain.events.kinds import CheckpointEvent
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Batch, ModelSettings
+from hpctrain.run.events import EventWriter, read_events
+from hpctrain.run.events.kinds import CheckpointEvent
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.torch_trainer import TorchTrainer
 

@@ -23,10 +23,10 @@ from hpctrain.bench import other_loaders
 from hpctrain.bench.other_loaders import Epoch, Files
 from hpctrain.bench.photographs import Photograph, photographs, write_folders, write_shards
 from hpctrain.data.loader import ImageNet
-from hpctrain.data.shards import open_shards
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
+from hpctrain.shards.read import open_shards
 
 _MADE = 384
 # Of a folder that is given: what fits into memory and a round.

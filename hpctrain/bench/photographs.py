@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.data.sharding import Sharding, make_shards
+from hpctrain.shards.make import Sharding, make_shards
 
 _WIDTH, _HEIGHT = 500, 375
 # At which a file of this size takes about as many bytes as ImageNet's do on average, 110 kB.

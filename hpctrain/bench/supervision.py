@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpctrain import stopping
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.bench.in_turn import Call
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.shared.kernels import BLOCK_BYTES, all_finite
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import StepEvent
 from hpctrain.recipes.reliability import GuardSettings, Numbers
+from hpctrain.run import stopping
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import StepEvent
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.numbers import Done, NumberWatch
 from hpctrain.train.trainer import Trainer

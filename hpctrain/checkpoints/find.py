@@ -12,7 +12,7 @@ import xxhash
 from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside_path
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
+from hpctrain.files.disk import disk_error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from hpctrain.checkpoints.layout import checkpoint_path, hidden, hidden_path, iterations
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event
-from hpctrain.events.kinds import EpochEvent, StepEvent
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import EpochEvent, StepEvent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpctrain.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.errors import HpctrainError
-from hpctrain.private_files import private
-from hpctrain.rundir import read_model
+from hpctrain.files.private import private
+from hpctrain.run.directory import read_model
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

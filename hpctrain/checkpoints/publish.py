@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -18,10 +17,10 @@ from hpctrain.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.errors import HpctrainError, TransientError
-from hpctrain.events import disk_error
-from hpctrain.private_files import make_folder, write_private
-from hpctrain.rundir import read_model
-from hpctrain.stopping import RESUMABLE
+from hpctrain.files.disk import disk_error, synchronise_folder
+from hpctrain.files.private import make_folder, write_private
+from hpctrain.run.directory import read_model
+from hpctrain.run.stopping import RESUMABLE
 
 _POLL_SECONDS = 0.005
 # Nobody waits much longer than it takes.
@@ -101,7 +100,7 @@ def publish(
         write_manifest(fresh, manifest)
         for name in files:
             (fresh / name).with_suffix(_RECEIPT).unlink()
-        synchronise(fresh)
+        synchronise_folder(fresh)
         _rename(fresh, checkpoint_path(fresh.parent, progress.iteration))
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -116,9 +115,9 @@ def _rename(fresh: Path, path: Path) -> None:
     """Let what is whole have its name, in the place of what is left over from steps that were lost."""
     gone = hide(path)
     fresh.replace(path)
-    synchronise(path.parent)
+    synchronise_folder(path.parent)
     # The first one has made the folder.
-    synchronise(path.parent.parent)
+    synchronise_folder(path.parent.parent)
     if gone:
         shutil.rmtree(gone, ignore_errors=True)
 
@@ -143,12 +142,3 @@ def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: floa
             return None
         poll = min(_POLL_GROWTH * poll, _MOST_POLL_SECONDS)
     return {name: read_model((fresh / name).with_suffix(_RECEIPT), _Receipt) for name in names}
-
-
-def synchronise(folder: Path) -> None:
-    """Let the names in a folder survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

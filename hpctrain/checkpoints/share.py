@@ -22,7 +22,7 @@ import xxhash
 
 from hpctrain.checkpoints.manifest import FileRecord
 from hpctrain.errors import HpctrainError
-from hpctrain.private_files import private
+from hpctrain.files.private import private
 
 if TYPE_CHECKING:
     import numpy as np

@@ -66,8 +66,8 @@ def allreduce(
     """One all-reduce by each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed over
     Gloo (and NCCL, where each rank has a GPU), and a plain copy of as many bytes, which is the limit.
     """
-    from hpctrain.launch.bench import measure, oversubscribed, parse_sizes
     from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
     from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
 
     wanted = parse_sizes(sizes)
@@ -107,8 +107,8 @@ def step(
     DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Beside them what watches over
     a training: the guard's check, divided by the 100 steps between two, and everything that a step has of it.
     """
-    from hpctrain.launch.bench import measure, oversubscribed
     from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import step_rows, step_table
 
     if image_size and model != ModelOption.resnet50:
@@ -143,8 +143,8 @@ def loader(
     """Images a second of hpctrain's loader, PyTorch's DataLoader and webdataset, both with Pillow, and of simplejpeg
     decoding whole photographs in as many processes, which is the limit, interleaved.
     """
-    from hpctrain.launch.bench import measure
     from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.bench import measure
     from hpctrain.report.benchmarks import loader_rows, loader_table
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
@@ -176,8 +176,8 @@ def checkpoint(
     one rank, without and with fsync; and as many bytes written and fsynced in one file, and in a file a rank at once.
     The faster of these two is the disk's rate.
     """
-    from hpctrain.launch.bench import measure, oversubscribed
     from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
 
     try:

@@ -14,10 +14,10 @@ def cancel(target: Target) -> None:
     """End a run and all of its jobs, those that wait with them. Does nothing where nothing runs."""
     from hpctrain.batch.cancel import cancel_jobs, stop_launcher
     from hpctrain.batch.find_run import find_run
-    from hpctrain.plan import Plan, Stop
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import RunStatus, read_status
-    from hpctrain.rundir import read_model
+    from hpctrain.run.directory import read_model
+    from hpctrain.run.plan import Plan, Stop
 
     found = find_run(target)
     said = False

@@ -13,7 +13,7 @@ from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
 from hpctrain.cli.tables import print_table
 from hpctrain.errors import HpctrainError
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
@@ -77,7 +77,7 @@ def export(
 ) -> None:
     """Write the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
     from hpctrain.cli.output_files import require_places
-    from hpctrain.launch.export import export as write
+    from hpctrain.programs.export import export as write
 
     require_places([out])
     checkpoint = source if _is_checkpoint(source) else _newest(source)

@@ -19,7 +19,7 @@ def _recipes() -> Iterable[str]:
 
 
 def _backends() -> Iterable[str]:
-    from hpctrain.plan import BACKENDS
+    from hpctrain.run.plan import BACKENDS
 
     return BACKENDS
 

@@ -32,7 +32,7 @@ def fake(
     broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
 ) -> None:
     """Write a small set in the structure of ImageNet's original archives, odd and broken images included."""
-    from hpctrain.data.fake import FakeSet, make_fake
+    from hpctrain.shards.fake import FakeSet, make_fake
 
     require("train", "imagenet")
     wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
@@ -58,9 +58,9 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of ImageNet, or go on with them; remakes shards that are missing or damaged."""
-    from hpctrain.data.archives import require_checksums
-    from hpctrain.data.sharding import Sharding
-    from hpctrain.launch.shard import shard as make
+    from hpctrain.programs.shard import shard as make
+    from hpctrain.shards.archives import require_checksums
+    from hpctrain.shards.make import Sharding
 
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -89,9 +89,9 @@ def shard(
 @app.command()
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
-    from hpctrain.data.manifest import SETTINGS, remake
-    from hpctrain.data.sharding import command
-    from hpctrain.data.verify import verify as check
+    from hpctrain.shards.make import command
+    from hpctrain.shards.manifest import SETTINGS, remake
+    from hpctrain.shards.verify import verify as check
 
     manifest, faults = check(folder)
     remedy = ""
@@ -129,8 +129,8 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
-    from hpctrain.data.stage import NodeShare
-    from hpctrain.data.stage import stage as copy
+    from hpctrain.shards.stage import NodeShare
+    from hpctrain.shards.stage import stage as copy
 
     done = copy(folder, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:

@@ -28,8 +28,8 @@ from hpctrain.cluster.host_list import fold_hosts
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hpctrain.checks import Check
-    from hpctrain.plan import HostOptions, Start
+    from hpctrain.cluster.checks import Check
+    from hpctrain.run.plan import HostOptions, Start
 
 _MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
 
@@ -63,7 +63,7 @@ def doctor(
     by ranks of its own.
     """
     from hpctrain.doctor.host import failed_first
-    from hpctrain.plan import HostOptions, Start
+    from hpctrain.run.plan import HostOptions, Start
 
     changes = start_changes(
         launcher=launcher,
@@ -89,14 +89,14 @@ def _checks(options: HostOptions, start: Start, ranks: int | None, run_dir: Path
     from hpctrain.doctor.facts import read_host
     from hpctrain.doctor.host import check_host
     from hpctrain.doctor.ranks import without_ranks
-    from hpctrain.plan import Start
+    from hpctrain.run.plan import Start
 
     named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
     if ranks is None and not named and start == Start():
         return [*without_ranks(), *check_host(read_host(), run_dir)]
-    from hpctrain.launch.doctor_ranks import check_ranks
     from hpctrain.launch.hosts import arrange
     from hpctrain.planning.machine import this_machine
+    from hpctrain.programs.doctor import check_ranks
 
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:

@@ -10,11 +10,11 @@ from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.by_hand import shell_text
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.launch.start import command_for
-from hpctrain.plan import Plan
 from hpctrain.planning.machine import Machine
 from hpctrain.report.say import say
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.start import command_for
 
 
 def show_command(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.horovod.wheel import Progress
 
 app = typer.Typer(

@@ -54,9 +54,9 @@ def _job_logs(found: FoundRun) -> JobLogs:
 
 
 def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
-    from hpctrain.plan import Plan
     from hpctrain.report.logs import RankLogs
-    from hpctrain.rundir import read_model
+    from hpctrain.run.directory import read_model
+    from hpctrain.run.plan import Plan
 
     return RankLogs(found.directory, _ranks(rank), read_model(found.directory.plan, Plan).ranks)
 

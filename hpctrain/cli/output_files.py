@@ -10,7 +10,7 @@ from shlex import quote
 import typer
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
+from hpctrain.files.disk import disk_error
 
 _ELSEWHERE = "choose another place for it"
 

@@ -12,10 +12,10 @@ from hpctrain.cli.start_options import Backend
 from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
-from hpctrain.plan import HostOptions, Plan
 from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.plan import HostOptions, Plan
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
 

@@ -17,10 +17,10 @@ def report(
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
     import json
 
-    from hpctrain.launch.repeats import read_series
     from hpctrain.report.page import read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
-    from hpctrain.rundir import RunDirectory
+    from hpctrain.run.directory import RunDirectory
+    from hpctrain.supervision.repeats import read_series
 
     directory = RunDirectory(run_dir)
     if series := read_series(run_dir):

@@ -42,8 +42,15 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, hold, job_id
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.hosts import are_given, arrange
-from hpctrain.launch.interrupts import Interrupted, Interrupts
-from hpctrain.launch.repeats import (
+from hpctrain.planning.machine import Machine, as_if_installed, this_machine
+from hpctrain.planning.planner import make_plan, oversubscription, require_processors
+from hpctrain.recipes.schema import Recipe
+from hpctrain.report.say import say
+from hpctrain.run.directory import RunDirectory, new_directory, read_model, write_json
+from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.supervision.repeats import (
     MOST,
     Series,
     create_series,
@@ -52,18 +59,11 @@ from hpctrain.launch.repeats import (
     require_count,
     require_no_series,
 )
-from hpctrain.launch.start import available_launcher, require_packages
-from hpctrain.plan import HostOptions, Plan, Script, Start, Stop
-from hpctrain.planning.machine import Machine, as_if_installed, this_machine
-from hpctrain.planning.planner import make_plan, oversubscription, require_processors
-from hpctrain.recipes.schema import Recipe
-from hpctrain.report.say import say
-from hpctrain.rundir import RunDirectory, new_directory, read_model, write_json
-from hpctrain.stopping import RESUMABLE
+from hpctrain.supervision.start import available_launcher, require_packages
 
 if TYPE_CHECKING:
-    from hpctrain.events import Event
-    from hpctrain.launch.failure import Failure
+    from hpctrain.run.events import Event
+    from hpctrain.supervision.failure import Failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,11 +395,11 @@ def _execute(
 ) -> int:
     """Run and show; returns the exit code."""
     # Half a second that --help and --dry-run do not need.
-    from hpctrain.launch.execution import Audience, Execution
     from hpctrain.report.console import Console
     from hpctrain.report.results import reported_text, result_title
     from hpctrain.report.summary import summarise
     from hpctrain.report.tensorboard import TensorBoardWriter
+    from hpctrain.supervision.execution import Audience, Execution
 
     with Console() as console, TensorBoardWriter(directory) as tensorboard:
 

@@ -16,8 +16,8 @@ from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.plan import BACKENDS
-from hpctrain.stopping import STOP_SIGNALS
+from hpctrain.run.plan import BACKENDS
+from hpctrain.run.stopping import STOP_SIGNALS
 
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
@@ -108,7 +108,7 @@ def start_changes(
     arguments: str | None,
     inherited: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """The fields of :class:`hpctrain.plan.Start` that were given.
+    """The fields of :class:`hpctrain.run.plan.Start` that were given.
 
     Raises:
         HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
@@ -135,7 +135,7 @@ def start_changes(
 def stop_changes(
     *, signal: str | None, seconds: float | None, restarts: int | None, idle_restarts: int | None
 ) -> dict[str, Any]:
-    """The fields of :class:`hpctrain.plan.Stop` that were given.
+    """The fields of :class:`hpctrain.run.plan.Stop` that were given.
 
     Raises:
         HpctrainError: a signal that cannot ask for a stop, or no time.

@@ -28,10 +28,10 @@ from hpctrain.cli.start_options import (
     start_changes,
 )
 from hpctrain.cli.work import default_directory, read_tasks
-from hpctrain.launch.repeats import require_no_series
-from hpctrain.plan import Start
 from hpctrain.planning.machine import as_if_installed, this_machine
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Start
+from hpctrain.supervision.repeats import require_no_series
 
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130
@@ -165,8 +165,8 @@ def _show(job: Job, path: Path) -> None:
 
 def _wait(directory: RunDirectory, request: JobRequest) -> int:
     from hpctrain.batch import waiting
-    from hpctrain.launch.follow import Follower
     from hpctrain.report.console import Console
+    from hpctrain.supervision.follow import Follower
 
     runs = [RunDirectory(directory.path / f"task-{task}") for task in request.tasks] or [directory]
     try:

@@ -156,8 +156,8 @@ def verify(
 ) -> None:
     """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
     from hpctrain.launch.fabric import find_fabric
-    from hpctrain.launch.links import allocated_hosts, measure_links
     from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.links import allocated_hosts, measure_links
     from hpctrain.topology.placement import place
     from hpctrain.topology.summary import host_numbers
     from hpctrain.topology.verify import compare

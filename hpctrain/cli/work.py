@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import Script
 from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
 from hpctrain.report.say import say
+from hpctrain.run.plan import Script
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hpctrain.checked_yaml import Section
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import nearest
-from hpctrain.stopping import STOP_SIGNALS
+from hpctrain.files.checked_yaml import Section
+from hpctrain.run.stopping import STOP_SIGNALS
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # What hpctrain gives sbatch itself, and where to say it instead: a second value would contradict the first.

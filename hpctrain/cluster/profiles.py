@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checked_yaml import load_checked, read_text
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.checked_yaml import load_checked, read_text
 
 _PACKAGE = Path(__file__).parents[1]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -130,7 +130,7 @@ class Communicator(ABC):
         local_rank: this process's number among those of this host.
         local_size: how many of them there are.
         host: the name of this host.
-        backend: what reduces the gradients, one of hpctrain.plan.BACKENDS but ``auto``.
+        backend: what reduces the gradients, one of hpctrain.run.plan.BACKENDS but ``auto``.
         reason: one sentence on why this backend was chosen.
         distributed: a model was given to ``ht.distribute``, whose parameters are proven equal.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.

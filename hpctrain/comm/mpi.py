@@ -21,7 +21,7 @@ from hpctrain.comm.stalls import FailureDetector, Peer
 from hpctrain.comm.survival import Survival, missing_mitigation
 from hpctrain.comm.timeout import Timeout
 from hpctrain.errors import HpctrainError
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from mpi4py import MPI

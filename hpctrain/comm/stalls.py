@@ -24,7 +24,7 @@ from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import Process, look_at
 from hpctrain.comm.timeout import Timeout, Wait, stall_seconds
 from hpctrain.errors import HpctrainError
-from hpctrain.stall_reports import Stall, reports
+from hpctrain.run.stall_reports import Stall, reports
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from mpi4py import MPI

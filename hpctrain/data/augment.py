@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from hpctrain.data.decoding import Pixels
 from hpctrain.recipes.augmentation import Augmentation, Erasing
+from hpctrain.shards.decoding import Pixels
 
 _INTERPOLATION = {
     "nearest": Image.Resampling.NEAREST,

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.data.decoding import BrokenImageError, Pixels
 from hpctrain.data.images import mean_colour, size_at, training_image, validation_image
 from hpctrain.data.sampling import repetition_of, sample_of
-from hpctrain.data.shards import Shards
 from hpctrain.recipes.schema import Images
+from hpctrain.shards.decoding import BrokenImageError, Pixels
+from hpctrain.shards.read import Shards
 
 # Position among those asked for, key, and the decoder's message.
 Broken = tuple[int, str, str]

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 
 from hpctrain.data.augment import augment, erase
-from hpctrain.data.decoding import BrokenImageError, Pixels, decode, look
 from hpctrain.recipes.schema import Images, Jitter
+from hpctrain.shards.decoding import BrokenImageError, Pixels, decode, look
 
 _TRIES = 10
 # Scales in eighths at which libjpeg-turbo has fast code; those between them take longer than the whole photograph.

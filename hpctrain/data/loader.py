@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from hpctrain.data.decoder import Broken, Decoder, DecodingJob
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, sample_of
-from hpctrain.data.shards import open_shards
 from hpctrain.data.worker import DecodingTask
 from hpctrain.data.workers import Workers
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
+from hpctrain.shards.read import open_shards
 
 # Images that a worker makes between two messages. Fewer keep a short piece from having all of them busy; more make the
 # end of a stream wait longer.

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from hpctrain.data.decoder import Broken, Decoder, DecodingJob
-from hpctrain.data.shards import Shards
 from hpctrain.errors import HpctrainError
+from hpctrain.shards.read import Shards
 
 # Of a task or a result; sockets of the kind used keep each in one piece.
 _MESSAGE_BYTES = 1 << 16

@@ -23,7 +23,7 @@ from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.data.decoder import DecodingJob
 from hpctrain.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
 from hpctrain.errors import HpctrainError
-from hpctrain.stopping import STOP_SIGNALS
+from hpctrain.run.stopping import STOP_SIGNALS
 
 # They are the run's: it ends its workers itself, when it has ended its step.
 _NOT_THEIRS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor.facts import Host
 from hpctrain.topology.node_map import PCI_CLASSES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.doctor import gpus, infiniband, interfaces, limits, software, storage
 from hpctrain.doctor.facts import Host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.placement import report

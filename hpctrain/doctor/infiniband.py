@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor.facts import Host, PortFacts
 
 _PORT_SOURCE = "https://man7.org/linux/man-pages/man8/ibportstate.8.html"

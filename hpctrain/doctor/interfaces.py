@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor.facts import Host, Interface
 
 _NCCL_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"

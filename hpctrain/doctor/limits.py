@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor.facts import Host
 
 FILES = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor.hosts import ORDER_SOURCE
 from hpctrain.doctor.software import MPI_SOURCE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.horovod.check import AN_MPI

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 
 FREE_BYTES = 10**9
 WRITTEN_BYTES = 8 << 20

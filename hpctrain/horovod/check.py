@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.cluster.mpi import BUILD_HINT, find_mpi
 from hpctrain.errors import HpctrainError
 from hpctrain.horovod import PACKAGES, TITLES, VERSION

@@ -14,12 +14,12 @@ import psutil
 
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
+from hpctrain.files.private import make_folder
 from hpctrain.horovod import log
 from hpctrain.horovod.adapt import adapt
 from hpctrain.horovod.cuda import Nccl, Toolkit
 from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix
 from hpctrain.horovod.source import fetch
-from hpctrain.private_files import make_folder
 
 Progress = Callable[[str, int | None], None]
 """Told what is being done and, while compiling, the percentage that is done."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from hpctrain.checkpoints.layout import set_aside
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, attempts, read_events
-from hpctrain.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
-from hpctrain.plan import Plan
-from hpctrain.records import whole_records
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, attempts, read_events
+from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.plan import Plan
+from hpctrain.run.records import whole_records
 
 _SQUEUE_SECONDS = 20.0
 # A job that was requeued or follows another can start while the launcher before it still ends.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from hpctrain.events import line_of
 from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Command
-from hpctrain.plan import Plan
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import line_of
+from hpctrain.run.plan import Plan
 
 
 def shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: Attempt | None, launcher: str) -> str:

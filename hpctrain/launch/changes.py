@@ -12,11 +12,11 @@ from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import resume_command
-from hpctrain.plan import Plan
 from hpctrain.recipes.difference import flat, settings
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.recipes.schema import Recipe
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan
 
 # What a checkpoint holds the state of, or is part of the way through.
 _HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_fraction", "data.split_seed")
@@ -78,7 +78,7 @@ def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recip
         yield "epochs"
     if "data.path" in changes and not plan.start.container:
         # NumPy comes with it.
-        from hpctrain.data import manifest
+        from hpctrain.shards import manifest
 
         # The same samples may be in another place.
         if manifest.read_manifest(shard_folder(recipe)).splits["train"].index_sha256 != progress.samples:

@@ -14,9 +14,9 @@ from hpctrain.cluster.container import Container
 from hpctrain.cluster.launcher import SIZE_VARIABLES
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
-from hpctrain.plan import Plan
-from hpctrain.private_files import write_private
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import write_private
+from hpctrain.run.plan import Plan
 
 TRAIN = "hpctrain.train"
 

@@ -6,7 +6,7 @@ from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.programs import program_output
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Launcher
-from hpctrain.plan import Plan
+from hpctrain.run.plan import Plan
 
 _WITHOUT = "--set fault_tolerance=stop ends the run resumably instead"
 

@@ -12,8 +12,8 @@ from hpctrain.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.cluster.hostfile import read_hostfile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
-from hpctrain.plan import HostOptions
 from hpctrain.planning.hosts import Hosts, place_hosts
+from hpctrain.run.plan import HostOptions
 from hpctrain.topology.cabling import counted
 from hpctrain.topology.names import is_guid
 from hpctrain.topology.node_map import NodeMap

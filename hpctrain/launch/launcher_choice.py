@@ -16,11 +16,11 @@ from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
+from hpctrain.files.disk import disk_error
 from hpctrain.launch.command import Command, Launcher, Srun
-from hpctrain.plan import Plan
 from hpctrain.planning.machine import same_host
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan
 
 PROBE = "hpctrain.comm.probe"
 PROBE_SECONDS = 60.0

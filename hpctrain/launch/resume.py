@@ -8,19 +8,19 @@ from typing import Any
 
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import ChangedEvent
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.changes import require_fit
 from hpctrain.launch.hosts import arrange
-from hpctrain.plan import Plan, Script
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
 from hpctrain.recipes.difference import differences
 from hpctrain.recipes.load import override_recipe
 from hpctrain.recipes.schema import Recipe
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import ChangedEvent
+from hpctrain.run.plan import Plan, Script
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import HostOrder, Slots
+from hpctrain.run.plan import HostOrder, Slots
 from hpctrain.topology.launch_files import network_variables
 from hpctrain.topology.node_map import NodeMap, slots
 

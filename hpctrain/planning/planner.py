@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from hpctrain.cluster.gpus import fitting_backend
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import require_recipe
 from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.run.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
 
@@ -67,7 +67,7 @@ def unplaced_plan(
     Args:
         work: what ``ranks`` processes are to run.
         machine: where.
-        backend: one of :data:`hpctrain.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
+        backend: one of :data:`hpctrain.run.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
             ``mpi`` where the recipe goes on without ranks that die, else that of
             :func:`hpctrain.cluster.gpus.fitting_backend`.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hpctrain.checked_yaml import Document, Location, Section, read_document, read_text, validate
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.checked_yaml import Document, Location, Section, read_document, read_text, validate
 from hpctrain.recipes.schema import Recipe, Reported
 
 HINT = "hpctrain recipes show digits prints a complete recipe"

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hpctrain.checked_yaml import Location, parse_value, subsection, validate
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.checked_yaml import Location, parse_value, subsection, validate
 from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.schema import Recipe

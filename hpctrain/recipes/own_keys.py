@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from hpctrain.checked_yaml import Section
+from hpctrain.files.checked_yaml import Section
 
 
 class SectionOfKind(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.checked_yaml import Section
+from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.numbers import Count
 
 

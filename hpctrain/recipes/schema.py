@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hpctrain.checked_yaml import Section
 from hpctrain.errors import HpctrainError
+from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpctrain.checked_yaml import Section
+from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.numbers import Positive
 
 

@@ -14,8 +14,8 @@ from hpctrain.checkpoints.keep import scores
 from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
-from hpctrain.events import kept, read_events
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import kept, read_events
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,8 +13,12 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hpctrain.events import Event
-from hpctrain.events.kinds import (
+from hpctrain.report.faults import event_line, spike_line
+from hpctrain.report.progress import iterations
+from hpctrain.report.record import communication_share, samples_per_s
+from hpctrain.report.say import Patient, say
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -24,10 +28,6 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.faults import event_line, spike_line
-from hpctrain.report.progress import iterations
-from hpctrain.report.record import communication_share, samples_per_s
-from hpctrain.report.say import Patient, say
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50

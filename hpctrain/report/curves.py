@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hpctrain.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.recipes.schema import Reported
 from hpctrain.report.record import Record
+from hpctrain.run.events.kinds import EpochEvent, Moment, StepEvent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

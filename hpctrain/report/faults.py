@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpctrain.events import Event
-from hpctrain.events.kinds import (
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import (
     BrokenImagesEvent,
     ChangedEvent,
     DamagedEvent,

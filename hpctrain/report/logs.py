@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hpctrain.batch.find_run import FoundRun
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.follow import Tail
 from hpctrain.report.merged_log import merge, prefixes, printable
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervision.follow import Tail
 
 _RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
 

@@ -10,19 +10,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from hpctrain.events import disk_error
-from hpctrain.events.kinds import Moment
-from hpctrain.plan import Plan
-from hpctrain.private_files import write_private
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import write_private
 from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
-from hpctrain.records import RankRecord, read_records
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.faults import fault_line, trouble_lines
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.events.kinds import Moment
+from hpctrain.run.plan import Plan
+from hpctrain.run.records import RankRecord, read_records
 
 UNFINISHED = "unfinished"
 

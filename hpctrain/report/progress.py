@@ -8,8 +8,10 @@ from itertools import islice
 from typing import TypeVar
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, parse_event
-from hpctrain.events.kinds import (
+from hpctrain.report.record import last_of, of_kind, past_attempts, survived
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, parse_event
+from hpctrain.run.events.kinds import (
     DamagedEvent,
     EpochEvent,
     FaultEvent,
@@ -20,9 +22,7 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.events.lines import mark
-from hpctrain.report.record import last_of, of_kind, past_attempts, survived
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.events.lines import mark
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
 _WINDOW = 100

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, attempts, kept, read_events
-from hpctrain.events.kinds import (
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, attempts, kept, read_events
+from hpctrain.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -23,7 +24,6 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.rundir import RunDirectory
 
 Kind = TypeVar("Kind", bound=Event)
 

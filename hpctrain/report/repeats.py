@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
-from hpctrain.launch.repeats import Series
-from hpctrain.plan import Plan
-from hpctrain.private_files import write_private
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import write_private
 from hpctrain.recipes.schema import Recipe, Reported
 from hpctrain.report.page import read_summary, settings, template
 from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.repeats import Series
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,7 +15,7 @@ from hpctrain.batch.queue import JobState, jobs_of_user
 from hpctrain.errors import HpctrainError
 from hpctrain.report.progress import Progress
 from hpctrain.report.status import run_status
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,13 +16,13 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.outcome import resume_command, summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
-from hpctrain.events.kinds import StartEvent
-from hpctrain.plan import Plan
-from hpctrain.records import read_records
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import samples_per_s
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Plan
+from hpctrain.run.records import read_records
 
 # The status of a run is wanted even where Slurm's is not to be had.
 _SLURM_SECONDS = 10.0

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.events.kinds import EpochEvent
-from hpctrain.plan import Plan
 from hpctrain.report.record import Record, communication_share, data_share, samples_per_s
 from hpctrain.report.results import MEDIAN, median_accuracy
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events.kinds import EpochEvent
+from hpctrain.run.plan import Plan
 
 
 class Summary(BaseModel):

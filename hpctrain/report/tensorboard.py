@@ -10,10 +10,11 @@ from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpctrain.events import Event, disk_error, kept, read_events
-from hpctrain.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
-from hpctrain.private_files import make_folder, private
-from hpctrain.rundir import RunDirectory
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import make_folder, private
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, kept, read_events
+from hpctrain.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
 _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from hpctrain import stopping
+from hpctrain.run import stopping
 
 
 def _listen(directory: Path) -> None:

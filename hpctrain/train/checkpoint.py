@@ -36,9 +36,9 @@ from hpctrain.comm import Communicator
 from hpctrain.comm.base import RanksLostError
 from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import CheckpointEvent
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import CheckpointEvent
+from hpctrain.run.stopping import RESUMABLE
 from hpctrain.train.state import LazyState, State, Stateful
 
 T = TypeVar("T")

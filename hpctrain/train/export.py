@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.checkpoints.read import read_state
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import disk_error
-from hpctrain.plan import Plan
+from hpctrain.files.disk import disk_error
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.plan import Plan
 from hpctrain.train.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -18,8 +18,10 @@ from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.data.sampling import Indices, batch_count, cut, sample_of
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import (
+from hpctrain.optim.schedule import learning_rate, sgd_share
+from hpctrain.recipes.schema import Recipe
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import (
     BrokenImagesEvent,
     EndEvent,
     EpochEvent,
@@ -28,8 +30,6 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.optim.schedule import learning_rate, sgd_share
-from hpctrain.recipes.schema import Recipe
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.feed import Feed
 from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite

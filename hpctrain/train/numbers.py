@@ -20,11 +20,12 @@ import numpy as np
 from hpctrain.comm import Communicator
 from hpctrain.data.sampling import Indices
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter, disk_error
-from hpctrain.events.kinds import NonFiniteEvent, SpikeEvent
-from hpctrain.private_files import make_folder
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import make_folder
 from hpctrain.recipes.reliability import Numbers
-from hpctrain.rundir import write_json
+from hpctrain.run.directory import write_json
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import NonFiniteEvent, SpikeEvent
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.trainer import GradientNumbers, Trainer
 

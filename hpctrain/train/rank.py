@@ -21,18 +21,19 @@ from typing import Any
 
 import psutil
 
-from hpctrain import stopping
 from hpctrain.adapters import recording
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
-from hpctrain.events import EventWriter, disk_error
-from hpctrain.events.kinds import StallEvent
 from hpctrain.extras import missing_extra
-from hpctrain.plan import Plan, Script
-from hpctrain.records import RankError, RankRecord, write_record
-from hpctrain.rundir import RunDirectory
-from hpctrain.stall_reports import Stall, reports
+from hpctrain.files.disk import disk_error
+from hpctrain.run import stopping
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import StallEvent
+from hpctrain.run.plan import Plan, Script
+from hpctrain.run.records import RankError, RankRecord, write_record
+from hpctrain.run.stall_reports import Stall, reports
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
 # Libraries that start torch.distributed where they see a launcher's variables.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from hpctrain import stopping
 from hpctrain.checkpoints.keep import Policy, scores
 from hpctrain.comm import Communicator, init
 from hpctrain.data import open_sources
 from hpctrain.data.source import First, Source
-from hpctrain.events import EventWriter, kept, read_events
-from hpctrain.events.kinds import StartEvent
-from hpctrain.plan import Plan
-from hpctrain.rundir import RunDirectory
-from hpctrain.stall_reports import reports
+from hpctrain.run import stopping
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter, kept, read_events
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Plan
+from hpctrain.run.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.recovery import Recovery, require_fault_tolerance

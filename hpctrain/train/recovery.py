@@ -20,12 +20,12 @@ from hpctrain.comm import Communicator
 from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import RecoveredFaultEvent
 from hpctrain.recipes.reliability import FaultTolerance
-from hpctrain.records import RankRecord, write_record
-from hpctrain.rundir import RunDirectory, read_model
-from hpctrain.stopping import RESUMABLE
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import RecoveredFaultEvent
+from hpctrain.run.records import RankRecord, write_record
+from hpctrain.run.stopping import RESUMABLE
 from hpctrain.train.state import State
 from hpctrain.train.trainer import Trainer, TrainingStep
 

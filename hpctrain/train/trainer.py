@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.data.samples import Samples
-from hpctrain.events.kinds import Moment
+from hpctrain.run.events.kinds import Moment
 from hpctrain.train.state import Stateful
 
 # What losses in fp16 are multiplied by at first; halved where a gradient overflows, doubled after 2000 steps without.
@@ -26,7 +26,7 @@ class TrainingStep:
         ranks: how many take part.
         learning_rate: of this step.
         begin: ``time.perf_counter`` of its begin.
-        order: checksum of the global batch's sample indices (see hpctrain.events).
+        order: checksum of the global batch's sample indices (see hpctrain.run.events).
     """
 
     samples: int
@@ -60,7 +60,7 @@ class Trainer(Stateful, Protocol):
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
         communication_seconds: how long the last step waited for reductions after its last gradient.
-        timeline: the last step's reductions (see hpctrain.events); empty where they are not measured.
+        timeline: the last step's reductions (see hpctrain.run.events); empty where they are not measured.
         updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
             Whoever restores a state says of how many.
         loss: what :meth:`step` returned, or would have returned, for the last of them.

@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from hpctrain.records import whole_records
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.records import whole_records
 
 BIN = Path(sys.executable).parent
 INJECTED = Path(__file__).parent / "injected"

@@ -21,7 +21,7 @@ from hpctrain.errors import HpctrainError
 @functools.cache
 def _source() -> Mapping[str, bytes]:
     """The archives of a small ImageNet."""
-    from hpctrain.data.fake import FakeSet, make_fake
+    from hpctrain.shards.fake import FakeSet, make_fake
 
     with tempfile.TemporaryDirectory() as name:
         make_fake(Path(name), FakeSet(images=20, classes=2, seed=0, size=16, broken=1))
@@ -31,7 +31,7 @@ def _source() -> Mapping[str, bytes]:
 @functools.cache
 def _shard_files() -> Mapping[str, bytes]:
     """A folder of shards of it."""
-    from hpctrain.data.sharding import Sharding, make_shards
+    from hpctrain.shards.make import Sharding, make_shards
 
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
@@ -45,7 +45,7 @@ def _shard_files() -> Mapping[str, bytes]:
 
 def _manifest(content: bytes, folder: Path) -> None:
     """A folder of shards with another manifest, or with another index if it begins as one."""
-    from hpctrain.data.shards import open_shards
+    from hpctrain.shards.read import open_shards
 
     clear(folder)
     for name, whole in _shard_files().items():
@@ -64,8 +64,8 @@ def _manifest(content: bytes, folder: Path) -> None:
 
 def _archive(content: bytes, folder: Path) -> None:
     """An archive of images, as that of a class and as that of validation."""
-    from hpctrain.data.archives import TRAIN, find_source
-    from hpctrain.data.listing import ValidationTar, list_part, require_distinct
+    from hpctrain.shards.archives import TRAIN, find_source
+    from hpctrain.shards.listing import ValidationTar, list_part, require_distinct
 
     with contextlib.suppress(HpctrainError):
         path = write(folder, "val.tar", content)
@@ -82,7 +82,7 @@ def _archives() -> Iterable[bytes]:
 
 def _devkit(content: bytes, folder: Path) -> None:
     """The development kit, or the tar in it, after whose checksum no change of the kit itself comes."""
-    from hpctrain.data.devkit import read_devkit
+    from hpctrain.shards.devkit import read_devkit
 
     packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content, 1)
     read_devkit(write(folder, "kit.tar.gz", packed))
@@ -94,9 +94,9 @@ def _kits() -> Iterable[bytes]:
 
 
 def _jpeg(content: bytes, _: Path) -> None:
-    from hpctrain.data.decoding import BrokenImageError, fault
     from hpctrain.data.images import training_image, validation_image
     from hpctrain.recipes.schema import Images
+    from hpctrain.shards.decoding import BrokenImageError, fault
 
     images = Images(size=32, test_size=32, test_resize=36)
     fault(content)

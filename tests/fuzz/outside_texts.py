@@ -157,13 +157,13 @@ def _plan() -> Any:
 
 
 def _events(content: bytes, folder: Path) -> None:
-    from hpctrain.events import EventWriter, read_events
-    from hpctrain.events.kinds import FaultEvent
     from hpctrain.report.faults import fault_line, trouble_lines
     from hpctrain.report.progress import Progress
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
-    from hpctrain.rundir import RunDirectory
+    from hpctrain.run.directory import RunDirectory
+    from hpctrain.run.events import EventWriter, read_events
+    from hpctrain.run.events.kinds import FaultEvent
 
     directory, plan = RunDirectory(folder), _plan()
     events = write(folder, "events.jsonl", content)
@@ -215,11 +215,11 @@ def _run_files(content: bytes, folder: Path) -> None:
     """The content as a plan, a summary, a submission, the record of a rank and the seeds of a series."""
     from hpctrain.batch.outcome import summary_status
     from hpctrain.batch.submission import Submission
-    from hpctrain.launch.repeats import read_series
-    from hpctrain.plan import Plan
-    from hpctrain.records import read_records
     from hpctrain.report.page import read_summary, settings
-    from hpctrain.rundir import RunDirectory, read_model
+    from hpctrain.run.directory import RunDirectory, read_model
+    from hpctrain.run.plan import Plan
+    from hpctrain.run.records import read_records
+    from hpctrain.supervision.repeats import read_series
 
     clear(folder)
     directory = RunDirectory(folder)
@@ -248,7 +248,7 @@ def _run_texts() -> Iterable[bytes]:
 
     from hpctrain.batch.request import JobRequest
     from hpctrain.batch.submission import Submission
-    from hpctrain.records import RankRecord
+    from hpctrain.run.records import RankRecord
 
     summary = {"status": "done", "epochs": 3, "steps": 12, "samples_per_s": 1.5, "communication_share": 0.1}
     models = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from written_checkpoints import tensors_of
 
-from hpctrain.events import kept, read_events
+from hpctrain.run.events import kept, read_events
 
 BIN = Path(sys.executable).parent
 

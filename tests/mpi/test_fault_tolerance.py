@@ -17,9 +17,9 @@ from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import InMemory
 from hpctrain.data.sampling import epoch_order, global_batches, share
-from hpctrain.events import Event, EventWriter, read_events
-from hpctrain.records import read_records
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, EventWriter, read_events
+from hpctrain.run.records import read_records
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop, learning_rate
 

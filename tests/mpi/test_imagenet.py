@@ -12,7 +12,7 @@ import pytest
 from interrupted_runs import BIN, assert_same_bits, interrupted
 from launching import Launch
 
-from hpctrain.events import read_events
+from hpctrain.run.events import read_events
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from launching import Launch
 
-from hpctrain.events import read_events
+from hpctrain.run.events import read_events
 
 PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
 

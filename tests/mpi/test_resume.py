@@ -16,9 +16,9 @@ import pytest
 from interrupted_runs import BIN, assert_same_bits, interrupted, numbers, wait_for_steps
 from launching import Launch
 
-from hpctrain.events import read_events
-from hpctrain.records import read_records
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import read_events
+from hpctrain.run.records import read_records
 
 # Some seconds of steps for the interruptions to fall into: rank 0 looks for the stop once a second.
 TORCH = ["--set", "epochs=24"]

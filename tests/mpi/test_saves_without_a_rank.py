@@ -10,7 +10,7 @@ from launching import Launch
 
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.layout import hidden
-from hpctrain.events import read_events
+from hpctrain.run.events import read_events
 
 pytest.importorskip("torch")
 

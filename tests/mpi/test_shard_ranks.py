@@ -14,9 +14,9 @@ import psutil
 import pytest
 from launching import Launch
 
-from hpctrain.data.fake import FakeSet, make_fake
-from hpctrain.data.shards import open_shards
 from hpctrain.errors import HpctrainError
+from hpctrain.shards.fake import FakeSet, make_fake
+from hpctrain.shards.read import open_shards
 
 _SHARD = ("--shard-mb", "0.25", "--seed", "5")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.events import read_events
+from hpctrain.run.events import read_events
 
 pytest.importorskip("torch")
 

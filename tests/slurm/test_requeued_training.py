@@ -23,8 +23,8 @@ from submitted_runs import (
     wait_until,
 )
 
-from hpctrain.records import read_records
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.records import read_records
 
 pytestmark = pytest.mark.slow
 

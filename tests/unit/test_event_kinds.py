@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, EventWriter, line_of, parse_event, read_events
-from hpctrain.events.kinds import BaseEvent, ChangedEvent, EpochEvent, FaultEvent, KnownEvent, LogEvent, StepEvent
+from hpctrain.run.events import Event, EventWriter, line_of, parse_event, read_events
+from hpctrain.run.events.kinds import BaseEvent, ChangedEvent, EpochEvent, FaultEvent, KnownEvent, LogEvent, StepEvent
 
 # The strategies know nothing of pydantic's strictness, which narrows no value that they make.
 pytestmark = pytest.mark.filterwarnings("ignore:Ignoring unsupported")

@@ -19,7 +19,7 @@ from hpctrain.extras import MODULES, missing_extra, require
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.private_files import make_folder
+from hpctrain.files.private import make_folder
 
 _OTHERS = 0o077
 

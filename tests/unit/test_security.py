@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 import hpctrain
-from hpctrain import checked_yaml
-from hpctrain.bounded_yaml import BoundedLoader
+from hpctrain.files import checked_yaml
+from hpctrain.files.bounded_yaml import BoundedLoader
 from hpctrain.topology.readers import slurm_yaml
 
 _ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/comm/torch_distributed.py": "objects between the ranks of one run",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/unit/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
-        "tests/unit/data/test_shards.py": "that shards leave their files out of what workers of a loader get",
+        "tests/unit/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
     "runpy": {
         "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
@@ -46,7 +46,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/mpi/programs/stalls.py": "of numbers alone",
         "tests/slurm/test_local_slurm.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/unit/batch/test_job_control_flow.py": "that a command that is shown can be pasted",
-        "tests/unit/data/test_sharding.py": "that a command that is shown can be pasted",
+        "tests/unit/shards/test_sharding.py": "that a command that is shown can be pasted",
         "tests/unit/launch/test_command.py": "that a command that is shown can be pasted",
     },
     'unpacking without filter="data"': {"tests/unit/cluster/test_profiles.py": "the package's own wheel, just built"},

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from hpctrain.bounded_yaml import BoundedLoader
 from hpctrain.cluster.host_list import expand_hosts
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.bounded_yaml import BoundedLoader
 from hpctrain.topology.readers.slurm import aggregate, check_groups
 from hpctrain.topology.records import Record, Remark, SwitchGroup
 

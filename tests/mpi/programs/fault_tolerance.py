@@ -22,10 +22,10 @@ import hpctrain as ht
 from hpctrain.comm.base import RanksLostError
 from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import BROKEN, InMemory, Samples
-from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
-from hpctrain.records import RankRecord, write_record
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter
+from hpctrain.run.records import RankRecord, write_record
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.recovery import Recovery, require_fault_tolerance

@@ -22,8 +22,8 @@ from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order, share
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.events import EventWriter
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 

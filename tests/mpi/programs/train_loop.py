@@ -18,8 +18,8 @@ from hpctrain.comm import Communicator
 from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order
-from hpctrain.events import EventWriter
 from hpctrain.recipes.schema import ModelSettings, Recipe
+from hpctrain.run.events import EventWriter
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.torch_trainer import TorchTrainer

@@ -18,13 +18,13 @@ from hpctrain.batch.find_run import find_run
 from hpctrain.cli.status import _table
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter, read_events
-from hpctrain.events.kinds import StartEvent
-from hpctrain.plan import Plan, Script, Slots
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
 from hpctrain.report.tensorboard import TensorBoardWriter
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter, read_events
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Plan, Script, Slots
 
 
 @pytest.fixture(autouse=True)

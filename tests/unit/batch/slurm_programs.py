@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.batch.request import JobRequest
 from hpctrain.batch.submission import Submission
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
 
 _WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)
 

@@ -15,7 +15,7 @@ from slurm_programs import row
 from hpctrain.batch.staging import plan_staging
 from hpctrain.cli.main import main
 from hpctrain.cluster.profile import ClusterProfile
-from hpctrain.plan import Plan
+from hpctrain.run.plan import Plan
 
 COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
 

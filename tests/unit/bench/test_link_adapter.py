@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.bench import links
+from hpctrain.rank_programs import links
 from hpctrain.topology.verify import End, Flow, compare, rounds
 
 UP, DOWN = "4: ACTIVE", "1: DOWN"

@@ -11,7 +11,7 @@ import torch
 import hpctrain as ht
 from hpctrain.bench.supervision import supervision, with_guard
 from hpctrain.comm.single import SingleCommunicator
-from hpctrain.events import read_events
+from hpctrain.run.events import read_events
 
 
 def test_it_looks_at_gradients_and_records_a_step(tmp_path: Path):

@@ -21,7 +21,7 @@ from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter, read_events
+from hpctrain.run.events import EventWriter, read_events
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.state import LazyState, State
 

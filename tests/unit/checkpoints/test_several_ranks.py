@@ -22,7 +22,7 @@ from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.comm.base import AnyArray, RanksLostError, Reduction
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, TransientError
-from hpctrain.events import EventWriter, read_events
+from hpctrain.run.events import EventWriter, read_events
 from hpctrain.train import checkpoint as saving
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.state import LazyState, State

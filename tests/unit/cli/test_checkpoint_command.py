@@ -15,8 +15,8 @@ from written_checkpoints import progress_of, write_checkpoint
 from hpctrain.checkpoints.find import set_aside
 from hpctrain.cli.main import main
 from hpctrain.data import open_sources
-from hpctrain.events import read_events
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.events import read_events
 
 
 @pytest.fixture

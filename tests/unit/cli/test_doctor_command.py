@@ -10,9 +10,9 @@ import pytest
 from launching import Launch
 from typer.testing import CliRunner
 
-from hpctrain.checks import Check
 from hpctrain.cli import doctor
 from hpctrain.cli.main import app
+from hpctrain.cluster.checks import Check
 
 KEYS = {"name", "status", "found", "wanted", "remedy", "source", "where"}
 

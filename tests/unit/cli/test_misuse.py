@@ -14,14 +14,14 @@ from hpctrain.horovod import check
 from hpctrain.horovod.fingerprint import Fingerprint
 from hpctrain.horovod.installed import Installed
 from hpctrain.planning import machine
-from hpctrain.rundir import new_directory
+from hpctrain.run.directory import new_directory
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # So that none of these depends on what is built here; those that are about it say so.
-    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("hpctrain.launch.start.require", check.require)
+    monkeypatch.setattr("hpctrain.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: None)
     for dry_run in ([], ["--dry-run"]):
         assert main(["run", "digits", "-np", "2", "--backend", "horovod", *dry_run]) == 2
@@ -149,7 +149,7 @@ def test_horovod_that_was_built_for_another_mpi(
         **fields, mpi="MPICH 3.4 at /opt/mpich", torch=None, tensorflow=None, cuda=None, nccl=None
     )
     other = Installed(version="0.28.1", packages=("torch", "tensorflow"), fingerprint=fingerprint)
-    monkeypatch.setattr("hpctrain.launch.start.require", check.require)
+    monkeypatch.setattr("hpctrain.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: other)
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod", "--dry-run"]) == 2

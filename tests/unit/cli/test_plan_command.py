@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.cluster.mpi import MpiInstallation
-from hpctrain.plan import Plan
+from hpctrain.run.plan import Plan
 
 TREE = "SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\n"
 NODE = """\
@@ -78,7 +78,7 @@ def test_one_host_elsewhere_is_reached_by_mpirun(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpctrain.launch.launcher_choice.find_mpi", lambda: OPEN_MPI)
-    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
     run = ["run", "digits", "--dry-run", "--run-dir", "run"]
     assert main([*run, "--hosts", "n1"]) == 0
     assert "  --host n1:1 " in capsys.readouterr().out

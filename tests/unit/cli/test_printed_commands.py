@@ -11,8 +11,8 @@ from pages import PAGES, PrintedCommand, commands, commands_of, options
 
 from hpctrain.cli.main import app
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import BACKENDS
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.plan import BACKENDS
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}

@@ -21,10 +21,10 @@ import pytest
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain.cli.main import main
-from hpctrain.data.manifest import read_manifest
-from hpctrain.events import read_events
-from hpctrain.plan import Plan, Script
-from hpctrain.rundir import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.events import read_events
+from hpctrain.run.plan import Plan, Script
+from hpctrain.shards.manifest import read_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr("hpctrain.launch.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
 
 
 def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -362,7 +362,7 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     # It ends its own child, as a launcher its ranks.
     programs(monkeypatch, mpirun=f"{MPIRUN}\nsleep 600 & trap 'kill $!; exit' TERM; echo $! > pid; wait")
     program = (
-        "import sys; from hpctrain.launch import start; start.require = lambda framework: None\n"
+        "import sys; from hpctrain.supervision import start; start.require = lambda framework: None\n"
         "from hpctrain.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "run", "--resume", "--run-dir", "run", "-np", "2"]

@@ -23,7 +23,7 @@ from unit.batch.slurm_programs import (
 from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.run.directory import RunDirectory, write_json
 
 
 @pytest.fixture

@@ -330,7 +330,7 @@ def test_verify_names_what_is_slow(
         asked.append((names, ranks, size))
         return flows
 
-    monkeypatch.setattr("hpctrain.launch.links.measure_links", measure)
+    monkeypatch.setattr("hpctrain.programs.links.measure_links", measure)
     monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
     arguments = ["verify", "--hosts", "node0001,node0002,node0003,node0004", "--json"]
     for known in (["--fabric", fabric], []):

@@ -13,9 +13,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from hpctrain.data import images as module
-from hpctrain.data.decoding import BrokenImageError, fault
 from hpctrain.data.images import random_crop, size_at, training_image, validation_image
 from hpctrain.recipes.schema import Images, Jitter
+from hpctrain.shards.decoding import BrokenImageError, fault
 
 FLOWER = Image.fromarray(load_sample_images().images[1])
 

@@ -26,10 +26,10 @@ from hpctrain.data.decoder import DecodingJob, _Random
 from hpctrain.data.loader import ImageNet, WorkerPool
 from hpctrain.data.samples import BROKEN
 from hpctrain.data.sampling import cut, epoch_order, global_batches, share
-from hpctrain.data.shards import open_shards
 from hpctrain.data.worker import DecodingTask, _Worker
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import ModelSettings, Recipe
+from hpctrain.shards.read import open_shards
 
 BROKEN_KEY = "n00000001_broken"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_machine import SWITCH, FakeMachine, configuration, full_machine
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor import gpus, infiniband, interfaces, limits
 from hpctrain.doctor.facts import Host
 from hpctrain.doctor.host import CHECKS

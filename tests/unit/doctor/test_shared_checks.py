@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_machine import FakeMachine
 
-from hpctrain.checks import Check
+from hpctrain.cluster.checks import Check
 from hpctrain.doctor import ranks, software, storage
 from hpctrain.doctor.host import check_host, failed_first, merge
 from hpctrain.doctor.hosts import host_order

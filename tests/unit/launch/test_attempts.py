@@ -18,12 +18,12 @@ from written_checkpoints import progress_of, write_checkpoint
 from hpctrain.checkpoints.find import set_aside
 from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, EventWriter
-from hpctrain.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.launch import attempts
 from hpctrain.launch.attempts import Attempt, hold, next_attempt, require_nobody, run_events
-from hpctrain.plan import Plan, Script
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, EventWriter
+from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.plan import Plan, Script
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Command, Launcher, Srun, launch_command
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
-from hpctrain.plan import Slots, Start
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.plan import Slots, Start
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
 MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})

@@ -22,10 +22,10 @@ import pytest
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.launch.command import Command, launch_command
 from hpctrain.launch.hosts import arrange
-from hpctrain.plan import HostOptions, Start
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.plan import HostOptions, Start
 
 MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
 OPEN_MPI: tuple[Flavour, ...] = ("open-mpi-4", "open-mpi-5")

@@ -10,7 +10,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch import hosts as launch_hosts
 from hpctrain.launch.fabric import FLAT, find_fabric
 from hpctrain.launch.hosts import arrange
-from hpctrain.plan import HostOptions
+from hpctrain.run.plan import HostOptions
 from hpctrain.topology.fat_tree import fat_tree
 
 HOSTS = ("n1", "n2", "n3", "n4")

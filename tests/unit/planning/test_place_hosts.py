@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import Plan, Slots
 from hpctrain.planning.hosts import Hosts, place_hosts
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
+from hpctrain.run.plan import Plan, Slots
 from hpctrain.topology.build import build_fabric
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.node_map import NodeMap, NumaNode, Slot

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import hpctrain
 from hpctrain.errors import HpctrainError
-from hpctrain.plan import Plan, Script, Slots
 from hpctrain.planning import machine as facts
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.plan import Plan, Script, Slots
 from hpctrain.topology.node_map import Slot as Place
 
 RECIPE = load_recipe("digits")

@@ -7,8 +7,10 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.events import Event
-from hpctrain.events.kinds import (
+from hpctrain.report.console import Console
+from hpctrain.report.record import Record
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -18,8 +20,6 @@ from hpctrain.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.console import Console
-from hpctrain.report.record import Record
 
 STEPS, EPOCHS = 3, 4
 LAST = STEPS * EPOCHS

@@ -13,8 +13,6 @@ import pytest
 from written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 from hpctrain.batch.find_run import find_run
-from hpctrain.events import EventWriter, kept, read_events
-from hpctrain.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 from hpctrain.report.console import Console
 from hpctrain.report.curves import _means
 from hpctrain.report.faults import event_line, in_a_row, spike_line
@@ -23,7 +21,9 @@ from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
 from hpctrain.report.tensorboard import TensorBoardWriter
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter, kept, read_events
+from hpctrain.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, SpikeEvent, StepEvent
 
 
 def non_finite(iteration: int, **values: Any) -> Line:

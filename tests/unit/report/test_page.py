@@ -9,12 +9,12 @@ import pytest
 from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
-from hpctrain.events.kinds import FaultEvent
 from hpctrain.report.curves import curves, overlap
 from hpctrain.report.page import read_summary, settings, write_report
 from hpctrain.report.record import Record
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.run.directory import RunDirectory, write_json
+from hpctrain.run.events import EventWriter
+from hpctrain.run.events.kinds import FaultEvent
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 

@@ -8,7 +8,7 @@ from written_runs import recipe_plan
 
 from hpctrain.cli.report import report
 from hpctrain.report.summary import summarise
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
 
 
 def _invoke(*arguments: str) -> str:

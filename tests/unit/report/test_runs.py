@@ -14,7 +14,7 @@ from unit.report.written_runs import recipe_plan, run_events, script_plan, write
 
 from hpctrain.cli.main import main
 from hpctrain.report.runs import list_runs
-from hpctrain.rundir import RunDirectory, write_json
+from hpctrain.run.directory import RunDirectory, write_json
 
 
 @pytest.fixture

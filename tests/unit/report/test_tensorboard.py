@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.errors import HpctrainError
-from hpctrain.events import read_events
 from hpctrain.report.tensorboard import TensorBoardWriter
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import read_events
 
 
 def _write(directory: RunDirectory) -> None:
@@ -76,8 +76,8 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
 
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
-        "import sys; from pathlib import Path; from hpctrain.rundir import RunDirectory\n"
-        "from hpctrain.events import read_events\n"
+        "import sys; from pathlib import Path; from hpctrain.run.directory import RunDirectory\n"
+        "from hpctrain.run.events import read_events\n"
         "from hpctrain.report.tensorboard import TensorBoardWriter\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 import hpctrain.recipes
-from hpctrain.events import Event, parse_event
-from hpctrain.plan import Plan, Script, Slots
 from hpctrain.recipes.schema import Recipe
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, parse_event
+from hpctrain.run.plan import Plan, Script, Slots
 
 Line = dict[str, Any]
 """An event as JSON has it."""

@@ -12,9 +12,9 @@ from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain import models
 from hpctrain.checkpoints.layout import OWN
-from hpctrain.plan import Plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import ModelSettings
+from hpctrain.run.plan import Plan
 
 LOAD = """
 import sys, keras, numpy

@@ -13,8 +13,8 @@ from written_checkpoints import guard_over
 from hpctrain import HpctrainError
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import BROKEN, InMemory, Samples
-from hpctrain.events import EventWriter, read_events
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.events import EventWriter, read_events
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.state import LazyState

@@ -20,8 +20,8 @@ from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import InMemory, Samples
 from hpctrain.data.sampling import epoch_order
 from hpctrain.errors import HpctrainError
-from hpctrain.events import Event, EventWriter, read_events
 from hpctrain.recipes.schema import Recipe
+from hpctrain.run.events import Event, EventWriter, read_events
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.numbers import mean_of_finite

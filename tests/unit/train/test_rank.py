@@ -15,8 +15,8 @@ import pytest
 from launching import Launch
 from small_disks import small_disk_at
 
-from hpctrain.plan import Plan, Script, Slots
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan, Script, Slots
 
 
 def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, Any], str]:

@@ -12,9 +12,9 @@ import pytest
 from hpctrain.comm.base import LostRank, RanksLostError
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
-from hpctrain.events import EventWriter
 from hpctrain.recipes.reliability import FaultTolerance
-from hpctrain.rundir import RunDirectory
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import EventWriter
 from hpctrain.train.recovery import Recovery, _Account, require_fault_tolerance, settle
 from hpctrain.train.state import State
 from hpctrain.train.trainer import TrainingStep

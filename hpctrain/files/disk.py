@@ -1,0 +1,38 @@
+"""What to tell a user whose disk refuses, and what survives a crash of the machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+
+# What the operating system says to a place that cannot hold files: the user's to change, not the run's fault.
+_WRONG_PLACE = frozenset(
+    (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+)
+
+
+def disk_error(
+    error: OSError, path: Path | None, elsewhere: str = "choose another place with --run-dir"
+) -> HpctrainError:
+    """What to tell a user whose file cannot be written; ``elsewhere`` says how to write another one."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free some space there, or {elsewhere}"
+        return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
+    exit_code = 2 if error.errno in _WRONG_PLACE else 1
+    return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
+
+
+def synchronise_folder(folder: Path) -> None:
+    """Let the names in a folder survive a crash of the machine.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

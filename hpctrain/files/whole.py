@@ -1,0 +1,75 @@
+"""Files that are there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error, synchronise_folder
+
+_ELSEWHERE = "choose another folder"
+
+
+def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
+    """Refuse to begin what cannot end.
+
+    Args:
+        wanted: bytes that are to be ``done``, as "written".
+
+    Raises:
+        HpctrainError: the disk has less; with ``hint``.
+    """
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        raise HpctrainError(
+            f"no space left for {folder}: {wanted / 1e9:.3g} GB are to be {done}, {free / 1e9:.3g} GB are free",
+            hint,
+            exit_code=1,
+        )
+
+
+def write_whole(
+    path: Path, content: bytes, *, opener: Callable[[str, int], int] | None = None, elsewhere: str = _ELSEWHERE
+) -> None:
+    """Write or replace a file; it survives a crash of the machine.
+
+    Args:
+        opener: as of :func:`open`.
+        elsewhere: how the user writes to another place, for the error.
+
+    Raises:
+        HpctrainError: the disk is full, or refuses.
+    """
+    fresh = temporary(path)
+    try:
+        try:
+            with open(fresh, "xb", opener=opener) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            put_in_place(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(error, path, elsewhere) from error
+
+
+def temporary(path: Path) -> Path:
+    """A hidden name beside a file that no other process takes."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
+
+
+def put_in_place(fresh: Path, path: Path) -> None:
+    """Rename a file that is on disk whole."""
+    fresh.replace(path)
+    synchronise_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed had not finished."""
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)

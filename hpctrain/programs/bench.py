@@ -1,0 +1,90 @@
+"""Starts the programs of ``hpctrain bench`` on ranks of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
+from hpctrain.launch.command import Launcher
+from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan, Script
+from hpctrain.supervision.start import launch_plan, prove_launcher
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_FLOAT_BYTES = 4
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """``1K,64K,102400000`` in bytes, ascending; K, M and G are powers of 1024.
+
+    Raises:
+        HpctrainError: not such a list, or not of whole float32 values.
+    """
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)", word.strip(), re.IGNORECASE)
+        size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+        if size < 1 or size % _FLOAT_BYTES:
+            raise HpctrainError(
+                f"--sizes: {word!r} is no number of bytes that float32 values fill",
+                "for example --sizes 1K,1M,102400000",
+            )
+        sizes.append(size)
+    return tuple(sorted(set(sizes)))
+
+
+def oversubscribed(ranks: int) -> bool:
+    """Whether the ranks are more than this machine's cores."""
+    return ranks > this_machine().cores
+
+
+def measure(program: str, ranks: int, *arguments: str, backend: str = "mpi") -> dict[str, Any]:
+    """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it.
+
+    Args:
+        program: its name.
+        ranks: how many, 1 for the backend ``single``, which needs no MPI.
+
+    Returns:
+        What it wrote, and ``load``: how many processes wanted a core in the minute before.
+
+    Raises:
+        HpctrainError: a package that it needs is missing, no launcher, or a rank failed.
+    """
+    require("train", "torch", *(["imagenet"] if program == "loader" else []))
+    load = os.getloadavg()[0]
+    path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
+    machine = this_machine()
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        out = folder / "measured.json"
+        work = Script(path=path, arguments=(str(out), *arguments))
+        plan = make_plan(work, machine, ranks=ranks, backend=backend)
+        # Horovod may be missing: then it is left out.
+        launcher = prove_launcher(plan, machine, folder) if backend != "single" else None
+        return {**run_program(plan, folder, machine, launcher, out), "load": round(load, 2)}
+
+
+def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher | None, out: Path) -> dict[str, Any]:
+    """Run the plan of one of hpctrain.bench's programs in a folder, and read what it wrote to ``out``.
+
+    Raises:
+        HpctrainError: a rank failed.
+    """
+    say = partial(print, file=sys.stderr)
+    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say)
+    if failure:
+        raise HpctrainError(str(failure), exit_code=1)
+    measured: dict[str, Any] = json.loads(out.read_text())
+    return measured

@@ -1,0 +1,173 @@
+"""The files of one run, by name.
+
+::
+
+    RUN_DIR/plan.json            everything that decided the run's numbers
+    RUN_DIR/events.jsonl         what happened, in all attempts
+    RUN_DIR/summary.json         how the last attempt ended
+    RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
+    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
+                                 alone: it makes the file at a signal, and removes it when it begins an attempt
+    RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
+                                 hpctrain.train.numbers
+    RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
+    RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
+    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
+    RUN_DIR/tensorboard/         curves for TensorBoard
+    RUN_DIR/report.html          the report
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import make_folder, private
+from hpctrain.files.whole import write_whole
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory. Making the object touches nothing."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def dumps(self) -> Path:
+        return self.path / "dumps"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def rank(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.json"
+
+    def create(self, plan: BaseModel) -> None:
+        """Make the directory, readable by its owner only, with its folders and its plan.
+
+        Raises:
+            HpctrainError: it already holds a run, or cannot be made.
+        """
+        try:
+            make_folder(self.path)
+            # Of several runs that are started in one place, one makes this file.
+            with open(self.plan, "x", opener=private) as file:
+                file.write(plan.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            make_folder(self.logs)
+            make_folder(self.ranks)
+        except FileExistsError as error:
+            if Path(error.filename) != self.plan:
+                raise disk_error(error, self.path) from error
+            raise HpctrainError(
+                f"{self.path} already holds a run",
+                "--resume goes on with it; choose another place with --run-dir, or remove that directory",
+            ) from error
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def begin_attempt(self, plan: BaseModel) -> None:
+        """Put ``plan`` in the place of the one of before, and clear away how the last attempt ended.
+
+        Raises:
+            HpctrainError: it cannot be written.
+        """
+        write_json(self.plan, plan.model_dump(mode="json"))
+        try:
+            for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
+                stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+
+def new_directory(path: Path) -> RunDirectory:
+    """Make a directory of that name, or with a number after it where there is one already.
+
+    Raises:
+        HpctrainError: it cannot be made.
+    """
+    number, free = 1, path
+    while True:
+        try:
+            make_folder(free, exist_ok=False)
+            return RunDirectory(free)
+        except FileExistsError:
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise disk_error(error, free) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader finds the old file or the new one whole, also after a crash of the machine."""
+    content = (json.dumps(value, indent=2) + "\n").encode()
+    write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
+
+
+def read_model(path: Path, model: type[Model]) -> Model:
+    """The content of a JSON file, checked.
+
+    Raises:
+        HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    except ValidationError as error:
+        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise HpctrainError("\n".join(faults), "the file is damaged: restore it, or run again") from error

@@ -1,0 +1,65 @@
+"""The events of a run's file, and which of them count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.run.events.kinds import Event, StartEvent, StepEvent
+from hpctrain.run.events.lines import parse_event
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a file, in order. A last line that a crash cut short or damaged is left out.
+
+    Raises:
+        HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
+    lines = text[: whole(text)].splitlines()
+    for number, line in enumerate(lines, start=1):
+        yield parse_event(line, f"{path}:{number}")
+
+
+def whole(text: bytes) -> int:
+    """How much of the text is whole lines. A crash of the machine can leave zeros in the last one."""
+    end = text.rfind(b"\n") + 1
+    begin = text.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return begin if b"\0" in text[begin:end] else end
+
+
+def attempts(events: Iterable[Event]) -> list[list[Event]]:
+    """The events cut at each start, the first of its part; ranks that were started by hand have a part without."""
+    parts: list[list[Event]] = []
+    for event in events:
+        if isinstance(event, StartEvent) or not parts:
+            parts.append([])
+        parts[-1].append(event)
+    return parts
+
+
+def kept(events: Iterable[Event]) -> list[Event]:
+    """The events of a run without the steps, epochs and checkpoints that were lost and done again.
+
+    A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
+    events are in the file.
+    """
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, StartEvent):
+            found = list(_until(found, event.iteration))
+        found.append(event)
+    return found
+
+
+def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:
+    done = 0
+    for event in events:
+        if isinstance(event, StepEvent):
+            done = event.iteration
+        if event.last_step_needed(done) <= iteration:
+            yield event

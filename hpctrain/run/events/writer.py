@@ -1,0 +1,146 @@
+"""Writing events so that a crash takes none that was emitted."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hpctrain.files.disk import disk_error
+from hpctrain.files.private import private
+from hpctrain.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
+from hpctrain.run.events.lines import line_of, mark, parse_event
+from hpctrain.run.events.reader import read_events, whole
+
+# Written by whoever sees it, at the same time as others, so that they say nothing of how far the writer was.
+_ASIDE = mark(StallEvent)
+# How far ranks can be ahead of the one that writes, and more: it takes part in each step.
+_RECENT = 16
+_BLOCK_BYTES = 65536
+
+
+class EventWriter:
+    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever happens to the process.
+
+    A line survives a crash of the machine from the next :meth:`synchronise` on.
+
+    Args:
+        path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
+            other than 0 until :meth:`take_over`.
+        alone: nobody else writes just now, so that a partial last line is what a crash left, and is cut off.
+
+    Raises:
+        HpctrainError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, *, alone: bool = True) -> None:
+        self._file: FileIO | None = None
+        self._recent: deque[Event] = deque(maxlen=_RECENT)
+        self._there: set[tuple[Any, ...]] = set()
+        if path:
+            self._open(path, alone=alone)
+
+    def _open(self, path: Path, *, alone: bool) -> None:
+        self._path = path
+        try:
+            if alone and path.exists():
+                _drop_partial_line(path)
+            # A line is one write of an unbuffered file, so a reader sees a line whole or not at all.
+            self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115 - __exit__ closes it
+        except OSError as error:
+            raise disk_error(error, path) from error
+
+    def take_over(self, path: Path) -> None:
+        """Write in the place of a process that died: what it had not written of the newest events, and all later ones.
+
+        Raises:
+            HpctrainError: the file cannot be read or opened.
+        """
+        if self._file:
+            return
+        self._open(path, alone=True)
+        # Of a kind that is not known nothing can be told, and nobody emits it here.
+        self._there = {_identity(event) for event in _newest(path) if not isinstance(event, OtherEvent)}
+        while self._recent:
+            self._write(self._recent.popleft())
+
+    def tells_of_checkpoint(self, iteration: int) -> bool:
+        """Whether the file has the event of that checkpoint."""
+        if self._file is None:
+            return False
+        events = read_events(self._path)
+        return any(isinstance(event, CheckpointEvent) and event.iteration == iteration for event in events)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file:
+            self._file.close()
+
+    def emit(self, event: Event) -> None:
+        """Append one event.
+
+        Raises:
+            HpctrainError: the disk is full; says how to go on.
+        """
+        if self._file is None:
+            self._recent.append(event)
+        else:
+            self._write(event)
+
+    def synchronise(self) -> None:
+        """Return when all that was emitted is on disk. Any thread may call it.
+
+        Raises:
+            HpctrainError: the disk refuses.
+        """
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+    def _write(self, event: Event) -> None:
+        if _identity(event) in self._there:
+            return
+        assert self._file is not None
+        try:
+            self._file.write(line_of(event))
+        except OSError as error:
+            raise disk_error(error, self._path) from error
+
+
+def _identity(event: Event) -> tuple[Any, ...]:
+    """What no two events of an attempt have in common."""
+    return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
+
+
+def _newest(path: Path) -> list[Event]:
+    """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
+    text, begin = b"", path.stat().st_size
+    with path.open("rb") as file:
+        while begin and text.count(b"\n") - text.count(_ASIDE) <= _RECENT:
+            end, begin = begin, max(0, begin - _BLOCK_BYTES)
+            file.seek(begin)
+            text = file.read(end - begin) + text
+    # The first may be a part of a line.
+    lines = text.splitlines()[1 if begin else 0 :]
+    events: list[Event] = []
+    for line in lines:
+        event = parse_event(line, str(path))
+        events = [] if isinstance(event, StartEvent) else [*events, event]
+    return events
+
+
+def _drop_partial_line(path: Path) -> None:
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
+    text = path.read_bytes()
+    if (length := whole(text)) < len(text):
+        os.truncate(path, length)

@@ -1,0 +1,183 @@
+"""The plan: everything that decides the numbers of one run and how its ranks are started.
+
+The login half writes it to ``plan.json``; every rank reads it from there. The two halves share nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hpctrain.cluster.container import Container
+from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.topology.node_map import Slot
+
+_RESTARTS = 3
+BACKENDS = ("auto", "horovod", "mpi", "nccl", "gloo", "single")
+
+
+class Script(BaseModel):
+    """A user's own training script."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+
+class Slots(BaseModel):
+    """The places for ranks on one host."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str
+    slots: int = Field(ge=1)
+    places: tuple[Slot, ...] = Field(
+        (), description="GPU, adapter and cores of each local rank; empty leaves them to the launcher"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Slots:
+        if len(self.places) not in (0, self.slots):
+            raise ValueError(f"{self.host}: {len(self.places)} places for {self.slots} slots")
+        return self
+
+
+class HostOrder(BaseModel):
+    """What the order of the hosts is worth: how often a ring over them goes from one group of leaves to another."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fabric: str = Field(description="where the fabric is known from")
+    crossings_given: int = Field(description="in the order in which the hosts were named")
+    crossings: int = Field(description="in the order of the plan")
+    bound: int = Field(description="that no order can be under")
+
+
+class HostOptions(BaseModel):
+    """What is asked of the hosts; None where nothing is.
+
+    Attributes:
+        hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
+        hostfile: a file that lists them.
+        nodes: how many hosts of the allocation or the fabric.
+        fabric: a file.
+        routes: its forwarding tables.
+        node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
+        interface: for connections that are not InfiniBand.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    nodes: int | None = None
+    fabric: Path | None = None
+    routes: Path | None = None
+    node: str | None = None
+    interface: str | None = None
+
+
+class Start(BaseModel):
+    """How ranks are started.
+
+    Attributes:
+        launcher: one of :data:`hpctrain.cluster.launcher.LAUNCHERS`.
+        python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
+        container: what the ranks run in.
+        environment: what the user wants every rank to have.
+        passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
+        ssh_port: of the hosts, for an mpirun that reaches them by ssh.
+        arguments: further ones for mpirun or srun, after those of hpctrain.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    launcher: str = "auto"
+    python: str | None = None
+    container: Container | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    ssh_port: int | None = Field(None, ge=1, le=65535)
+    arguments: tuple[str, ...] = ()
+
+
+class Stop(BaseModel):
+    """How a run is stopped so that it can be resumed.
+
+    Attributes:
+        signal: one of :data:`hpctrain.run.stopping.STOP_SIGNALS`, without ``SIG``; asks the launcher, or any rank, to
+            end the step, write a checkpoint and leave.
+        seconds: how long that may take before every process is ended.
+        restarts: how often in a row the launcher starts a run again that failed and got no further than the time
+            before; None for 3, and for none where it is a script, which may not be able to go on.
+        idle_restarts: how often a run may be resumed without having got further than the time before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    signal: str = "USR2"
+    seconds: float = Field(60.0, gt=0)
+    restarts: int | None = Field(None, ge=0)
+    idle_restarts: int = Field(3, ge=0)
+
+
+class Plan(BaseModel):
+    """One run. Exactly one of ``recipe`` and ``script`` is set.
+
+    A submitted run has no ``hosts`` until its job has them; what follows from the hosts (their order, the network's
+    part of the environment, threads, versions) is then filled in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: Recipe | None = None
+    script: Script | None = None
+    framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
+    backend: str = Field("auto", description="what reduces gradients; for a placed plan never auto")
+    asked_backend: str = Field("auto", description="what the user wants, which other hosts may make another backend of")
+    backend_reason: str = Field("", description="why this backend, in words")
+    ranks: int = Field(ge=1)
+    begun_ranks: int | None = Field(
+        None, description="before hosts were lost that this attempt goes on without; what the recipe's batch is for"
+    )
+    host_options: HostOptions = HostOptions()
+    start: Start = Start()
+    stop: Stop = Stop()
+    hosts: tuple[Slots, ...] = ()
+    host_order: HostOrder | None = Field(None, description="None for one host")
+    environment: dict[str, str] = Field(default_factory=dict, description="the network settings of every rank")
+    threads_per_rank: int = Field(ge=1)
+    versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        placed = {bool(host.places) for host in self.hosts}
+        if len(placed) > 1:
+            raise ValueError("all hosts have places for their ranks, or none has")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The recipe's name, or the script's file name."""
+        if self.recipe:
+            return self.recipe.name
+        assert self.script is not None
+        return self.script.path.name
+
+    @property
+    def fault_tolerant(self) -> bool:
+        """Whether the ranks go on without one that died, from the first step on."""
+        return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
+
+    @property
+    def restarts(self) -> int:
+        """How often in a row, without getting further, the launcher starts the run again where it fails."""
+        if self.stop.restarts is not None:
+            return self.stop.restarts
+        return _RESTARTS if self.recipe else 0
+
+    def place(self, rank: int) -> tuple[Slots, Slot]:
+        """The host of a rank, and its slot there; for a plan whose hosts have places."""
+        return [(host, slot) for host in self.hosts for slot in host.places][rank]

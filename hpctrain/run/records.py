@@ -1,0 +1,94 @@
+"""The record that each rank keeps of itself, which the launcher and the report read."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel
+
+from hpctrain.errors import HpctrainError
+from hpctrain.run.directory import RunDirectory, read_model, write_json
+
+# A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
+_START_TOLERANCE_SECONDS = 2.0
+
+
+class RankError(BaseModel):
+    """What a rank raised. ``refused``: hpctrain would say the same in another attempt."""
+
+    type: str
+    message: str
+    refused: bool = False
+
+
+class RankRecord(BaseModel):
+    """``ranks/rank-N.json``.
+
+    Attributes:
+        status: ``lost`` is what the others write of a rank that died when they go on without it.
+        listens: the rank ends in good order when it is asked to stop.
+        log_begin: where in its log this attempt begins, in bytes: there is one log for all.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    started: float
+    status: Literal["running", "done", "failed", "resumable", "lost"]
+    listens: bool = False
+    log_begin: int = 0
+    ended: float = 0.0
+    exit_code: int = 0
+    error: RankError | None = None
+
+    @property
+    def vanished(self) -> bool:
+        """Whether the rank ended without a word, killed for example; known for this host only."""
+        return self.status == "running" and self.host == socket.gethostname() and self.process() is None
+
+    def process(self) -> psutil.Process | None:
+        """The rank's process if it lives on this host, and not another that got its number later."""
+        return living_process(self.host, self.pid, self.started)
+
+
+def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
+    """The process that was there at a time, if it lives on this host, and not another that got its number later."""
+    if host != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(pid)
+        same = process.create_time() < at + _START_TOLERANCE_SECONDS
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
+    """The records there are, by rank; a rank that never started has none.
+
+    Raises:
+        HpctrainError: one is damaged.
+    """
+    records = [read_model(path, RankRecord) for path in directory.ranks.glob("rank-*.json")]
+    return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
+
+
+def whole_records(directory: RunDirectory) -> list[RankRecord]:
+    """The records that can be read; a crash of the machine can leave others."""
+    found: list[RankRecord] = []
+    for path in directory.ranks.glob("rank-*.json"):
+        with contextlib.suppress(HpctrainError):
+            found.append(read_model(path, RankRecord))
+    return found
+
+
+def write_record(directory: RunDirectory, record: RankRecord) -> None:
+    """Write or replace a rank's record.
+
+    Raises:
+        HpctrainError: the disk is full.
+    """
+    write_json(directory.rank(record.rank), record.model_dump(mode="json"))

@@ -1,0 +1,54 @@
+"""What a rank does about ranks that stall: whom it tells, and how it ends. Found out by ``hpctrain.comm.stalls``.
+
+Of the process, like :mod:`hpctrain.run.stopping`: it is set before a user's script makes a communicator, and outlives
+one. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpctrain.errors import HpctrainError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A rank that others wait for.
+
+    Attributes:
+        iteration: the step that they are in, None if nobody told.
+        waiting_for: what they wait in.
+        seconds: for how long, so far.
+        state: of its process, in words; "" if nobody could look.
+        stack: of its Python threads, the main one first; "" if it did not write one.
+    """
+
+    rank: int
+    host: str
+    iteration: int | None
+    waiting_for: str
+    seconds: float
+    state: str
+    stack: str
+
+
+@dataclass(kw_only=True)
+class Reports:
+    """What the program that trains knows and does.
+
+    Attributes:
+        iteration: the step in progress.
+        record: keeps a stall that this rank has to report; called by the thread that watches.
+        give_up: ends a rank that hangs inside an MPI call after the last limit, and does not return; None for printing
+            the error and aborting the run. Called by the same thread.
+    """
+
+    iteration: Callable[[], int | None] = lambda: None
+    record: Callable[[Stall], None] = lambda stall: None
+    give_up: Callable[[HpctrainError], None] | None = None
+
+
+reports = Reports()

@@ -1,0 +1,96 @@
+"""What ImageNet's development kit says of classes and validation images (ILSVRC2012_devkit_t12, its readme.txt)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.shards.listing import DOWNLOAD_AGAIN, naming
+
+META = "ILSVRC2012_devkit_t12/data/meta.mat"
+GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devkit:
+    """Classes and labels.
+
+    Attributes:
+        samples: of each class, by WordNet identifier in sorted order: how many training images it has.
+        labels: of each validation image: the index of its class in that order. The kit itself numbers classes from 1 in
+            an order of its own.
+    """
+
+    samples: Mapping[str, int]
+    labels: tuple[int, ...]
+
+
+def read_devkit(path: Path) -> Devkit:
+    """What the kit's archive says.
+
+    Raises:
+        HpctrainError: it is not there, is damaged, or holds no such files.
+    """
+    try:
+        # The whole of it first, for the sum at its end: readers of damaged tables read anywhere in memory.
+        unpacked = gzip.decompress(path.read_bytes())
+        with naming(str(path)), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))
+    except FileNotFoundError as error:
+        raise HpctrainError(
+            f"{path} is not there, without which the labels of the validation images are unknown",
+            "download it into the folder of the other archives",
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise HpctrainError(f"{path} cannot be read: {error}", DOWNLOAD_AGAIN) from error
+    synsets = _synsets(meta, path)
+    wnids = sorted(synset["WNID"] for synset in synsets)
+    label_of = {synset["ILSVRC2012_ID"]: wnids.index(synset["WNID"]) for synset in synsets}
+    return Devkit(
+        samples={
+            synset["WNID"]: synset["num_train_images"] for synset in sorted(synsets, key=lambda s: str(s["WNID"]))
+        },
+        labels=_labels(truth, label_of, path),
+    )
+
+
+def _content(tar: tarfile.TarFile, name: str, path: Path) -> bytes:
+    try:
+        file = tar.extractfile(name)
+    except KeyError as error:
+        raise HpctrainError(f"{path} holds no {name}", DOWNLOAD_AGAIN) from error
+    if file is None:
+        raise HpctrainError(f"{path}: {name} is no file", DOWNLOAD_AGAIN)
+    return file.read()
+
+
+def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
+    """The synsets that are classes: those without children. The others are their hypernyms in WordNet."""
+    from scipy.io import loadmat
+
+    try:
+        table = loadmat(io.BytesIO(meta))["synsets"].ravel()
+        rows = [{name: row[name].item() for name in ("ILSVRC2012_ID", "WNID", "num_train_images")} for row in table]
+        return [row for row, synset in zip(rows, table, strict=True) if synset["num_children"].item() == 0]
+    except Exception as error:
+        # The reader raises whatever its parsing stumbles over.
+        raise HpctrainError(f"{path}: {META} is no table of synsets: {error}", DOWNLOAD_AGAIN) from error
+
+
+def _labels(truth: bytes, label_of: Mapping[int, int], path: Path) -> tuple[int, ...]:
+    labels = []
+    for number, line in enumerate(truth.split(), 1):
+        if not line.isdigit() or int(line) not in label_of:
+            raise HpctrainError(
+                f"{path}: {GROUND_TRUTH}, line {number}: {line.decode(errors='replace')!r} is no class of {META}",
+                DOWNLOAD_AGAIN,
+            )
+        labels.append(label_of[int(line)])
+    return tuple(labels)

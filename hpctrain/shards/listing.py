@@ -1,0 +1,237 @@
+"""The images of a source, where they lie in its archives or folders. Nothing is unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+from hpctrain.errors import HpctrainError
+from hpctrain.shards.manifest import INDEX_ROW
+
+DOWNLOAD_AGAIN = "download it again, and compare it with --checksums"
+_KEY_BYTES = INDEX_ROW["key"].itemsize
+_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+
+
+class ImageFile(NamedTuple):
+    """One image: its bytes in a file, its label, and the name it gets in the shards."""
+
+    file: str
+    offset: int
+    size: int
+    label: int
+    key: str
+
+
+class ArchivePart(Protocol):
+    """What one process lists at a time; it is sent to other processes."""
+
+    def members(self) -> list[ImageFile]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTar:
+    """A class's tar inside the training archive.
+
+    Attributes:
+        archive: the outer file.
+        info: of the inner one.
+        label: of all its images.
+        samples: how many the devkit says.
+    """
+
+    archive: Path
+    info: tarfile.TarInfo
+    label: int
+    samples: int
+
+    def members(self) -> list[ImageFile]:
+        """Sorted by name.
+
+        Raises:
+            HpctrainError: cut short, damaged, or of another number of images.
+        """
+        where = f"{self.archive}: {self.info.name}"
+        # Opening the outer tar reads its first header alone.
+        with (
+            open_tar(self.archive) as outer,
+            naming(where),
+            tarfile.open(fileobj=outer.extractfile(self.info), mode="r:") as inner,
+        ):
+            files = whole_members(inner, where)
+        if len(files) != self.samples:
+            raise HpctrainError(
+                f"{where} holds {len(files)} images where the devkit says {self.samples}", DOWNLOAD_AGAIN
+            )
+        found = [
+            ImageFile(
+                str(self.archive), self.info.offset_data + file.offset_data, file.size, self.label, _stem(file.name)
+            )
+            for file in files
+        ]
+        return sorted(found, key=lambda member: member.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationTar:
+    """The validation archive, and the labels of its images in the order of their names."""
+
+    archive: Path
+    labels: tuple[int, ...]
+
+    def members(self) -> list[ImageFile]:
+        """Sorted by name.
+
+        Raises:
+            HpctrainError: cut short, damaged, or other images than those that have labels.
+        """
+        with open_tar(self.archive) as tar, naming(str(self.archive)):
+            files = sorted(whole_members(tar, str(self.archive)), key=lambda file: PurePosixPath(file.name).name)
+        if len(files) != len(self.labels):
+            raise HpctrainError(
+                f"{self.archive} holds {len(files)} images where the devkit's ground truth is of {len(self.labels)}",
+                DOWNLOAD_AGAIN,
+            )
+        found = []
+        for number, (file, label) in enumerate(zip(files, self.labels, strict=True), 1):
+            key = f"ILSVRC2012_val_{number:08}"
+            if _stem(file.name) != key:
+                raise HpctrainError(
+                    f"{self.archive}: {file.name} stands where {key}.JPEG should, so that labels would be wrong",
+                    DOWNLOAD_AGAIN,
+                )
+            found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFolder:
+    """A folder of images of one class."""
+
+    folder: Path
+    label: int
+
+    def members(self) -> list[ImageFile]:
+        """Sorted by name.
+
+        Raises:
+            HpctrainError: it holds what is no image, or nothing.
+        """
+        found = []
+        for path in sorted(self.folder.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.suffix.lower() not in _IMAGE_SUFFIXES or not path.is_file():
+                raise HpctrainError(
+                    f"{path} is no image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
+                )
+            found.append(ImageFile(str(path), 0, path.stat().st_size, self.label, self._key(path)))
+        if not found:
+            raise HpctrainError(f"{self.folder} holds no image", "each class needs some, in train/ and in val/")
+        return found
+
+    def _key(self, path: Path) -> str:
+        # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
+        stem = path.stem.replace(".", "_")
+        wnid = self.folder.name
+        return stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}"
+
+
+def list_part(part: ArchivePart) -> list[ImageFile]:
+    """:meth:`Part.members`, as a function that other processes can be given.
+
+    Raises:
+        HpctrainError: as of the part, or a file of it cannot be read.
+    """
+    try:
+        return part.members()
+    except OSError as error:
+        raise HpctrainError(
+            f"cannot read {error.filename}: {error.strerror}", "make it readable", exit_code=1
+        ) from error
+
+
+def require_distinct(members: Iterable[ImageFile]) -> None:
+    """Refuse names that the shards cannot hold.
+
+    Raises:
+        HpctrainError: two images have one name, or a name is too long, no UTF-8, or not taken whole by WebDataset.
+    """
+    keys: Counter[str] = Counter()
+    for member in members:
+        keys[member.key] += 1
+        fault = _fault(member.key)
+        if fault:
+            raise HpctrainError(f"{member.file}: an image has the name {member.key!a}, {fault}", "give it another name")
+    for key, count in keys.most_common(1):
+        if count > 1:
+            files = [member.file for member in members if member.key == key]
+            raise HpctrainError(f"{count} images have the name {key}: {', '.join(files[:2])}", "rename all but one")
+
+
+def _fault(key: str) -> str | None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "which is no UTF-8"
+    if not 1 <= size <= _KEY_BYTES:
+        return f"which has not 1 to {_KEY_BYTES} bytes"
+    return "whose part after the dot WebDataset takes for the ending" if "." in key else None
+
+
+def open_tar(path: Path) -> tarfile.TarFile:
+    """A tar file, opened for reading.
+
+    Raises:
+        HpctrainError: it is not there, cannot be read, or is no tar file.
+    """
+    try:
+        return tarfile.open(path, "r:")
+    except FileNotFoundError as error:
+        raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a file that can be read") from error
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise HpctrainError(f"{path} is no tar file: {error}", DOWNLOAD_AGAIN) from error
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Say of which file it is where a tar's structure is broken; tarfile raises the last two at numbers in headers."""
+    try:
+        yield
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise HpctrainError(f"{where} is cut short or damaged: {error}", DOWNLOAD_AGAIN) from error
+
+
+def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]:
+    """The files of a tar whose end is there.
+
+    Raises:
+        HpctrainError: it ends without the block of zeros that ends a tar, or with a damaged header, or has a file with
+            holes.
+        tarfile.TarError: the last file is cut short.
+    """
+    members = tar.getmembers()
+    assert tar.fileobj is not None
+    # tarfile takes a damaged header, and the end of the file, for the end of the archive.
+    tar.fileobj.seek(tar.offset)
+    end = tar.fileobj.read(tarfile.BLOCKSIZE)
+    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+        last = f" after {members[-1].name}" if members else ""
+        raise HpctrainError(f"{where} is cut short or damaged{last}, at byte {tar.offset}", DOWNLOAD_AGAIN)
+    # Its bytes are not those that lie after its header.
+    if sparse := next((member.name for member in members if member.issparse()), None):
+        raise HpctrainError(f"{where}: {sparse} is a file with holes", DOWNLOAD_AGAIN)
+    # Links, folders and devices are no images: they are missing where the numbers of images are compared.
+    return [member for member in members if member.isfile()]
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"\.[A-Za-z]+$", "", PurePosixPath(name).name)

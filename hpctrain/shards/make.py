@@ -1,0 +1,216 @@
+"""From ImageNet's archives or folders to a folder of shards, on any number of processes, with the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error
+from hpctrain.files.locks import locked
+from hpctrain.files.whole import remove_leftovers, require_room, write_whole
+from hpctrain.run.directory import read_model
+from hpctrain.shards.archives import find_source
+from hpctrain.shards.listing import ImageFile, list_part, require_distinct
+from hpctrain.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
+from hpctrain.shards.one_shard import RECORDS, ShardTask, make_shard, read_record, tar_bytes
+from hpctrain.shards.read import index_path
+
+# map, or what does it on other processes.
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+
+class Sharding(BaseModel):
+    """What to make of what; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: Path
+    folder: Path
+    seed: int = Field(0, ge=0)
+    shard_bytes: int | None = Field(None, ge=1)
+    shard_samples: int | None = Field(None, ge=1)
+
+
+def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
+    """Make the folder, or what of it is missing or damaged; the manifest last.
+
+    Args:
+        run: does the work, its results in order.
+        say: gets progress in words.
+
+    Raises:
+        HpctrainError: the source is not whole, the folder is of another source or other settings, another process
+            works in it, or the disk is full.
+    """
+    source = find_source(sharding.source)
+    splits = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
+    settings = Settings(
+        source=str(sharding.source.absolute()),
+        listing=listing_digest(splits),
+        seed=sharding.seed,
+        shard_bytes=sharding.shard_bytes,
+        shard_samples=sharding.shard_samples,
+    )
+    tasks = plan_shards(sharding, splits)
+    # By the process that hands out the work: it may outlive whoever started it.
+    with locked(sharding.folder, seconds=0):
+        _begin(sharding.folder, settings)
+        _require_room(sharding.folder, tasks)
+        _work(tasks, run, say)
+        return _finish(sharding.folder, source.classes, settings, tasks)
+
+
+def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[ImageFile]:
+    members = list(chain.from_iterable(run(list_part, parts)))
+    if not members:
+        raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
+    require_distinct(members)
+    return members
+
+
+def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
+    """What identifies a source, wherever it lies and however it is packed: keys, sizes and labels of its images."""
+    digest = hashlib.sha256()
+    for split, members in splits.items():
+        for member in members:
+            digest.update(f"{split} {member.key} {member.size} {member.label}\n".encode())
+    return digest.hexdigest()
+
+
+def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[ImageFile]]) -> list[ShardTask]:
+    """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
+    those of validation as they are listed.
+    """
+    tasks = []
+    for split, members in splits.items():
+        order = (
+            np.random.default_rng(sharding.seed).permutation(len(members)) if split == "train" else range(len(members))
+        )
+        groups = cut_shards([members[index] for index in order], sharding.shard_bytes, sharding.shard_samples)
+        tasks += [
+            ShardTask(folder=sharding.folder, split=split, number=number, members=group)
+            for number, group in enumerate(groups)
+        ]
+    return tasks
+
+
+def cut_shards(
+    members: Iterable[ImageFile], most_bytes: int | None, most_samples: int | None
+) -> list[tuple[ImageFile, ...]]:
+    """The members in order, each group of at most so many bytes in its tar, or so many samples, and at least one."""
+    groups: list[list[ImageFile]] = []
+    filled = 0
+    for member in members:
+        size = tar_bytes(member.size, member.label)
+        full = (most_bytes is not None and filled + size > most_bytes) or (
+            most_samples is not None and bool(groups) and len(groups[-1]) == most_samples
+        )
+        if not groups or full:
+            groups.append([])
+            filled = 0
+        groups[-1].append(member)
+        filled += size
+    return [tuple(group) for group in groups]
+
+
+def command(settings: Settings, folder: Path) -> str:
+    """The command that makes a folder again, or goes on with it."""
+    size = (
+        f"--shard-samples {settings.shard_samples}"
+        if settings.shard_samples
+        else f"--shard-mb {(settings.shard_bytes or 0) / (1 << 20):.17g}"
+    )
+    return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}"
+
+
+def _begin(folder: Path, wanted: Settings) -> None:
+    """Make the folder for these settings, or go on with it."""
+    path = folder / SETTINGS
+    try:
+        if not path.exists():
+            _require_empty(folder)
+            write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
+        (folder / RECORDS).mkdir(exist_ok=True)
+        begun = read_model(path, Settings)
+        if begun != wanted:
+            _require_same(folder, begun, wanted)
+            # The same images have moved.
+            write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
+        for place in (folder, folder / RECORDS):
+            remove_leftovers(place)
+    except OSError as error:
+        raise disk_error(error, folder, "choose another folder") from error
+
+
+def _require_empty(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        raise HpctrainError(f"{folder} holds other files already: {', '.join(others[:3])}", "choose another folder")
+
+
+def _require_same(folder: Path, begun: Settings, wanted: Settings) -> None:
+    names = [name for name in Settings.model_fields if getattr(begun, name) != getattr(wanted, name)]
+    if set(names) <= {"source"}:
+        return
+    what = "images" if "listing" in names else " and ".join(names)
+    raise HpctrainError(
+        f"{folder} was begun with another source or other settings: {what} differ",
+        f"{command(begun, folder)} goes on with it; choose another folder for this one, or remove that one",
+    )
+
+
+def _require_room(folder: Path, tasks: Iterable[ShardTask]) -> None:
+    missing = [task for task in tasks if not task.path.exists()]
+    wanted = sum(tar_bytes(member.size, member.label) for task in missing for member in task.members)
+    require_room(folder, wanted, "written", "free some space there, or choose another folder")
+
+
+def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> None:
+    made = 0
+    # A line every tenth.
+    lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
+    for number, fresh in enumerate(run(make_shard, tasks), 1):
+        made += fresh
+        if number in lines:
+            say(f"{number} of {len(tasks)} shards are done, {made} of them made now")
+
+
+def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: Sequence[ShardTask]) -> ShardManifest:
+    splits: dict[SplitName, Split] = {}
+    broken: list[BrokenImage] = []
+    for split in dict.fromkeys(task.split for task in tasks):
+        own = [task for task in tasks if task.split == split]
+        records = [record for task in own if (record := read_record(task))]
+        if len(records) < len(own):
+            raise HpctrainError(f"{folder / RECORDS} changed meanwhile", command(settings, folder), exit_code=1)
+        content = _npy(np.concatenate([record.index(number) for number, record in enumerate(records)]))
+        write_whole(index_path(folder, split), content)
+        files = tuple(record.shard for record in records)
+        splits[split] = Split(
+            samples=sum(file.samples for file in files),
+            bytes=sum(file.bytes for file in files),
+            index_sha256=hashlib.sha256(content).hexdigest(),
+            shards=files,
+        )
+        broken += [image for record in records for image in record.broken]
+    manifest = ShardManifest(classes=classes, splits=splits, broken=tuple(broken), settings=settings)
+    write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    return manifest
+
+
+def _npy(array: NDArray[np.void]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,169 @@
+"""Makes one shard, and the record by which it is known to be done."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.whole import write_whole
+from hpctrain.shards.decoding import fault
+from hpctrain.shards.listing import ImageFile
+from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
+
+RECORDS = "records"
+
+
+class ShardRecord(BaseModel):
+    """``DIR/records/NAME.json``: a shard that is done; ``rows`` are offset, size, label and key of each sample."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard: ShardFile
+    rows: tuple[tuple[int, int, int, str], ...]
+    broken: tuple[BrokenImage, ...]
+
+    def index(self, shard: int) -> NDArray[np.void]:
+        """Its part of the index, as shard number ``shard`` of the split."""
+        return np.array(
+            [(shard, offset, size, label, key.encode()) for offset, size, label, key in self.rows], INDEX_ROW
+        )
+
+    def is_of(self, task: ShardTask) -> bool:
+        """Whether it is of the shard and the images of a task, and of no others that lay in its place."""
+        return self.shard.name == task.name and [row[1:] for row in self.rows] == [
+            (member.size, member.label, member.key) for member in task.members
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """A shard to make, and what of; it is sent to other processes."""
+
+    folder: Path
+    split: SplitName
+    number: int
+    members: tuple[ImageFile, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.number:06}.tar"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORDS / f"{self.name}.json"
+
+
+def tar_bytes(size: int, label: int) -> int:
+    """What a sample takes in a shard: a header and whole blocks for the image, and for its label."""
+    return sum(
+        tarfile.BLOCKSIZE + -(-part // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for part in (size, len(str(label)))
+    )
+
+
+def make_shard(task: ShardTask) -> bool:
+    """Make a shard unless it is done and as it was written. Its bytes follow from the task alone.
+
+    Returns:
+        Whether it had to be made.
+
+    Raises:
+        HpctrainError: an image cannot be read where it was listed, or the disk is full.
+    """
+    if is_done(task):
+        return False
+    content, rows = _tar(task.members, _contents(task.members))
+    digest = hashlib.sha256(content).hexdigest()
+    record = ShardRecord(
+        shard=ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest),
+        rows=tuple(rows),
+        broken=tuple(
+            BrokenImage(split=task.split, key=key, message=message)
+            for offset, size, _, key in rows
+            if (message := fault(content[offset : offset + size]))
+        ),
+    )
+    write_whole(task.path, content)
+    write_whole(task.record, json.dumps(record.model_dump(mode="json")).encode())
+    return True
+
+
+def read_record(task: ShardTask) -> ShardRecord | None:
+    """The record of a shard; None where there is none that is whole."""
+    try:
+        return ShardRecord.model_validate_json(task.record.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def is_done(task: ShardTask) -> bool:
+    """Whether a shard is there, of these images, with the bytes that were written."""
+    record = read_record(task)
+    if record is None or not record.is_of(task):
+        return False
+    try:
+        return sha256(task.path) == (record.shard.sha256, record.shard.bytes)
+    except OSError:
+        return False
+
+
+def sha256(path: Path) -> tuple[str, int]:
+    """Hash and size of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+
+
+def _contents(members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
+    """The images, read in the order in which they lie on disk."""
+    contents = {}
+    for name, group in groupby(sorted(members), key=lambda member: member.file):
+        try:
+            with Path(name).open("rb", buffering=0) as file:
+                for member in group:
+                    contents[member] = os.pread(file.fileno(), member.size, member.offset)
+        except OSError as error:
+            raise HpctrainError(f"cannot read {name}: {error.strerror}", "is the source still there?") from error
+    for member, content in contents.items():
+        if len(content) < member.size:
+            raise HpctrainError(
+                f"{member.file}: {member.key} has {len(content)} bytes of the {member.size} that were listed",
+                "the source changed meanwhile: begin again with it as it is",
+            )
+    return contents
+
+
+def _tar(
+    members: Sequence[ImageFile], contents: dict[ImageFile, bytes]
+) -> tuple[bytes, list[tuple[int, int, int, str]]]:
+    """A shard's bytes, and offset, size, label and key of each image."""
+    buffer = io.BytesIO()
+    rows = []
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for member in members:
+            _add(tar, f"{member.key}.cls", str(member.label).encode())
+            offset = tar.offset + tarfile.BLOCKSIZE
+            _add(tar, f"{member.key}.jpg", contents[member])
+            rows.append((offset, member.size, member.label, member.key))
+    return buffer.getvalue(), rows
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    # Owner and time are those of TarInfo itself, root and 1970, so that the same images make the same bytes.
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))

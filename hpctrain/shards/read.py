@@ -1,0 +1,192 @@
+"""Reads single samples of a folder of shards (:mod:`hpctrain.shards.manifest`), in any order."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
+
+# Of a process, whose limit is often 1,024 and whose other files count too.
+_OPEN_FILES = 256
+
+
+class Shards:
+    """One split of a folder of shards. Touches nothing until it is asked; pickled as its folder and name.
+
+    For one thread at a time. Files that it opened stay open in a forked process, where they can be used too: no read
+    moves them.
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        split: ``train`` or ``val``.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.folder = folder
+        self.split = split
+        self._files: dict[int, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shards, (self.folder, self.split)
+
+    @cached_property
+    def manifest(self) -> ShardManifest:
+        """What the folder holds."""
+        return read_manifest(self.folder)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WordNet identifiers by label."""
+        return self.manifest.classes
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the index."""
+        return self._split.index_sha256
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """int64, shape (samples,)."""
+        return self._index["label"].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def key(self, index: int) -> str:
+        """The name of a sample, as its archive has it."""
+        return str(self._index["key"][index].decode(errors="replace"))
+
+    def file(self, index: int) -> Path:
+        """The shard that holds a sample."""
+        return self.folder / self._split.shards[int(self._index["shard"][index])].name
+
+    def read(self, index: int) -> bytes:
+        """The image of a sample as it is stored: a JPEG file, or what the set has in the place of one.
+
+        Raises:
+            HpctrainError: the shard is gone, cut short, or cannot be read.
+        """
+        row = self._index[index]
+        shard, size = int(row["shard"]), int(row["size"])
+        try:
+            content = os.pread(self._file(shard), size, int(row["offset"]))
+        except OSError as error:
+            raise self._damaged(shard, error.strerror or str(error), self.key(index)) from error
+        if len(content) < size:
+            raise self._damaged(shard, "cut short", self.key(index))
+        return content
+
+    def close(self) -> None:
+        """Close the files. Idempotent; the next read opens them again."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def check(self) -> None:
+        """Compare the sizes of the shards and the index, its values included, with the manifest.
+
+        Raises:
+            HpctrainError: the split, or one of its files, is not there or not whole.
+        """
+        for shard, file in enumerate(self._split.shards):
+            try:
+                size = (self.folder / file.name).stat().st_size
+            except OSError as error:
+                raise self._damaged(shard, error.strerror or str(error)) from error
+            if size != file.bytes:
+                raise self._damaged(shard, f"{size} bytes where the manifest says {file.bytes}")
+        fault = index_fault(self._index, self._split, len(self.classes))
+        if fault:
+            raise HpctrainError(
+                f"{index_path(self.folder, self.split)}: {fault}", f"{remake(self.folder)} writes it again"
+            )
+
+    @property
+    def _split(self) -> Split:
+        for name, split in self.manifest.splits.items():
+            if name == self.split:
+                return split
+        raise HpctrainError(f"{self.folder} has no split {self.split!r}", nearest(self.split, self.manifest.splits))
+
+    @cached_property
+    def _index(self) -> NDArray[np.void]:
+        # Mapped, so that the processes of a host share one copy.
+        return read_index(self.folder, self.split)
+
+    def _file(self, shard: int) -> int:
+        descriptor = self._files.get(shard)
+        if descriptor is None:
+            if len(self._files) == _OPEN_FILES:
+                os.close(self._files.pop(next(iter(self._files))))
+            descriptor = os.open(self.folder / self._split.shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[shard] = descriptor
+        return descriptor
+
+    def _damaged(self, shard: int, what: str, key: str | None = None) -> HpctrainError:
+        path = self.folder / self._split.shards[shard].name
+        return HpctrainError(
+            f"{path}: {what}" + (f", at {key}" if key else ""),
+            f"hpctrain data verify {quote(str(self.folder))} finds all that is damaged; "
+            f"{remake(self.folder)} makes it again",
+        )
+
+
+def open_shards(folder: Path, split: str) -> Shards:
+    """A split whose files are all there with their sizes.
+
+    Raises:
+        HpctrainError: as of :meth:`Shards.check`.
+    """
+    shards = Shards(folder, split)
+    shards.check()
+    return shards
+
+
+def index_path(folder: Path, split: str) -> Path:
+    """Where the index of a split is."""
+    return folder / f"{split}-index.npy"
+
+
+def read_index(folder: Path, split: str) -> NDArray[np.void]:
+    """The rows of a split's samples, shape (samples,), of :data:`hpctrain.shards.manifest.INDEX_ROW`, mapped read-only.
+
+    Raises:
+        HpctrainError: it is not there, or is no index.
+    """
+    path = index_path(folder, split)
+    try:
+        index: NDArray[np.void] = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:
+        # NumPy's reader of headers raises whatever its parsing stumbles over.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
+    if index.dtype != INDEX_ROW or index.ndim != 1:
+        raise HpctrainError(f"{path} is no index of shards", f"{remake(folder)} writes it again")
+    return index
+
+
+def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | None:
+    """What in the rows of a split cannot be, None where nothing is found: that would be read beyond a shard, or as a
+    label of no class.
+    """
+    if len(index) != split.samples:
+        return f"{len(index)} samples where the manifest says {split.samples}"
+    shard, offset, label = (index[name].astype(np.int64) for name in ("shard", "offset", "label"))
+    sizes = np.array([file.bytes for file in split.shards])
+    held = sizes[np.minimum(shard, len(sizes) - 1)]
+    faults = {
+        "a shard that is not there": shard >= len(sizes),
+        "a place outside its shard": (offset < 0) | (offset > held) | (index["size"] > held - offset),
+        f"a label beyond the {classes} classes": (label < 0) | (label >= classes),
+    }
+    for what, rows in faults.items():
+        if rows.any():
+            return f"row {int(np.argmax(rows))} names {what}"
+    return None

@@ -1,0 +1,169 @@
+"""Copies a folder of shards, or a node's share of it, to a disk of the node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error
+from hpctrain.files.locks import locked
+from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
+from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, read_manifest, remake
+from hpctrain.shards.one_shard import sha256
+from hpctrain.shards.read import index_path, open_shards
+
+# The manifest of what is being staged, until it is whole.
+_BEGUN = "staging.json"
+_BLOCK_BYTES = 4 << 20
+_ELSEWHERE = "stage to another folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShare:
+    """Node ``node`` of ``nodes``, from 0; it copies every ``nodes``-th shard, and reaches the others where they are."""
+
+    node: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise HpctrainError(
+                f"there is no node {self.node} of {self.nodes}",
+                f"--node is 0 to {self.nodes - 1} of --nodes {self.nodes}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedFolder:
+    """What was done: files and bytes that were copied, those that were there already, and shards that are linked."""
+
+    copied: int
+    bytes: int
+    there: int
+    linked: int
+
+
+def stage(folder: Path, to: Path, share: NodeShare, *, wait_seconds: float, check: bool = False) -> StagedFolder:
+    """Copy a node's share; what is there already stays. The result opens as the original does.
+
+    One process of a node copies, and others that are called meanwhile wait and find all there.
+
+    Args:
+        check: compare the hashes of shards that are there too, rather than their sizes alone.
+
+    Raises:
+        HpctrainError: ``folder`` is not whole, ``to`` holds something else, there is too little room, or the wait is
+            over.
+    """
+    manifest = read_manifest(folder)
+    for split in manifest.splits:
+        open_shards(folder, split)
+    if to.resolve() == folder.resolve():
+        raise HpctrainError(f"{folder} cannot be staged to itself", "name a folder on a disk of the node")
+    with locked(to, seconds=wait_seconds):
+        try:
+            return _stage(folder.absolute(), to, manifest, share, check)
+        except OSError as error:
+            raise disk_error(error, to, _ELSEWHERE) from error
+
+
+def _stage(folder: Path, to: Path, manifest: ShardManifest, share: NodeShare, check: bool) -> StagedFolder:
+    content = (folder / MANIFEST).read_bytes()
+    _begin(to, content)
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    own = shards[share.node :: share.nodes]
+    missing = [shard for shard in own if not _is_copied(to / shard.name, shard, check)]
+    _require_room(to, missing)
+    for shard in missing:
+        _copy(folder, to, shard)
+    linked = _link(folder, to, set(shards) - set(own), check)
+    for name, split in manifest.splits.items():
+        _copy_index(index_path(folder, name), index_path(to, name), split)
+    if not (to / MANIFEST).exists():
+        write_whole(to / MANIFEST, content)
+    (to / _BEGUN).unlink(missing_ok=True)
+    return StagedFolder(
+        copied=len(missing), bytes=sum(shard.bytes for shard in missing), there=len(own) - len(missing), linked=linked
+    )
+
+
+def _begin(to: Path, content: bytes) -> None:
+    """Refuse a folder of something else; leave word of what this one is for."""
+    for name in (MANIFEST, _BEGUN):
+        if (to / name).exists() and (to / name).read_bytes() != content:
+            raise HpctrainError(f"{to} holds another set of shards", f"rm -r {quote(str(to))}, or {_ELSEWHERE}")
+    if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
+        others = sorted(path.name for path in to.iterdir() if not path.name.startswith("."))
+        if others:
+            raise HpctrainError(f"{to} holds other files already: {', '.join(others[:3])}", _ELSEWHERE)
+        write_whole(to / _BEGUN, content)
+    remove_leftovers(to)
+
+
+def _is_copied(path: Path, shard: ShardFile, check: bool) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != shard.bytes:
+        return False
+    return not check or sha256(path)[0] == shard.sha256
+
+
+def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
+    wanted = sum(shard.bytes for shard in missing)
+    require_room(to, wanted, "copied", "free some space there, or stage a share to each node with --nodes N --node I")
+
+
+def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
+    path = to / shard.name
+    fresh = temporary(path)
+    digest = hashlib.sha256()
+    try:
+        with fresh.open("xb") as file:
+            for block in _blocks(folder / shard.name):
+                digest.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != shard.sha256:
+            raise _damaged(folder / shard.name)
+        put_in_place(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Of a file of the source, whose faults are not the target's."""
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is it still there?", exit_code=1) from error
+
+
+def _copy_index(path: Path, to: Path, split: Split) -> None:
+    if to.exists() and sha256(to)[0] == split.index_sha256:
+        return
+    content = b"".join(_blocks(path))
+    if hashlib.sha256(content).hexdigest() != split.index_sha256:
+        raise _damaged(path)
+    write_whole(to, content)
+
+
+def _damaged(path: Path) -> HpctrainError:
+    return HpctrainError(
+        f"{path} is not as it was written: cut short or changed", f"{remake(path.parent)} makes it again", exit_code=3
+    )
+
+
+def _link(folder: Path, to: Path, others: Collection[ShardFile], check: bool) -> int:
+    """Let the shards of other nodes be reached where they are, unless they were copied; how many that are."""
+    for shard in others:
+        path = to / shard.name
+        if not _is_copied(path, shard, check) and not (path.is_symlink() and path.readlink() == folder / shard.name):
+            path.unlink(missing_ok=True)
+            path.symlink_to(folder / shard.name)
+    return len(others)

@@ -1,0 +1,80 @@
+"""Compares a folder of shards with its manifest."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.errors import HpctrainError
+from hpctrain.shards.manifest import ShardFile, ShardManifest, Split, read_manifest
+from hpctrain.shards.one_shard import sha256
+from hpctrain.shards.read import index_fault, index_path, read_index
+
+# Hashing runs beside other threads; more of them than this help no disk.
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFault:
+    """What is wrong with one file of the folder."""
+
+    file: str
+    fault: str
+
+
+def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
+    """The manifest, and all that differs from it: sizes and hashes of the shards, the indices and their counts.
+
+    Raises:
+        HpctrainError: there is no manifest, or it is damaged.
+    """
+    manifest = read_manifest(folder)
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        faults = list(filter(None, pool.map(lambda shard: _shard_fault(folder, shard), shards)))
+    for name, split in manifest.splits.items():
+        faults += _index_faults(folder, name, split, len(manifest.classes))
+    return manifest, tuple(faults)
+
+
+def _shard_fault(folder: Path, shard: ShardFile) -> FileFault | None:
+    try:
+        size = (folder / shard.name).stat().st_size
+        if size != shard.bytes:
+            how = "cut short" if size < shard.bytes else "too long"
+            return FileFault(file=shard.name, fault=f"{how}: {size} bytes of {shard.bytes}")
+        digest, _ = sha256(folder / shard.name)
+    except OSError as error:
+        return FileFault(file=shard.name, fault=error.strerror or str(error))
+    if digest != shard.sha256:
+        return FileFault(file=shard.name, fault="changed: its SHA-256 is another than when it was written")
+    return None
+
+
+def _index_faults(folder: Path, name: str, split: Split, classes: int) -> Iterator[FileFault]:
+    path = index_path(folder, name)
+    try:
+        digest, _ = sha256(path)
+        index = read_index(folder, name)
+    except OSError as error:
+        yield FileFault(file=path.name, fault=error.strerror or str(error))
+        return
+    except HpctrainError as error:
+        yield FileFault(file=path.name, fault=error.message)
+        return
+    if digest != split.index_sha256:
+        yield FileFault(file=path.name, fault="changed: its SHA-256 is another than when it was written")
+    fault = index_fault(index, split, classes)
+    if fault:
+        yield FileFault(file=path.name, fault=fault)
+    counts = Counter(np.asarray(index["shard"]).tolist())
+    for number, shard in enumerate(split.shards):
+        if counts[number] != shard.samples:
+            yield FileFault(file=path.name, fault=f"{counts[number]} rows of {shard.name}, which has {shard.samples}")

@@ -1,0 +1,71 @@
+"""Which hosts of a run still answer, asked by the means that starts ranks there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hpctrain.cluster.programs import run_program
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import OF_THE_JOB, Launcher
+from hpctrain.launch.launcher_choice import in_allocation
+from hpctrain.planning.machine import Machine, same_host
+from hpctrain.run.plan import Plan
+
+_SECONDS = 10.0
+_AT_ONCE = 64
+# One task beside the ranks' own, wherever it may run, that needs no MPI (https://slurm.schedmd.com/srun.html).
+_SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SECONDS:.0f}")
+# Where somebody has an mpirun reach the hosts by another program, ssh tells nothing of them.
+_OTHER_AGENT = re.compile(r"(?i)agent|bootstrap|launcher")
+_OTHER_AGENT_VARIABLE = re.compile(r"(PRTE|OMPI)_MCA_plm_\w+_agent|(I_MPI_)?HYDRA_(LAUNCHER|BOOTSTRAP)\w*")
+
+
+def silent_hosts(
+    plan: Plan,
+    launcher: Launcher | None,
+    machine: Machine,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    lost: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The plan's hosts that do not answer within ten seconds; none where they cannot be asked.
+
+    Where none at all answers, what asks them is taken not to be what reaches them, unless some are known to be lost.
+
+    Args:
+        plan: with its hosts.
+        launcher: what starts its ranks; None where this machine does.
+        machine: this one, which is not asked.
+        environment: this process's.
+        lost: hosts that the launcher lost.
+    """
+    question = _question(plan, environment)
+    others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
+    if launcher is None or question is None or not others or shutil.which(question[0]) is None:
+        return ()
+
+    def answers(host: str) -> bool:
+        try:
+            asked = (f"--nodelist={host}",) if question[0] == "srun" else ("--", host)
+            own = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
+            return run_program(*question, *asked, "true", seconds=_SECONDS, environment=own).returncode == 0
+        except HpctrainError:
+            return False
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(others))) as pool:
+        silent = tuple(host for host, answered in zip(others, pool.map(answers, others), strict=True) if not answered)
+    return silent if lost or len(silent) < len(others) else ()
+
+
+def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The program that asks a host, with its options; None where it is not known what reaches them."""
+    if in_allocation(environment):
+        return _SRUN
+    if any(map(_OTHER_AGENT.search, plan.start.arguments)) or any(map(_OTHER_AGENT_VARIABLE.fullmatch, environment)):
+        return None
+    return (*_SSH, *(("-p", str(plan.start.ssh_port)) if plan.start.ssh_port else ()))

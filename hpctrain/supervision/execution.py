@@ -1,0 +1,187 @@
+"""A run from the proof of its launcher to the record of its end, with all attempts in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpctrain.checkpoints.find import set_aside
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import Attempt, is_done, run_events
+from hpctrain.launch.command import Launcher
+from hpctrain.launch.launcher_choice import needs_proof
+from hpctrain.planning.machine import Machine
+from hpctrain.run.directory import RunDirectory, write_json
+from hpctrain.run.events import Event, EventWriter
+from hpctrain.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.plan import Plan
+from hpctrain.run.records import read_records
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.supervision.start import launch_attempt, prove_launcher
+from hpctrain.supervision.supervisor import Restart, Supervisor
+
+Summary = dict[str, Any]
+Summarise = Callable[[RunDirectory, Plan, str], Summary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who follows a run.
+
+    Attributes:
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know now.
+        failed: gets why the run is not done, before any of it is written, which a full disk would refuse.
+    """
+
+    show: Callable[[Event], None]
+    line: Callable[[str], None]
+    notice: Callable[[str], None]
+    failed: Callable[[Failure], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Runs the plan of a directory that holds it already, and leaves ``summary.json``.
+
+    An attempt that fails is followed by another, as :class:`hpctrain.supervision.supervisor.Supervisor` decides.
+
+    Attributes:
+        directory: of the run.
+        machine: this one.
+        interrupts: collects signals already.
+        audience: follows it.
+        summarise: makes the content of ``summary.json`` from the events and the run's status.
+    """
+
+    directory: RunDirectory
+    machine: Machine
+    interrupts: Interrupts
+    audience: Audience
+    summarise: Summarise
+
+    def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
+        """Run it to its end.
+
+        Args:
+            plan: of the directory.
+            attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
+            found: of :func:`hpctrain.supervision.start.available_launcher`.
+
+        Returns:
+            Why the run is not done, None if it is; and the summary.
+
+        Raises:
+            HpctrainError: as of :func:`hpctrain.supervision.start.launch_attempt`, which is recorded as the end of the
+                attempt; with the exit code of a resumable run where no launcher works, because a host may just have
+                died.
+        """
+        supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
+        while True:
+            failure = self._attempt(plan, attempt, found, supervisor)
+            if failure is None or self.interrupts.received:
+                break
+            further = self._further(supervisor, plan, failure, attempt, found)
+            if isinstance(further, Failure):
+                failure = further
+                break
+            self._begin_again(further, failure)
+            plan, attempt, found = further.plan, further.attempt, further.launcher
+        if failure:
+            self.audience.failed(failure)
+        return failure, self._record_end(plan, failure)
+
+    def _further(
+        self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
+    ) -> Restart | Failure:
+        """What follows on a failed attempt, when its time has come, or with what failure the run ends."""
+        try:
+            with self.interrupts.raised():
+                further = supervisor.further(failure, attempt, found)
+        except Interrupted:
+            further = None
+        if isinstance(further, Failure) or (further and self.interrupts.wait(further.seconds)):
+            return further
+        message = f"{failure.message}; interrupted by {self.interrupts.received[0].name} before it was started again"
+        again = plan.restarts and not failure.refused
+        return replace(failure, message=message, exit_code=RESUMABLE if again else failure.exit_code)
+
+    def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None, supervisor: Supervisor) -> Failure | None:
+        """Run it once. What is raised is as of :meth:`run`."""
+
+        def show(event: Event) -> None:
+            supervisor.see(event)
+            self.audience.show(event)
+
+        try:
+            with self.interrupts.raised():
+                launcher = (
+                    prove_launcher(plan, self.machine, self.directory.path) if found and needs_proof(plan) else found
+                )
+        except HpctrainError as error:
+            self._record_error(plan, attempt, error, RESUMABLE)
+            raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+        try:
+            self._record_begin(attempt)
+            failure = launch_attempt(
+                plan,
+                self.directory,
+                attempt,
+                self.machine,
+                launcher,
+                show=show,
+                line=self.audience.line,
+                notice=self.audience.notice,
+                interrupts=self.interrupts,
+            )
+        except HpctrainError as error:
+            self._record_error(plan, attempt, error, error.exit_code)
+            raise
+        if failure and failure.exit_code == RESUMABLE and is_done(run_events(self.directory)):
+            # A host or a rank went when all was done, before each rank had said so.
+            return None
+        if failure and attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
+            # Ranks could be started before, so this may be a host that is gone.
+            return replace(failure, exit_code=RESUMABLE)
+        return failure
+
+    def _record_begin(self, attempt: Attempt) -> None:
+        """Record what is not as the attempts before left it."""
+        with EventWriter(self.directory.events) as events:
+            for path, fault in attempt.damaged:
+                kept_as = set_aside(path)
+                events.emit(DamagedEvent(path=path.name, fault=fault, kept_as=kept_as.name))
+                self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
+
+    def _begin_again(self, restart: Restart, failure: Failure) -> None:
+        with EventWriter(self.directory.events) as events:
+            events.emit(FaultEvent(**failure.cause))
+        self.directory.begin_attempt(restart.plan)
+
+    def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
+        """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
+        with contextlib.suppress(HpctrainError):
+            starts = [event for event in run_events(self.directory) if isinstance(event, StartEvent)]
+            if all(start.attempt != attempt.number for start in starts):
+                with EventWriter(self.directory.events) as events:
+                    events.emit(attempt.start(plan, "none"))
+            self._record_end(plan, Failure(message=error.message, exit_code=exit_code))
+
+    def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
+        """Record how the run ended; returns its summary."""
+        with EventWriter(self.directory.events) as events:
+            if failure and not failure.stopped:
+                events.emit(FaultEvent(**failure.cause))
+            # Rank 0 says by itself that a recipe is done.
+            if failure or plan.script:
+                events.emit(EndEvent(status=failure.status if failure else "done"))
+        summary = self.summarise(self.directory, plan, failure.status if failure else "done")
+        if failure:
+            summary["failure"] = failure.cause
+        write_json(self.directory.summary, summary)
+        return summary

@@ -1,0 +1,59 @@
+"""Reading what a run writes while it writes: its events, and rank 0's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, parse_event
+
+
+class Tail:
+    """The lines of a growing file, each given once. The file may come later.
+
+    Args:
+        path: of the file.
+        whole: with the lines that it has already.
+    """
+
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() and not whole else 0
+
+    def lines(self, *, last: bool = False) -> list[bytes]:
+        """The whole lines since the last call; with ``last`` also one that has no end."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        if not last:
+            text = text[: text.rfind(b"\n") + 1]
+        self._offset += len(text)
+        return text.splitlines()
+
+
+class Follower:
+    """Passes on a run's events and the lines of rank 0 as they appear; those of earlier attempts are left out.
+
+    Args:
+        directory: the run.
+        show: gets each event.
+        line: gets each line that rank 0 printed.
+    """
+
+    def __init__(self, directory: RunDirectory, show: Callable[[Event], None], line: Callable[[str], None]) -> None:
+        self._events = Tail(directory.events)
+        self._log = Tail(directory.log(0))
+        self._path = directory.events
+        self._show = show
+        self._line = line
+
+    def advance(self, *, last: bool = False) -> None:
+        """Pass on what is new; ``last`` says that nobody writes any more."""
+        for line in self._log.lines(last=last):
+            self._line(line.decode(errors="replace"))
+        # A crash can cut the last event short; it is then no event.
+        for line in self._events.lines():
+            self._show(parse_event(line, str(self._path)))

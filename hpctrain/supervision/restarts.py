@@ -1,0 +1,53 @@
+"""Whether a run that failed is started again, and how long that waits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.failure import Failure
+
+_LONGEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How far a run is.
+
+    Attributes:
+        checkpoint: iteration of its newest whole checkpoint, 0 where it has none.
+        step: the furthest that any attempt has done.
+    """
+
+    checkpoint: int = 0
+    step: int = 0
+
+    def is_beyond(self, other: Reach) -> bool:
+        """Steps count up to the first checkpoint only: from then on those without one are done again and again."""
+        return self.checkpoint > other.checkpoint or (self.checkpoint == 0 and self.step > other.step)
+
+
+def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int) -> int | None:
+    """The number of the restart that follows, among those without progress: 1, 2, …; None where the run ends.
+
+    Args:
+        failure: what ended an attempt that no signal interrupted.
+        before, after: how far the run was when the attempt began, and is now.
+        stepped: whether it did a step.
+        idle: the number that the attempt itself had, 0 for one that a user or a job began.
+        limit: how many there may be.
+    """
+    if failure.stopped or failure.refused or failure.exit_code == 2:
+        return None
+    # What fails ahead of its first step will do so again, but for a host that went meanwhile, for what is known to come
+    # and go, and for a rank that was killed where others have worked before.
+    killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint)
+    if not (stepped or killed or failure.lost_hosts or failure.passing):
+        return None
+    number = 1 if after.is_beyond(before) else idle + 1
+    return number if number <= limit else None
+
+
+def wait_seconds(number: int) -> float:
+    """How long the restart of that number waits: what went wrong may pass, and nobody is asked too often."""
+    return float(min(2 ** (number - 1), _LONGEST_SECONDS))

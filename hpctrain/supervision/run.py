@@ -1,0 +1,281 @@
+"""Starting a plan's ranks, following them, and ending them, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import psutil
+
+from hpctrain.launch.command import Command
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event, EventWriter
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Stop
+from hpctrain.run.records import RankRecord, read_records, whole_records
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.failure import Failure, find_failure
+from hpctrain.supervision.follow import Follower
+from hpctrain.supervision.interrupts import Interrupts
+
+_POLL_SECONDS = 0.1
+# One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
+_POLLS_A_LOOK = 10
+# After one rank failed or died the launcher ends the others by itself; Intel MPI's does not always.
+_FAILURE_GRACE_SECONDS = 5.0
+# After their records ranks have their exit handlers, and launchers leave MPI with all of them or never.
+_FINALIZE_SECONDS = 60.0
+_TERMINATE_SECONDS = 10.0
+_AGAIN_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+# The end of the launcher's own output is where it names the rank that died.
+_OUTPUT_BYTES = 65536
+
+
+def launch(
+    command: Command,
+    directory: RunDirectory,
+    ranks: int,
+    *,
+    start: StartEvent,
+    stop: Stop = Stop(),
+    stoppable: bool = False,
+    resumable: bool = False,
+    fault_tolerant: bool = False,
+    interrupts: Interrupts | None = None,
+    show: Callable[[Event], None],
+    line: Callable[[str], None],
+    notice: Callable[[str], None] = lambda text: None,
+) -> Failure | None:
+    """Run a command to its end; no process of it lives when this returns.
+
+    Args:
+        command: starts the ranks.
+        directory: the run, with its plan.
+        ranks: how many ranks have to record that they are done.
+        start: of the attempt.
+        stop: how the ranks are stopped.
+        stoppable: the ranks stop at any signal; otherwise at those that ask for it, and at others if their records say
+            so.
+        resumable: the run can be resumed though no rank shows that it can stop.
+        fault_tolerant: the ranks go on without one that died, and say so in its record.
+        interrupts: where signals are collected already; by default here.
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+        notice: gets what the user has to know of a stop.
+
+    Returns:
+        None if every rank that was not lost on the way is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the program cannot be started, or what the ranks write cannot be read.
+    """
+    with contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected:
+        with EventWriter(directory.events) as events:
+            follower = Follower(directory, show, line)
+            events.emit(start)
+        job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant)
+        return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
+
+
+def _run(
+    job: RunningJob,
+    follower: Follower,
+    interrupts: Interrupts,
+    stop: Stop,
+    *,
+    stoppable: bool,
+    resumable: bool,
+    notice: Callable[[str], None],
+) -> Failure | None:
+    waits = False
+    ended: int | None = None
+    try:
+        cut = job.wait(follower, lambda: bool(interrupts.received))
+        ended = job.process.poll()
+        if cut:
+            waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
+            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
+                deadline = time.monotonic() + stop.seconds
+                cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
+    finally:
+        job.stop(interrupts)
+    follower.advance(last=True)
+    failure = find_failure(
+        job.directory,
+        job.ranks,
+        output=job.output(),
+        exit_status=job.exit_status,
+        first_dead=job.first_dead,
+        fault_tolerant=job.fault_tolerant,
+    )
+    if failure and interrupts.received:
+        return _interrupted(
+            failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
+        )
+    if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
+        return _lost_launcher(failure, signal.Signals(-ended))
+    return failure
+
+
+def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
+    """Ranks that are ended because nobody is left above them take that for the wish to stop."""
+    message = f"the program that started the ranks was killed by signal {by.value} ({by.name}); they saved their state"
+    return replace(failure, message=message, stopped=False)
+
+
+def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
+    """Ask the ranks to stop; whether that could be done."""
+    try:
+        directory.stop.write_text(f"{by.name}\n")
+    except OSError as error:
+        notice(f"{by.name}: cannot write {directory.stop}: {error.strerror}; every process is ended")
+        return False
+    notice(
+        f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
+        "another SIGINT or SIGTERM ends them at once"
+    )
+    return True
+
+
+def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
+    """What became of an interrupted run: the ranks left by themselves, or were ended with ``exit_code``."""
+    # First what the ranks say: they may have saved their state, and then not have come to their end.
+    if failure.stopped:
+        return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
+    if cut:
+        return Failure(message=f"interrupted by {by}; every process was ended", exit_code=exit_code)
+    return failure
+
+
+class RunningJob:
+    """The processes of one run, in a session of their own.
+
+    ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
+    without it.
+    """
+
+    def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, fault_tolerant: bool = False) -> None:
+        self.directory = directory
+        self.ranks = ranks
+        self.fault_tolerant = fault_tolerant
+        self._output = b""
+        self.first_dead: int | None = None
+        self.process = command.start()
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    @property
+    def exit_status(self) -> int:
+        """The launcher's. One that does not even end by SIGKILL, waiting for a disk perhaps, has that."""
+        status = self.process.poll()
+        return -signal.SIGKILL if status is None else status
+
+    def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
+        """Follow until the launcher ends, the ranks have and it does not, or it is enough.
+
+        Returns:
+            Whether it was enough, and ranks that had not failed still ran.
+        """
+        deadline = None
+        turns = itertools.count()
+        while self.process.poll() is None:
+            if enough():
+                return deadline is None
+            follower.advance()
+            self.output()
+            if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
+                grace = self._grace(list(read_records(self.directory).values()))
+                deadline = None if grace is None else time.monotonic() + grace
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def listens(self) -> bool:
+        """Whether the ranks have shown that they can stop."""
+        return any(record.listens for record in whole_records(self.directory))
+
+    def output(self) -> str:
+        """The end of what the launcher itself has printed up to now."""
+        assert self.process.stdout is not None
+        while part := self.process.stdout.read():
+            self._output = (self._output + part)[-_OUTPUT_BYTES:]
+        return self._output.decode(errors="replace")
+
+    def stop(self, interrupts: Interrupts) -> None:
+        """End every process that still lives: politely, then, or at a second interrupt, by force."""
+        members = self._members()
+        interrupted = len(interrupts.received)
+        self._signal(members, signal.SIGTERM)
+        begin = time.monotonic()
+        deadline, again = begin + _TERMINATE_SECONDS, begin + _AGAIN_SECONDS
+        while time.monotonic() < deadline and len(interrupts.received) == interrupted:
+            self.output()
+            _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
+            if not members and self.process.poll() is not None:
+                break
+            if time.monotonic() > again:
+                # A rank takes the first one as the wish to end its step. Not the launcher: Open MPI's gives up its
+                # ranks at the second.
+                again = deadline
+                _send(members, signal.SIGTERM)
+        # Again from the start: a launcher may have been starting ranks when it got the signal.
+        members = [*members, *self._members()]
+        self._signal(members, signal.SIGKILL)
+        psutil.wait_procs(members, timeout=_KILL_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=_KILL_SECONDS)
+
+    def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        _send(members, number)
+
+    def _grace(self, records: list[RankRecord]) -> float | None:
+        """How long the launcher has to end by itself; None while its ranks work."""
+        if any(record.status == "failed" for record in records):
+            return _FAILURE_GRACE_SECONDS
+        if len(records) == self.ranks and not any(record.status == "running" for record in records):
+            return _FINALIZE_SECONDS
+        dead = [record.rank for record in records if record.vanished]
+        if self.fault_tolerant and any(record.status == "running" and record.rank not in dead for record in records):
+            # Those that are left report how it ends.
+            return None
+        # All of them are dead when the launcher has ended the job, which says nothing of the first.
+        if dead and len(dead) < len(records):
+            self.first_dead = dead[0]
+        return _FAILURE_GRACE_SECONDS if dead else None
+
+    def _members(self) -> list[psutil.Process]:
+        """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
+        # A damaged record must not let the other processes live.
+        recorded = (record.process() for record in whole_records(self.directory))
+        members = {process for process in recorded if process}
+        if self.process.poll() is None:
+            members.update(psutil.Process(self.process.pid).children(recursive=True))
+        # The number of a launcher that has ended belongs to nobody else while a process of its session lives.
+        if self.process.poll() is None or not psutil.pid_exists(self.process.pid):
+            members.update(process for process in psutil.process_iter() if _session(process) == self.process.pid)
+        return [process for process in members if process.pid != self.process.pid]
+
+
+def _send(members: list[psutil.Process], number: signal.Signals) -> None:
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.send_signal(number)
+
+
+def _session(process: psutil.Process) -> int | None:
+    """The session of a process that runs; None where it has ended."""
+    try:
+        session = os.getsid(process.pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None

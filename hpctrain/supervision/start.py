@@ -1,0 +1,206 @@
+"""From a plan to running ranks: finds the MPI and the interpreter, makes the run directory, launches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.extras import require as require_extras
+from hpctrain.horovod.check import require
+from hpctrain.launch.attempts import Attempt
+from hpctrain.launch.command import Command, Launcher, launch_command
+from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
+from hpctrain.launch.launcher_choice import (
+    PROBE_SECONDS,
+    bindable_cores,
+    choose_launcher,
+    first_launcher,
+    require_image,
+    told_of_slurm,
+)
+from hpctrain.planning.machine import Machine, same_host
+from hpctrain.recipes.requirements import shard_folder
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.interrupts import Interrupts
+from hpctrain.supervision.run import launch
+
+
+def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
+    """What starts the plan's ranks, or the first that could; None for the backend ``single``. Starts nothing.
+
+    Raises:
+        HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
+            rank where the plan wants that, or a container's image, its runtime, the interpreter of the ranks, what they
+            are to train on or a variable that is to be passed on is missing.
+    """
+    require_choices(plan)
+    require_image(plan)
+    _require_program(plan, machine)
+    _require_passed(plan)
+    _require_data(plan, machine)
+    if plan.backend == "single":
+        return None
+    launcher = first_launcher(plan)
+    require_mitigation(plan, launcher)
+    # What another interpreter has cannot be seen from here.
+    if plan.backend == "horovod" and plan.start.container is None and plan.start.python is None:
+        require(plan.framework)
+    return launcher
+
+
+def require_packages(plan: Plan) -> None:
+    """Refuse to start what would find a package missing: in the ranks, where they have this Python, or here.
+
+    Raises:
+        HpctrainError: an extra of hpctrain is not installed.
+    """
+    # Its TensorBoard files are written here.
+    extras = ["train"]
+    if plan.start.container is None and plan.start.python is None:
+        if plan.recipe and plan.recipe.data.name == "imagenet":
+            extras.append("imagenet")
+        if plan.framework:
+            extras.append(plan.framework)
+    require_extras(*extras)
+
+
+def prove_launcher(
+    plan: Plan,
+    machine: Machine,
+    folder: Path,
+    *,
+    seconds: float = PROBE_SECONDS,
+    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
+) -> Launcher:
+    """The launcher of :func:`hpctrain.launch.launcher_choice.choose_launcher` for this machine and interpreter."""
+
+    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
+        return command_for(plan, directory, machine, launcher, work)
+
+    return choose_launcher(plan, command, folder=folder, seconds=seconds, say=say)
+
+
+def _require_program(plan: Plan, machine: Machine) -> None:
+    """Refuse what each rank would start and this machine, if it is one of the hosts, does not have."""
+    container = plan.start.container
+    if container and container.runtime == "pyxis":
+        return
+    program = "apptainer" if container else plan.start.python
+    if program and any(same_host(host.host, machine.host) for host in plan.hosts) and shutil.which(program) is None:
+        option = "--container needs it" if container else "name the ranks' interpreter: --python PROGRAM"
+        raise HpctrainError(f"there is no program {program}", option)
+
+
+def _require_passed(plan: Plan) -> None:
+    for name in plan.start.passed:
+        if name not in os.environ:
+            raise HpctrainError(f"{name} is to be passed on to the ranks, and is not set here", f"export {name}=…")
+
+
+def _require_data(plan: Plan, machine: Machine) -> None:
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it."""
+    if plan.recipe is None or plan.recipe.data.name != "imagenet" or plan.start.container:
+        return
+    if any(same_host(host.host, machine.host) for host in plan.hosts):
+        # NumPy comes with it.
+        from hpctrain.shards.manifest import read_manifest
+
+        read_manifest(shard_folder(plan.recipe))
+
+
+def command_for(
+    plan: Plan,
+    directory: RunDirectory,
+    machine: Machine,
+    launcher: Launcher | None,
+    work: Sequence[str] | None = None,
+) -> Command:
+    """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
+    return launch_command(
+        plan,
+        directory.path.absolute(),
+        python=Path(sys.executable),
+        launcher=launcher,
+        cores=bindable_cores(machine.cores),
+        root=os.geteuid() == 0,
+        slurm=told_of_slurm(),
+        # Whoever chooses what Open MPI sends through knows why.
+        tcp="OMPI_MCA_btl" in os.environ,
+        work=work,
+    )
+
+
+def launch_plan(
+    plan: Plan,
+    directory: RunDirectory,
+    machine: Machine,
+    launcher: Launcher | None,
+    *,
+    show: Callable[[Event], None] = lambda event: None,
+    line: Callable[[str], None] = lambda text: None,
+) -> Failure | None:
+    """Make the run directory, and run the plan to its end.
+
+    Args:
+        plan: the run.
+        directory: where; it holds no run yet.
+        machine: this machine.
+        launcher: what starts its ranks; None for the backend ``single``.
+        show: gets each event as it happens.
+        line: gets each line that rank 0 prints.
+
+    Returns:
+        None if every rank is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the directory holds a run or cannot be written.
+    """
+    directory.create(plan)
+    return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line)
+
+
+def launch_attempt(
+    plan: Plan,
+    directory: RunDirectory,
+    attempt: Attempt,
+    machine: Machine,
+    launcher: Launcher | None,
+    *,
+    show: Callable[[Event], None] = lambda event: None,
+    line: Callable[[str], None] = lambda text: None,
+    notice: Callable[[str], None] = lambda text: None,
+    interrupts: Interrupts | None = None,
+) -> Failure | None:
+    """Run the plan of a directory that holds it already, from where the attempt begins.
+
+    Args:
+        attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
+        notice: gets what the user has to know of a stop.
+        interrupts: where signals are collected already.
+
+    The rest is as of :func:`launch_plan`.
+    """
+    command = command_for(plan, directory, machine, launcher)
+    command.write_files()
+    return launch(
+        command,
+        directory,
+        plan.ranks,
+        start=attempt.start(plan, launcher.name if launcher else "none"),
+        stop=plan.stop,
+        stoppable=plan.recipe is not None,
+        # Whoever has a script started again says that it can go on.
+        resumable=plan.restarts > 0,
+        fault_tolerant=plan.fault_tolerant,
+        interrupts=interrupts,
+        show=show,
+        line=line,
+        notice=notice,
+    )

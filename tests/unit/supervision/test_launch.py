@@ -1,0 +1,351 @@
+"""Following and ending processes; small programs stand in for a launcher and its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Command
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.plan import Plan, Script
+from hpctrain.run.records import read_records
+from hpctrain.supervision import run as launching
+from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.follow import Tail
+from hpctrain.supervision.interrupts import Interrupted, Interrupts
+from hpctrain.supervision.run import launch
+
+# A rank's record, written by the program itself so that pid and start are real.
+RECORD = """
+import json, os, psutil, signal, socket, subprocess, sys, time
+def record(rank, status, pid=None, **more):
+    process = psutil.Process(pid)
+    values = dict(rank=rank, host=socket.gethostname(), pid=process.pid, started=process.create_time(), status=status)
+    path = f"ranks/rank-{rank}.json"
+    with open(path + ".new", "w") as file:
+        json.dump({**values, **more}, file)
+    os.replace(path + ".new", path)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    made = RunDirectory(tmp_path)
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def start(
+    directory: RunDirectory, program: str, ranks: int = 1, *, fault_tolerant: bool = False
+) -> tuple[Failure | None, list[str], list[str]]:
+    shown: list[str] = []
+    lines: list[str] = []
+    failure = launch(
+        Command(program=(sys.executable, "-c", RECORD + program)),
+        directory,
+        ranks,
+        start=StartEvent(attempt=1, iteration=0),
+        fault_tolerant=fault_tolerant,
+        show=lambda event: shown.append(event.event),
+        line=lines.append,
+    )
+    return failure, shown, lines
+
+
+def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
+    failure, shown, lines = start(
+        directory,
+        """
+log = open("logs/rank-0.log", "wb", buffering=0)
+events = open("events.jsonl", "ab", buffering=0)
+log.write(b"one\\ntw"); events.write(b'{"time": 1, "event": "mark"}\\n{"time": 2, ')
+time.sleep(0.3)
+log.write(b"o\\nend without newline"); events.write(b'"event": "end", "status": "done"}\\n{"time": 3, "ev')
+record(0, "done")
+""",
+    )
+    assert failure is None
+    assert lines == ["one", "two", "end without newline"]
+    assert shown == ["start", "mark", "end"]
+
+
+def test_tail_gives_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.lines() == []
+    given = []
+    text = "é\nüö\n\nß\n".encode()
+    for end in range(len(text) + 1):
+        path.write_bytes(text[:end])
+        given += tail.lines()
+    assert given == text.splitlines()
+
+
+def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
+    monkeypatch.setattr(launching, "_TERMINATE_SECONDS", 0.5)
+    failure, _, _ = start(
+        directory,
+        """
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+for rank in range(2):
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    record(rank, "running", child.pid)
+os._exit(0)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    records = read_records(directory)
+    assert len(records) == 2
+    assert [record.process() for record in records.values()] == [None, None]
+
+
+def test_what_a_rank_left_behind_is_ended(directory: RunDirectory) -> None:
+    """No record names it, and it is nobody's child any more: only its session tells whose it is."""
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("left.pid", "w").write(str(child.pid))
+record(0, "done")
+""",
+    )
+    assert failure is None
+    left = int(Path("left.pid").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_damaged_record_is_named_and_leaves_nothing_behind(directory: RunDirectory) -> None:
+    with pytest.raises(HpctrainError, match=r"ranks/rank-1\.json: .*Invalid JSON"):
+        start(
+            directory,
+            """
+record(0, "running")
+open("ranks/rank-1.json", "w").write("{")
+time.sleep(600)
+""",
+        )
+    directory.rank(1).unlink()
+    assert read_records(directory)[0].process() is None
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+record(1, "failed", ended=time.time(), exit_code=1, error={"type": "ValueError", "message": "boom"})
+record(0, "running")
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.message == f"rank 1 on {socket.gethostname()} failed: ValueError: boom"
+
+
+def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the launcher itself takes no notice."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+record(1, "running", child.pid)
+record(0, "running")
+child.kill()
+time.sleep(600)
+""",
+        ranks=2,
+    )
+    assert failure is not None
+    assert failure.rank == 1
+
+
+def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than ranks have that are not fault-tolerant, after which they would be ended."""
+    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
+    failure, _, _ = start(
+        directory,
+        """
+record(0, "running")
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+record(1, "running", child.pid)
+kept = open("ranks/rank-1.json").read()
+child.kill(); child.wait()
+time.sleep(2)
+open("ranks/rank-1.json", "w").write(kept.replace("running", "lost"))
+record(0, "done")
+sys.exit(137)
+""",
+        ranks=2,
+        fault_tolerant=True,
+    )
+    assert failure is None
+
+
+def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> None:
+    """The record names a pid that now belongs to somebody else: to this very test."""
+    me = psutil.Process()
+    values = {"rank": 0, "host": socket.gethostname(), "pid": me.pid, "started": me.create_time() - 60}
+    directory.rank(0).write_text(json.dumps({**values, "status": "running"}))
+    assert read_records(directory)[0].process() is None
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "status": "running"}))
+    assert read_records(directory)[0].process() == me
+    directory.rank(0).write_text(json.dumps({**values, "started": me.create_time(), "host": "x", "status": "running"}))
+    assert read_records(directory)[0].process() is None
+
+
+def test_an_event_that_is_none_stops_the_run(directory: RunDirectory) -> None:
+    with pytest.raises(Exception, match=r"events.jsonl: not an event"):
+        start(
+            directory,
+            """
+record(0, "running")
+open("events.jsonl", "a").write("nonsense\\n")
+time.sleep(600)
+""",
+        )
+    assert read_records(directory)[0].process() is None
+
+
+def test_interrupts_are_collected_and_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    # the tests themselves may run under nohup, which ignores it
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0)
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    assert interrupts.received == [signal.SIGTERM, signal.SIGHUP]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nohup_is_respected() -> None:
+    program = (
+        "import os, signal; from hpctrain.supervision.interrupts import Interrupts\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with Interrupts() as interrupts: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print(interrupts.received)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout == "[]\n"
+
+
+def test_a_signal_before_the_ranks_is_raised() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="interrupted by SIGTERM before"), interrupts.raised():
+            pytest.fail("the one that came before")
+
+
+def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
+    with pytest.raises(HpctrainError, match="cannot start /nope/python: No such file"):
+        launch(
+            Command(program=("/nope/python",)),
+            directory,
+            1,
+            start=StartEvent(attempt=1, iteration=0),
+            show=lambda event: None,
+            line=lambda text: None,
+        )
+
+
+@pytest.mark.parametrize("status", ["done", "resumable"])
+def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(directory, f"record(0, {status!r})\ntime.sleep(600)")
+    assert (failure and (failure.message, failure.exit_code)) == (("stopped as asked", 4) if status != "done" else None)
+
+
+def test_ranks_stop_because_their_launcher_was_killed(directory: RunDirectory) -> None:
+    """Nobody asked for that, so it is a failure, and the run is started again."""
+    failure, _, _ = start(
+        directory,
+        """
+def leave(*_):
+    record(0, "resumable", exit_code=4)
+    os._exit(0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, leave)
+    record(0, "running")
+    time.sleep(600)
+while not os.path.exists("ranks/rank-0.json"): time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (False, 4)
+    assert failure.message == (
+        "the program that started the ranks was killed by signal 9 (SIGKILL); they saved their state"
+    )
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_sigterm_waits_for_a_script_that_listens(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """It saves its state, and then hangs; one that does not listen is ended."""
+    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens={listens})
+os.kill(os.getppid(), signal.SIGTERM)
+while not os.path.exists("stop"): time.sleep(0.01)
+record(0, "resumable", exit_code=4)
+time.sleep(600)
+""",
+    )
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (
+        ("interrupted by SIGTERM; all ranks saved their state and left", 4)
+        if listens
+        else ("interrupted by SIGTERM; every process was ended", 1)
+    )
+
+
+@pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
+def test_a_second_signal_ends_ranks_that_do_not_stop(
+    directory: RunDirectory, request: pytest.FixtureRequest, first: str
+) -> None:
+    """Within the minute that they would have. One that only asks again, as Slurm may deliver it twice, does not."""
+    before = signal.getsignal(signal.SIGINT)
+    # Of jobs in the background a shell has it ignored, and an ignored one stays so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    failure, _, _ = start(
+        directory,
+        f"""
+record(0, "running", listens=True)
+os.kill(os.getppid(), signal.SIG{first})
+while not os.path.exists("stop"): time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(0.5)
+open("asked twice", "w").close()
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+""",
+    )
+    assert Path("asked twice").exists()
+    assert failure is not None
+    assert (failure.message, failure.exit_code) == (f"interrupted by SIG{first}; every process was ended", 4)
+    assert read_records(directory)[0].process() is None
