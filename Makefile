@@ -10,18 +10,22 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train test lint docs bench faults fuzz clean horovod cluster cluster-stop
+.PHONY: train check test lint docs bench faults fuzz clean horovod cluster cluster-stop
 
 train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
+
+# What starts no ranks: for a look after each change.
+check: lint
+	$(call tests,$(SIDE_BY_SIDE) tests/unit)
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
 # they wait, and so do jobs whose time limit is part of the test. A module of tests stays with one process, for what its
 # tests share.
 ALONE := tests/slurm/test_requeued_training.py
+SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 test: horovod .mpich/installed.stamp
-	$(call tests,--numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder \
-		--ignore $(ALONE) tests/slurm tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) --ignore $(ALONE) tests/slurm tests/unit)
 	$(call tests,$(ALONE))
 	$(call tests,--ignore tests/slurm --ignore tests/unit)
 

@@ -27,15 +27,17 @@ print(len(names), sorted({{"torch", "tensorflow", "keras", "mpi4py", "horovod"}}
 LOGIN_HALF = [
     "cli",
     "report",
+    "programs",
+    "supervision",
     "launch",
     "horovod",
     "planning",
-    "plan",
     "topology",
     "recipes",
+    "shards",
     "cluster",
-    "events",
-    "rundir",
+    "run",
+    "files",
     "errors",
 ]
 
