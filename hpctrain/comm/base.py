@@ -134,8 +134,10 @@ class Communicator(ABC):
         reason: one sentence on why this backend was chosen.
         distributed: a model was given to ``ht.distribute``, whose parameters are proven equal.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
+        in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
     """
 
+    in_host_memory = False
     backend: str
     rank: int
     size: int
@@ -257,6 +259,10 @@ class Communicator(ABC):
     def fault_tolerant(self) -> bool:
         """Whether the other ranks can go on when one dies: collectives then raise RanksLostError."""
         return False
+
+    def lacks_for_fault_tolerance(self) -> str:
+        """Why it is not :attr:`fault_tolerant`."""
+        return f"backend {self.backend!r} cannot"
 
     @property
     def lost(self) -> bool:

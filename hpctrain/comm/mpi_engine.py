@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.shared.reducer import Reducer
+from hpctrain.comm.survival import missing_mitigation
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,6 +28,7 @@ class MpiCommunicator(MpiControl):
 
     backend = "mpi"
     renewable = True
+    in_host_memory = True
 
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
@@ -34,6 +36,9 @@ class MpiCommunicator(MpiControl):
         # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
+
+    def lacks_for_fault_tolerance(self) -> str:
+        return missing_mitigation() or ""
 
     def torch(self) -> MpiTorchEngine:
         from hpctrain.comm.shared.torch_engine import MpiTorchEngine

@@ -18,7 +18,6 @@ import numpy as np
 from hpctrain.checkpoints.layout import OWN
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import LostRank, RanksLostError
-from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.run.directory import RunDirectory, read_model
@@ -106,9 +105,8 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
         HpctrainError: says what is missing.
     """
     if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
-        lack = f"backend {comm.backend!r} cannot" if comm.backend != "mpi" else missing_mitigation()
         raise HpctrainError(
-            f"fault_tolerance shrink cannot go on without a rank that died: {lack}",
+            f"fault_tolerance shrink cannot go on without a rank that died: {comm.lacks_for_fault_tolerance()}",
             "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
         )
 

@@ -46,8 +46,8 @@ class TorchTrainer:
         torch.manual_seed(recipe.seed)
         seed(recipe.seed)
         self._comm = comm
-        # A GPU a rank or none at all: NCCL does not let two ranks share one. The MPI engine reduces in host memory.
-        gpus = comm.backend != "mpi" and torch.cuda.device_count() >= comm.local_size
+        # A GPU a rank or none at all: NCCL does not let two ranks share one.
+        gpus = not comm.in_host_memory and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
         model: torch.nn.Module = models.build(recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)).to(
             self._device

@@ -116,7 +116,7 @@ class Several(SingleCommunicator):
     size = 3
 
 
-def test_what_cannot_heal_is_refused() -> None:
+def test_what_cannot_go_on_without_a_rank_is_refused() -> None:
     with pytest.raises(HpctrainError, match="backend 'horovod' cannot"):
         require_fault_tolerance(Several("test"), FaultTolerance(lost_rank="shrink"))
 
