@@ -159,5 +159,5 @@ def _number(name: str, value: Any) -> float:
     try:
         # PyTorch warns where a loss that still has its graph becomes a number.
         return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise HpctrainError(f"ht.log: {name} is not a single number: {type(value).__name__}", "log its mean") from error

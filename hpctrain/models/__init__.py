@@ -37,7 +37,7 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
     settings = model.batch_norm
     layers = importlib.import_module(f"hpctrain.models.{framework}_batch_norm")
     norm = functools.partial(
-        layers.BatchNorm,
+        getattr(layers, f"{framework.capitalize()}BatchNorm"),
         extent=extent(settings, comm, at_once=at_once),
         momentum=0.0 if settings.statistics == "last_batch" else settings.momentum,
         epsilon=settings.epsilon,

@@ -17,7 +17,7 @@ from hpctrain.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
-@keras.saving.register_keras_serializable("hpctrain")
+@keras.saving.register_keras_serializable("hpctrain", "BatchNorm")
 class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
 
@@ -155,7 +155,7 @@ def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
 
 
 def begin_part(model: keras.Model, number: int, count: int) -> None:
-    """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
+    """Say to all batch norms which part of a step comes next: see :meth:`KerasBatchNorm.begin_part`."""
     for layer in model._flatten_layers():
         if isinstance(layer, KerasBatchNorm):
             layer.begin_part(number, count)

@@ -103,7 +103,7 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
 
 
 def begin_part(model: nn.Module, number: int, count: int) -> None:
-    """Say to all batch norms which part of a step comes next: see :meth:`BatchNorm.begin_part`."""
+    """Say to all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
     for module in model.modules():
         if isinstance(module, TorchBatchNorm):
             module.begin_part(number, count)

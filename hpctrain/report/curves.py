@@ -162,7 +162,7 @@ def _finish(axes: Axes, x: str = "epoch") -> None:
 
 
 def _samples_per_s(step: StepEvent) -> float | None:
-    return None if step.samples is None else step.samples / step.seconds
+    return None if step.samples is None or not step.seconds else step.samples / step.seconds
 
 
 def _by_epoch(

@@ -74,8 +74,9 @@ def _jobs(folder: Path) -> tuple[Sequence[JobState], str | None]:
 
 
 def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
-    made = directory.plan.stat().st_mtime
+    made = 0.0
     try:
+        made = directory.plan.stat().st_mtime
         progress = Progress.read(directory)
         task = array_task(directory)
         found = FoundRun(directory=directory, task=task, tasks={})
@@ -83,8 +84,10 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
         known, problem = jobs() if numbers else ([], None)
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
         status = run_status(directory, found, progress, own, task, problem is None)
-    except HpctrainError as error:
-        return Row(name=name, run_dir=str(directory.path), state="damaged", message=error.message, time=made)
+    except (HpctrainError, OSError) as error:
+        # Another user's, or one that is being removed: the others are listed all the same.
+        message = error.message if isinstance(error, HpctrainError) else str(error)
+        return Row(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
     return Row(
         name=name,
         run_dir=status.run_dir,

@@ -93,7 +93,7 @@ def _step_scalars(step: StepEvent) -> dict[str, float | None]:
         "loss": step.loss,
         "learning_rate": step.learning_rate,
         "seconds": step.seconds,
-        "samples_per_s": None if samples is None else samples / step.seconds,
+        "samples_per_s": None if samples is None or not step.seconds else samples / step.seconds,
         "communication_share": None if communication is None else communication / step.seconds,
     }
 

@@ -144,7 +144,7 @@ class ClassFolder:
 
 
 def list_part(part: ArchivePart) -> list[ImageFile]:
-    """:meth:`Part.members`, as a function that other processes can be given.
+    """:meth:`ArchivePart.members`, as a function that other processes can be given.
 
     Raises:
         HpctrainError: as of the part, or a file of it cannot be read.

@@ -18,7 +18,7 @@ import numpy as np
 import hpctrain as ht
 from hpctrain.errors import HpctrainError
 from hpctrain.models.batch_norm import extent
-from hpctrain.recipes.schema import KerasBatchNorm
+from hpctrain.recipes.schema import BatchNormSettings
 
 # Of ranks 0 to 3. With groups of two, a rank's share is smaller than its neighbour's.
 IMAGES = (3, 1, 2, 3)
@@ -29,11 +29,11 @@ MOMENTUM = 0.9
 def torch_step(layers, given, comm) -> dict[str, np.ndarray]:
     import torch
 
-    from hpctrain.models.torch_batch_norm import KerasBatchNorm, average_statistics
+    from hpctrain.models.torch_batch_norm import TorchBatchNorm, average_statistics
     from hpctrain.models.torch_resnet import Basic, ResNet
     from hpctrain.recipes.weights import InitialWeights
 
-    norm = functools.partial(KerasBatchNorm, extent=layers, momentum=MOMENTUM)
+    norm = functools.partial(TorchBatchNorm, extent=layers, momentum=MOMENTUM)
     model = ResNet(Basic, (1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm).double()
     model.load_state_dict({name: torch.from_numpy(value) for name, value in given["state"].items()})
     x = torch.from_numpy(given["images"]).movedim(-1, 1).requires_grad_()
@@ -95,7 +95,7 @@ def compare(framework: str, source: str, out: str, *backends: str) -> None:
         given = {"images": arrays[f"images.{comm.rank}"], "labels": arrays[f"labels.{comm.rank}"]}
         given["state"] = {name[6:]: arrays[name] for name in arrays.files if name.startswith("state.")}
         for span in SPANS:
-            layers = extent(KerasBatchNorm(span=span), comm, at_once=max(IMAGES))
+            layers = extent(BatchNormSettings(span=span), comm, at_once=max(IMAGES))
             np.savez(f"{out}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
         ht.shutdown()
 

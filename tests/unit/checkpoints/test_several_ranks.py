@@ -335,7 +335,7 @@ def refuse(descriptor: int) -> None:
     raise OSError(5, os.strerror(5))
 
 
-def share() -> saving.Share:
+def share() -> saving.CheckpointShare:
     return filled({"model.a": np.zeros(3)})
 
 

@@ -21,6 +21,7 @@ from hpctrain.run.directory import RunDirectory, write_json
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two that began at one time, one of them further, and a script's that never began."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     done = write_run(Path("runs/done"), recipe_plan(), run_events())
     write_json(done.summary, {"status": "done"})
     write_run(Path("runs/half"), recipe_plan(), run_events(epochs=2))

@@ -48,12 +48,11 @@ def mixture(seed: int = 0, group: int | None = None) -> Mixture:
 
 def total(framework: str, plan: Recipe, logits: np.ndarray, labels: np.ndarray, mixed: Mixture | None) -> float:
     if framework == "torch":
-        from hpctrain.train.torch_losses import KerasLoss
+        from hpctrain.train.torch_losses import TorchLoss
 
-        return float(KerasLoss.of(plan).sum(torch.from_numpy(logits), torch.from_numpy(labels), mixed))
+        return float(TorchLoss.of(plan).sum(torch.from_numpy(logits), torch.from_numpy(labels), mixed))
     tf = pytest.importorskip("tensorflow")
-    from hpctrain.train.keras_losses import KerasLoss as KerasLoss
-    from hpctrain.train.keras_losses import tensors
+    from hpctrain.train.keras_losses import KerasLoss, tensors
 
     found = KerasLoss.of(plan).sum(tf.constant(logits), tf.constant(labels), tensors(mixed) if mixed else None)
     return float(found)

@@ -151,13 +151,15 @@ def test_evaluation_counts_every_sample_once(framework):
     assert {each for _, each in one_by_one} == {0, 1}
 
 
-def test_the_mpi_engine_trains_on_the_cpu_where_there_are_gpus(monkeypatch):
-    """It reduces in host memory."""
+def test_what_is_reduced_in_host_memory_is_trained_on_the_cpu_where_there_are_gpus(monkeypatch):
+    from hpctrain.comm.mpi_engine import MpiCommunicator
     from hpctrain.train.torch_trainer import TorchTrainer
 
     class Mpi(SingleCommunicator):
         backend = "mpi"
+        in_host_memory = True
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     trainer = TorchTrainer(recipe(OPTIMIZERS["sgd"]), Mpi("test"))
     assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cpu"}
+    assert MpiCommunicator.in_host_memory
