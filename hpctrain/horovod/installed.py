@@ -25,11 +25,16 @@ def find_installed() -> Installed | None:
     directory = package_directory("horovod")
     if directory is None:
         return None
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        # A folder of that name on the path of modules, such as its sources.
+        return None
     path = directory / "metadata.json"
     metadata = json.loads(path.read_text()) if path.is_file() else {}
     record = metadata.get("hpctrain")
     return Installed(
-        version=importlib.metadata.version("horovod"),
+        version=version,
         packages=tuple(package for package, key in METADATA_KEYS.items() if key in metadata),
         fingerprint=Fingerprint(**record) if record else None,
     )

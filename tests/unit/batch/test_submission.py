@@ -217,7 +217,10 @@ def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsy
     assert not Path("runs").exists()
 
 
-def test_a_dry_run_needs_no_slurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_needs_no_slurm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert submit("digits", "--cluster", "generic", "--dry-run") == 0
     assert submit("digits", "--cluster", "generic") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -245,3 +246,15 @@ def test_asking_imports_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_a_folder_of_that_name_is_no_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sources, say, beside a script: Python takes any folder on its path for a package."""
+    (tmp_path / "horovod").mkdir()
+    monkeypatch.setattr(installed, "package_directory", lambda name: tmp_path / name)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: _no_such_package(name))
+    assert installed.find_installed() is None
+
+
+def _no_such_package(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
