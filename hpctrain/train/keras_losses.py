@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from hpctrain.data.mixing import Mixture
 from hpctrain.data.samples import BROKEN
-from hpctrain.recipes.schema import Recipe
+from hpctrain.train.losses import RecipeLoss
 
 
 class Mixed(NamedTuple):
@@ -52,21 +51,8 @@ def _between(places: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
     return (places >= low[:, None]) & (places < high[:, None])
 
 
-@dataclass(frozen=True, kw_only=True)
-class KerasLoss:
-    """A recipe's loss in training.
-
-    Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
-    """
-
-    name: str
-    smoothing: float
-    threshold: float | None
-
-    @staticmethod
-    def of(recipe: Recipe) -> KerasLoss:
-        """The recipe's."""
-        return KerasLoss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+class KerasLoss(RecipeLoss):
+    """In TensorFlow's operations."""
 
     def sum(self, logits: tf.Tensor, labels: tf.Tensor, mixture: Mixed | None) -> tf.Tensor:
         """Of all samples, in float32; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,7 +9,7 @@ from torch.nn import functional as F
 
 from hpctrain.data.mixing import Mixture
 from hpctrain.data.samples import BROKEN
-from hpctrain.recipes.schema import Recipe
+from hpctrain.train.losses import RecipeLoss
 
 
 def mixed(images: torch.Tensor, mixture: Mixture) -> torch.Tensor:
@@ -33,21 +31,8 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
     return (places >= low[:, None]) & (places < high[:, None])
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchLoss:
-    """A recipe's loss in training.
-
-    Label smoothing is PyTorch's: the mean over all classes, the label's own included, has the part ``smoothing`` in it.
-    """
-
-    name: str
-    smoothing: float
-    threshold: float | None
-
-    @staticmethod
-    def of(recipe: Recipe) -> TorchLoss:
-        """The recipe's."""
-        return TorchLoss(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+class TorchLoss(RecipeLoss):
+    """In PyTorch's operations."""
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
         """Of all samples; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.

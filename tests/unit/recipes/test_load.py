@@ -222,7 +222,7 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
 
 
 @pytest.mark.parametrize("key", ["batch=shrink", "min_ranks=2"])
-def test_what_only_a_run_that_heals_can_have(key: str) -> None:
+def test_what_only_a_fault_tolerant_run_can_have(key: str) -> None:
     with pytest.raises(HpctrainError, match=f"{key.replace('=', ': ')} needs lost_rank: shrink"):
         load_recipe("digits", [f"fault_tolerance.{key}"])
 
