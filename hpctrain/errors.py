@@ -13,7 +13,7 @@ class HpctrainError(Exception):
 
     Args:
         message: what was wrong and where (file and line, key, host).
-        hint: the valid choices, or the command that mends it.
+        hint: the valid choices, or the command that corrects it.
         exit_code: 2 for wrong use, 1 for a run that failed, 3 for a check that found a fault.
     """
 

@@ -22,7 +22,7 @@ _CONFIG = ("scontrol", "show", "config")
 _PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 _MPI = ("srun", "--mpi=list")
 
-# Nodes in these states run no jobs until somebody mends them.
+# Nodes in these states run no jobs until somebody repairs them.
 _BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", "perfctrs", "no_respond", "reboot")
 
 Keys = dict[str, str]

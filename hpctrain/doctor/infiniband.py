@@ -142,7 +142,7 @@ def tcp_fallback(host: Host) -> Check:
 
 
 def _settings_for_tcp(host: Host) -> dict[str, str]:
-    """Settings that keep traffic off the adapter, and what mends each."""
+    """Settings that keep traffic off the adapter, and the remedy for each."""
     environment = host.environment
     faults = {}
     if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):

@@ -269,7 +269,7 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
-        f"mend the cause, then: {resume_command(directory)} --idle-restarts {allow}",
+        f"remove the cause, then: {resume_command(directory)} --idle-restarts {allow}",
         exit_code=1,
     )
 

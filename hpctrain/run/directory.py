@@ -169,5 +169,10 @@ def read_model(path: Path, model: type[Model]) -> Model:
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
     except ValidationError as error:
-        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        # A file that is no JSON has no key to name.
+        faults = [": ".join([str(path), *_key(fault["loc"]), fault["msg"]]) for fault in error.errors()]
         raise HpctrainError("\n".join(faults), "the file is damaged: restore it, or run again") from error
+
+
+def _key(location: tuple[int | str, ...]) -> list[str]:
+    return [".".join(map(str, location))] if location else []
