@@ -94,9 +94,9 @@ def _checks(options: HostOptions, start: Start, ranks: int | None, run_dir: Path
     named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
     if ranks is None and not named and start == Start():
         return [*without_ranks(), *check_host(read_host(), run_dir)]
+    from hpctrain.doctor.start import check_ranks
     from hpctrain.launch.hosts import arrange
     from hpctrain.planning.machine import this_machine
-    from hpctrain.programs.doctor import check_ranks
 
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:

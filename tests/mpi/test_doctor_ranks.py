@@ -152,7 +152,7 @@ def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
 def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
     program = (
         "import sys\n"
-        "import hpctrain.cli.doctor, hpctrain.programs.doctor, hpctrain.doctor.host\n"
+        "import hpctrain.cli.doctor, hpctrain.doctor.start, hpctrain.doctor.host\n"
         "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
