@@ -1,28 +1,87 @@
-"""``hpctrain run --dry-run``."""
+"""What ``hpctrain run`` prints."""
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
 
-from hpctrain.launch.attempts import Attempt
+from hpctrain.batch.outcome import resume_command
 from hpctrain.launch.by_hand import shell_text
-from hpctrain.launch.command import Launcher
 from hpctrain.launch.launcher_choice import needs_proof
-from hpctrain.planning.machine import Machine
 from hpctrain.report.say import say
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
+from hpctrain.supervision.request import ReadyRun
 from hpctrain.supervision.start import command_for
 
+if TYPE_CHECKING:
+    from hpctrain.run.events import Event
+    from hpctrain.supervision.execution import Audience, Summary
+    from hpctrain.supervision.failure import Failure
+    from hpctrain.supervision.repeats import Series
 
-def show_command(
-    plan: Plan, directory: RunDirectory, attempt: Attempt | None, machine: Machine, launcher: Launcher | None
-) -> int:
-    """Print what a shell would have to execute; returns the exit code. ``attempt`` is None for a new run."""
-    command = command_for(plan, directory, machine, launcher)
-    typer.echo(shell_text(command, plan, directory, attempt, launcher.name if launcher else "none"))
-    if launcher and needs_proof(plan):
-        say(f"hpctrain: {launcher.name} is the first in order, and was not tried; a run takes what works", sys.stderr)
-    return 0
+
+class Terminal:
+    """The :class:`hpctrain.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
+
+    What draws is imported where it does: it takes half a second, which a dry run has no need of.
+    """
+
+    def notice(self, text: str) -> None:
+        say(f"hpctrain: {text}", sys.stderr)
+
+    def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
+        """Print what a shell would have to execute."""
+        launcher = run.launcher
+        command = command_for(run.plan, directory, run.machine, launcher)
+        typer.echo(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
+        if launcher and needs_proof(run.plan):
+            self.notice(f"{launcher.name} is the first in order, and was not tried; a run takes what works")
+
+    @contextlib.contextmanager
+    def follow(self, directory: RunDirectory) -> Iterator[Audience]:
+        from hpctrain.report.console import Console
+        from hpctrain.report.tensorboard import TensorBoardWriter
+        from hpctrain.supervision.execution import Audience
+
+        with Console() as console, TensorBoardWriter(directory) as tensorboard:
+
+            def show(event: Event) -> None:
+                console.show(event)
+                tensorboard.show(event)
+
+            def failed(failure: Failure) -> None:
+                console.close()
+                self.notice(failure.told_after(shown=0))
+                if failure.status == "resumable":
+                    say(f"  to go on: {resume_command(directory)}", sys.stderr)
+
+            yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)
+
+    def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
+        from hpctrain.report.summary import summarise
+
+        return summarise(directory, plan, status)
+
+    def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
+        from hpctrain.report.results import reported_text, result_title
+
+        if not failure:
+            for name, value in summary["metrics"].items():
+                say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
+            if plan.recipe:
+                say(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}", sys.stderr)
+        say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
+
+    def series_ended(self, series: Series) -> None:
+        from rich.console import Console
+
+        from hpctrain.report.repeats import record_repeats, table
+
+        Console().print(table(record_repeats(series)))
+        say(f"report: hpctrain report {shlex.quote(str(series.path))}", sys.stderr)

@@ -27,9 +27,9 @@ from hpctrain.cli.start_options import (
     Smoke,
     start_changes,
 )
-from hpctrain.cli.work import default_directory, read_tasks
+from hpctrain.cli.work import read_tasks
 from hpctrain.planning.machine import as_if_installed, this_machine
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import RunDirectory, default_directory
 from hpctrain.run.plan import Start
 from hpctrain.supervision.repeats import require_no_series
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,10 +101,3 @@ def read_tasks(
     recipes = _recipes(work, chosen_by_task, small=small)
     told(*recipes)
     return dict(zip(tasks, recipes, strict=True))
-
-
-def default_directory(title: str) -> Path:
-    """Where the files of a run go that nobody has named a place for."""
-    # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
-    name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
-    return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

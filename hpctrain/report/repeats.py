@@ -15,7 +15,7 @@ from hpctrain.files.private import write_private
 from hpctrain.recipes.schema import Recipe, Reported
 from hpctrain.report.page import read_summary, settings, template
 from hpctrain.report.results import finite, reported_rows, reported_text, result_name, result_title
-from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.repeats import Series
 
@@ -102,6 +102,17 @@ def read_repeats(series: Series) -> Repeats:
     """
     plan, recipe = _first(series)
     return repeats_of(plan, recipe, [_result(recipe, seed, run) for seed, run in series.runs.items()])
+
+
+def record_repeats(series: Series) -> Repeats:
+    """Write the results there are to ``repeats.json``; returns them.
+
+    Raises:
+        HpctrainError: as of :func:`read_repeats`, or they cannot be written.
+    """
+    repeats = read_repeats(series)
+    write_json(series.file, repeats.model_dump(mode="json"))
+    return repeats
 
 
 def _first(series: Series) -> tuple[Plan, Recipe]:

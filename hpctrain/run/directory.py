@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,6 +133,13 @@ class RunDirectory:
                 stale.unlink(missing_ok=True)
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+
+def default_directory(title: str) -> Path:
+    """Where the files of a run go that nobody has named a place for."""
+    # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
+    name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
+    return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def new_directory(path: Path) -> RunDirectory:

@@ -98,7 +98,7 @@ def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsy
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
-    monkeypatch.setattr("hpctrain.cli.run.this_machine", lambda: few)
+    monkeypatch.setattr("hpctrain.supervision.begin.this_machine", lambda: few)
     for work in (["digits"], ["digits", "--repeat", "2"]):
         assert main(["run", *work, "-np", "5", "--dry-run"]) == 2
         said = capsys.readouterr().err
@@ -191,6 +191,6 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
     def found_a_fault() -> None:
         raise HpctrainError("the message", "the hint", exit_code=3)
 
-    monkeypatch.setattr("hpctrain.cli.run.this_machine", found_a_fault)
+    monkeypatch.setattr("hpctrain.supervision.begin.this_machine", found_a_fault)
     assert main(["run", "digits"]) == 3
     assert capsys.readouterr().err == "hpctrain: the message\n  the hint\n"

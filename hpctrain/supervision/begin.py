@@ -1,0 +1,58 @@
+"""Does what ``hpctrain run`` is asked for: begins a run or a series of seeds, or goes on with what is there."""
+
+from __future__ import annotations
+
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import job_id
+from hpctrain.planning.machine import this_machine
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.interrupts import Interrupted
+from hpctrain.supervision.one_run import begin_run, resume_run
+from hpctrain.supervision.repeats import begin_series, go_on_with_series, read_series, require_count, require_no_series
+from hpctrain.supervision.request import Output, RunRequest
+
+
+def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int:
+    """Run what is asked for to its end; returns the exit code of ``hpctrain run``.
+
+    Args:
+        resume: go on with what is in the request's directory, or begin it there.
+
+    Raises:
+        HpctrainError: it cannot be begun, or go on, as it is asked for.
+    """
+    try:
+        return _resume(request, output) if resume else _begin(request, output)
+    except Interrupted as interrupted:
+        output.notice(str(interrupted))
+        return RESUMABLE if job_id() or (request.run_dir and _holds_a_run(RunDirectory(request.run_dir))) else 1
+
+
+def _begin(request: RunRequest, output: Output) -> int:
+    if request.repeat is not None:
+        return begin_series(request, request.repeat, this_machine(), output)
+    if request.run_dir:
+        require_no_series(request.run_dir)
+    return begin_run(request, this_machine(), output)
+
+
+def _resume(request: RunRequest, output: Output) -> int:
+    """What is there, or is begun with its first resume."""
+    if request.run_dir is None:
+        raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
+    directory = RunDirectory(request.run_dir)
+    if series := read_series(directory.path):
+        require_count(series, request.repeat)
+        return go_on_with_series(request, series, output)
+    if not directory.plan.exists():
+        if request.work is None:
+            raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")
+        return _begin(request, output)
+    if request.repeat is not None:
+        raise HpctrainError(f"{directory.path} holds one run", "--repeat needs a directory of its own: --run-dir DIR")
+    return resume_run(request, directory, output)
+
+
+def _holds_a_run(directory: RunDirectory) -> bool:
+    return directory.plan.exists() or read_series(directory.path) is not None

@@ -1,0 +1,171 @@
+"""One run: begun, or gone on with, up to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+from hpctrain.checkpoints.layout import iterations
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import Attempt, hold
+from hpctrain.launch.hosts import are_given, arrange
+from hpctrain.planning.machine import Machine, as_if_installed
+from hpctrain.planning.planner import make_plan, oversubscription, require_processors
+from hpctrain.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
+from hpctrain.run.plan import HostOptions, Plan, Start, Stop
+from hpctrain.supervision.interrupts import Interrupts
+from hpctrain.supervision.request import Output, ReadyRun, RunRequest
+from hpctrain.supervision.start import available_launcher, require_packages
+
+
+def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
+    """Begin a run that is not there yet; returns the exit code.
+
+    Raises:
+        HpctrainError: it cannot be begun as it is asked for, or there.
+    """
+    if request.run_dir:
+        _require_no_checkpoints(RunDirectory(request.run_dir))
+    with Interrupts(Stop(**request.stop).signal) as interrupts:
+        with interrupts.raised():
+            run = ready(*new_plan(request, machine, output.notice))
+        default = default_directory(run.plan.title)
+        if request.dry_run:
+            output.would_start(run, RunDirectory(request.run_dir or default))
+            return 0
+        require_packages(run.plan)
+        directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
+        directory.create(run.plan)
+        with hold(directory):
+            return _execute(run, directory, interrupts, output)
+
+
+def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None]) -> tuple[Plan, Machine]:
+    """The plan of a run that begins, and the machine that it is for; ``notice`` gets warnings.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.launch.hosts.arrange`, :func:`hpctrain.planning.planner.make_plan` and
+            :func:`hpctrain.planning.planner.require_processors`.
+    """
+    assert request.work is not None
+    options, start = HostOptions(**request.host_options), Start(**request.start)
+    arranged, warnings = arrange(options, machine.host, request.ranks)
+    if request.dry_run and start.container is None:
+        machine, missing = as_if_installed(machine)
+        warnings += missing
+    plan = make_plan(
+        request.work,
+        machine,
+        hosts=arranged,
+        backend=request.backend or "auto",
+        framework=request.framework,
+        host_options=options,
+        start=start,
+        stop=Stop(**request.stop),
+    )
+    _require_processors(request, plan, machine)
+    _warn(plan, machine, warnings, notice)
+    return plan, machine
+
+
+def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> ReadyRun:
+    """The run of a plan, once nothing is known to be missing.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.supervision.start.available_launcher`.
+    """
+    return ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine), attempt=attempt)
+
+
+def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> int:
+    """Go on with the run of a directory; returns the exit code, 0 where it is done.
+
+    Raises:
+        HpctrainError: it cannot go on, or somebody else does.
+    """
+    stop = read_model(directory.plan, Plan).stop.model_copy(update=request.stop)
+    with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
+        with interrupts.raised():
+            warning = None if request.dry_run else held.enter_context(hold(directory))
+        return _go_on(request, directory, interrupts, output, () if warning is None else (warning,))
+
+
+def _go_on(
+    request: RunRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
+) -> int:
+    # What begins does not need it.
+    from hpctrain.launch.resume import resumption
+
+    with interrupts.raised():
+        further = resumption(
+            directory,
+            work=request.work,
+            overrides=request.overrides,
+            accept_changes=request.accept_changes,
+            ranks=request.ranks,
+            backend=request.backend,
+            framework=request.framework,
+            changes=request.changes,
+            look_only=request.dry_run,
+        )
+        if further is None:
+            return _is_done(directory, output)
+        # A run that goes on as it was begun was agreed to then.
+        if request.ranks is not None:
+            _require_processors(request, further.plan, further.machine)
+        _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
+        run = ready(further.plan, further.machine, further.attempt)
+    if request.dry_run:
+        output.would_start(run, directory)
+        return 0
+    require_packages(run.plan)
+    further.begin(directory)
+    return _execute(run, directory, interrupts, output)
+
+
+def _is_done(directory: RunDirectory, output: Output) -> int:
+    # The launcher can have died between the last event and the summary.
+    if not directory.summary.exists():
+        write_json(directory.summary, output.summarise(directory, read_model(directory.plan, Plan), "done"))
+    output.notice(f"{directory.path} is done")
+    return 0
+
+
+def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
+    # A tenth of a second that a dry run does not need.
+    from hpctrain.supervision.execution import Execution
+
+    with output.follow(directory) as audience:
+        execution = Execution(
+            directory=directory,
+            machine=run.machine,
+            interrupts=interrupts,
+            audience=audience,
+            summarise=output.summarise,
+        )
+        failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
+    output.ended(run.plan, directory, failure, summary)
+    return failure.exit_code if failure else 0
+
+
+def _require_no_checkpoints(directory: RunDirectory) -> None:
+    """Refuse to begin where a run was whose plan is lost: its checkpoints would be taken for the new run's."""
+    # Unlike pathlib's this passes any name, whose fault is told where the directory is made.
+    there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
+    if there and not directory.plan.exists() and iterations(directory.checkpoints):
+        raise HpctrainError(
+            f"{directory.path} holds checkpoints, and no plan.json that says of which run",
+            "restore that file, or choose another place with --run-dir",
+        )
+
+
+def _require_processors(request: RunRequest, plan: Plan, machine: Machine) -> None:
+    if not request.oversubscribe and not are_given(plan.host_options):
+        require_processors(plan, machine)
+
+
+def _warn(plan: Plan, machine: Machine, warnings: Iterable[str], notice: Callable[[str], None]) -> None:
+    too_many = oversubscription(plan, machine)
+    for warning in (*warnings, too_many) if too_many else warnings:
+        notice(f"warning: {warning}")
