@@ -17,7 +17,7 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fault_tolerance import require_choices
-from hpctrain.planning.machine import Machine
+from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.planning.planner import unplaced_plan
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
@@ -50,16 +50,16 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
 
 
 def container_options(
-    profile: ClusterProfile, image: str | None, runtime: str | None, mounts: Sequence[str]
+    profile: ClusterProfile, container: str | None, container_runtime: str | None, mounts: Sequence[str]
 ) -> dict[str, Any]:
-    """Image, runtime and mounts: as the command line says, else as the profile does."""
+    """The options about a container by name: as the command line says, else as the profile does."""
     given = profile.container
-    image = image if image is not None or given is None else given.image
+    image = container if container is not None or given is None else given.image
     return {
         # It must mean the same in the job.
-        "image": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
-        "runtime": runtime or (given.runtime if given else None),
-        "mounts": [*(given.mounts if given else ()), *mounts] or None,
+        "container": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
+        "container_runtime": container_runtime or (given.runtime if given else None),
+        "mounts": [*(given.mounts if given else ()), *mounts],
     }
 
 
@@ -78,7 +78,6 @@ def prepare(
     cluster: Cluster,
     request: JobRequest,
     works: Mapping[int | None, Recipe | Script],
-    machine: Machine,
     *,
     framework: str | None,
     backend: str,
@@ -88,6 +87,7 @@ def prepare(
     stage: Sequence[Path],
     stage_environment: Path | None,
     template: Path | None,
+    look_only: bool,
 ) -> Job:
     """The job; nothing is written and Slurm is not asked.
 
@@ -95,11 +95,11 @@ def prepare(
         cluster: to submit to.
         request: what is asked of Slurm.
         works: of each task of an array by its number; of any other run, under None.
-        machine: this one.
         framework, backend, hosts, start, restarts: of the plans.
         stage: files and folders that each node gets a copy of.
         stage_environment: the ranks' environment, likewise.
         template: the user's own.
+        look_only: nothing will be submitted, so a framework may be missing, which a notice then says.
 
     Raises:
         HpctrainError: something that is not there, or does not go together.
@@ -109,6 +109,9 @@ def prepare(
     staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
     stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
     folder = Path.cwd()
+    machine, missing = this_machine(), tuple[str, ...]()
+    if look_only and start.container is None:
+        machine, missing = as_if_installed(machine)
 
     def plan(work: Recipe | Script) -> Plan:
         return unplaced_plan(
@@ -138,7 +141,14 @@ def prepare(
     plans = {task: plan(work) for task, work in works.items()}
     for each in plans.values():
         require_choices(each)
-    return Job(profile=cluster.profile, request=request, plans=plans, render=script, files=cluster.files)
+    return Job(
+        profile=cluster.profile,
+        request=request,
+        plans=plans,
+        render=script,
+        files=cluster.files,
+        notices=(*cluster.findings, *filter(None, [request.warning]), *(f"warning: {each}" for each in missing)),
+    )
 
 
 def _check_container(container: Container, launcher: str) -> None:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-HostList = Annotated[
-    str | None,
-    typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040, or with slots: n1:8,n2:8."),
-]
-HostFile = Annotated[
-    Path | None, typer.Option("--hostfile", metavar="FILE", help="The hosts, as Open MPI, Hydra or Slurm lists them.")
-]
 FabricFile = Annotated[
     Path | None, typer.Option("--fabric", metavar="FILE", help="Order the hosts by it; as `topology show` reads.")
-]
-Routes = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
 ]
 NodeFile = Annotated[
     str | None,
@@ -31,3 +22,43 @@ NodeFile = Annotated[
 Interface = Annotated[
     str | None, typer.Option(metavar="NAME", help="Network interface for connections that are not InfiniBand.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHosts:
+    """Which hosts, and how they are connected."""
+
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040, or with slots: n1:8,n2:8."),
+    ] = None
+    hostfile: Annotated[
+        Path | None,
+        typer.Option("--hostfile", metavar="FILE", help="The hosts, as Open MPI, Hydra or Slurm lists them."),
+    ] = None
+    fabric: FabricFile = None
+    routes: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
+    ] = None
+    interface: Interface = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields of :class:`hpctrain.run.plan.HostOptions` that were given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsWithSlots(NamedHosts):
+    """The same, and what places each host has for ranks."""
+
+    node: NodeFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHosts:
+    """What is known of a job's hosts before it has them."""
+
+    fabric: FabricFile = None
+    node: NodeFile = None
+    interface: Interface = None

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli import completion
-from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
+from hpctrain.cli.host_options import HostsWithSlots
+from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.start_options import Backend
 from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
@@ -19,6 +20,7 @@ from hpctrain.run.plan import HostOptions, Plan
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
 
+@with_groups
 def plan(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
@@ -26,15 +28,11 @@ def plan(
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
     ] = None,
-    hosts: HostList = None,
-    hostfile: HostFile = None,
+    *,
+    hosts: HostsWithSlots,
     nodes: Annotated[
         int | None, typer.Option(metavar="N", help="The first N hosts of the list, the allocation or the fabric.")
     ] = None,
-    fabric: FabricFile = None,
-    routes: Routes = None,
-    node: NodeFile = None,
-    interface: Interface = None,
     backend: Backend = None,
     framework: Annotated[str | None, typer.Option(help="torch or keras.")] = None,
     overrides: Annotated[
@@ -44,10 +42,7 @@ def plan(
 ) -> None:
     """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
     machine, missing = as_if_installed(this_machine())
-    options = HostOptions(
-        hosts=hosts, hostfile=hostfile, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface
-    )
-    arranged, warnings = arrange(options, machine.host, ranks, whole_fabric=True)
+    arranged, warnings = arrange(HostOptions(**hosts.given(), nodes=nodes), machine.host, ranks, whole_fabric=True)
     for warning in (*warnings, *missing):
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(

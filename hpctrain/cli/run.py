@@ -8,27 +8,10 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli import completion
-from hpctrain.cli.host_options import FabricFile, HostFile, HostList, Interface, NodeFile, Routes
+from hpctrain.cli.host_options import HostsWithSlots
+from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_output import Terminal
-from hpctrain.cli.start_options import (
-    Backend,
-    ContainerRuntime,
-    Environment,
-    IdleRestarts,
-    Image,
-    Interpreter,
-    LauncherArguments,
-    LauncherName,
-    Mounts,
-    Restarts,
-    Smoke,
-    SshPort,
-    StopSeconds,
-    StopSignal,
-    given,
-    start_changes,
-    stop_changes,
-)
+from hpctrain.cli.start_options import Backend, Smoke, StartOptions, StopOptions
 from hpctrain.cli.work import read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
@@ -38,6 +21,7 @@ from hpctrain.supervision.repeats import MOST
 from hpctrain.supervision.request import RunRequest
 
 
+@with_groups
 def run(
     work: Annotated[
         str | None,
@@ -61,12 +45,8 @@ def run(
         bool, typer.Option("--oversubscribe", help="Let more ranks than this machine has cores share them.")
     ] = False,
     small: Smoke = False,
-    hosts: HostList = None,
-    hostfile: HostFile = None,
-    fabric: FabricFile = None,
-    routes: Routes = None,
-    node: NodeFile = None,
-    interface: Interface = None,
+    *,
+    hosts: HostsWithSlots,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
@@ -85,18 +65,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
     ] = False,
-    launcher: LauncherName = None,
-    python: Interpreter = None,
-    container: Image = None,
-    container_runtime: ContainerRuntime = None,
-    mounts: Mounts = None,
-    environment: Environment = None,
-    ssh_port: SshPort = None,
-    launcher_arguments: LauncherArguments = None,
-    stop_signal: StopSignal = None,
-    stop_seconds: StopSeconds = None,
-    restarts: Restarts = None,
-    idle_restarts: IdleRestarts = None,
+    start: StartOptions,
+    stop: StopOptions,
 ) -> None:
     """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
 
@@ -104,21 +74,12 @@ def run(
     and --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once, and no other signal does, which
     Slurm may deliver twice.
     """
-    start = start_changes(
-        launcher=launcher,
-        python=python,
-        image=container,
-        runtime=container_runtime,
-        mounts=mounts or None,
-        environment=environment or None,
-        ssh_port=ssh_port,
-        arguments=launcher_arguments,
-    )
-    options = given(hosts=hosts, hostfile=hostfile, fabric=fabric, routes=routes, node=node, interface=interface)
-    stop = stop_changes(signal=stop_signal, seconds=stop_seconds, restarts=restarts, idle_restarts=idle_restarts)
     if accept_changes and not resume:
         raise HpctrainError("--accept-changes is for a run that goes on", "--resume --run-dir DIR names it")
     request = RunRequest(
+        host_options=hosts.given(),
+        start=start.changes(),
+        stop=stop.changes(),
         work=_work(work, overrides or [], arguments or [], small=small, resume=resume),
         overrides=() if work else tuple(overrides or ()),
         accept_changes=accept_changes,
@@ -129,9 +90,6 @@ def run(
         repeat=repeat,
         dry_run=dry_run,
         oversubscribe=oversubscribe,
-        host_options=options,
-        start=start,
-        stop=stop,
     )
     raise typer.Exit(begin_or_resume(request, Terminal(), resume=resume))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, get_args
 
@@ -34,41 +35,6 @@ Backend = Annotated[
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that.")
 ]
-LauncherName = Annotated[
-    str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
-]
-Interpreter = Annotated[
-    str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
-]
-Image = Annotated[
-    str | None, typer.Option("--container", metavar="IMAGE", help="Run the ranks in it.", rich_help_panel=_HOW)
-]
-ContainerRuntime = Annotated[
-    str | None, typer.Option(metavar="NAME", help="apptainer (the default) or pyxis.", rich_help_panel=_HOW)
-]
-Mounts = Annotated[
-    list[str] | None,
-    typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_HOW),
-]
-Environment = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env", metavar="NAME[=VALUE]", help="For every rank; else this process's; repeatable.", rich_help_panel=_HOW
-    ),
-]
-SshPort = Annotated[
-    int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Of the hosts.", rich_help_panel=_HOW)
-]
-LauncherArguments = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Further ones for mpirun or srun.", rich_help_panel=_HOW)
-]
-StopSignal = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Asks for a checkpoint and an end; USR2 by default.", rich_help_panel=_STOP),
-]
-StopSeconds = Annotated[
-    float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
-]
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -79,74 +45,113 @@ Restarts = Annotated[
         rich_help_panel=_STOP,
     ),
 ]
-IdleRestarts = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=0, help="Resumes without progress that are allowed; 3 by default.", rich_help_panel=_STOP
-    ),
-]
 
 # Not an option, which has dashes before it.
 _SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobStart:
+    """How ranks are started, in a job too."""
+
+    launcher: Annotated[
+        str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
+    ] = None
+    container: Annotated[
+        str | None, typer.Option("--container", metavar="IMAGE", help="Run the ranks in it.", rich_help_panel=_HOW)
+    ] = None
+    container_runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="apptainer (the default) or pyxis.", rich_help_panel=_HOW)
+    ] = None
+    mounts: Annotated[
+        list[str] | None,
+        typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_HOW),
+    ] = None
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]",
+            help="For every rank; else this process's; repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """The fields of :class:`hpctrain.run.plan.Start` that were given.
+
+        Raises:
+            HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
+        """
+        if self.launcher is not None and self.launcher not in LAUNCHERS:
+            raise HpctrainError(f"unknown launcher {self.launcher!r}", nearest(self.launcher, LAUNCHERS))
+        variables = [_variable(text) for text in self.environment] if self.environment else None
+        return given(
+            launcher=self.launcher,
+            container=_container(self.container, self.container_runtime, self.mounts),
+            environment=variables and {name: value for name, value in variables if not is_secret(name)},
+            passed=variables and tuple(name for name, _ in variables if is_secret(name)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions(JobStart):
+    """How ranks are started from here."""
+
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
+    ] = None
+    ssh_port: Annotated[
+        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Of the hosts.", rich_help_panel=_HOW)
+    ] = None
+    launcher_arguments: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Further ones for mpirun or srun.", rich_help_panel=_HOW)
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        further = given(python=self.python, ssh_port=self.ssh_port, arguments=_words(self.launcher_arguments))
+        return super().changes() | further
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """How ranks are stopped, and started again."""
+
+    stop_signal: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Asks for a checkpoint and an end; USR2 by default.", rich_help_panel=_STOP),
+    ] = None
+    stop_seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
+    ] = None
+    restarts: Restarts = None
+    idle_restarts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Resumes without progress that are allowed; 3 by default.", rich_help_panel=_STOP
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """The fields of :class:`hpctrain.run.plan.Stop` that were given.
+
+        Raises:
+            HpctrainError: a signal that cannot ask for a stop, or no time.
+        """
+        name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
+        if name is not None and name not in STOP_SIGNALS:
+            raise HpctrainError(f"--stop-signal {self.stop_signal} cannot ask for a stop", nearest(name, STOP_SIGNALS))
+        seconds = self.stop_seconds
+        # NaN is not above 0 either.
+        if seconds is not None and not 0 < seconds < float("inf"):
+            raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
+        return given(signal=name, seconds=seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
+
+
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def start_changes(
-    *,
-    launcher: str | None,
-    python: str | None,
-    image: str | None,
-    runtime: str | None,
-    mounts: Sequence[str] | None,
-    environment: Sequence[str] | None,
-    ssh_port: int | None,
-    arguments: str | None,
-    inherited: Mapping[str, str] = os.environ,
-) -> dict[str, Any]:
-    """The fields of :class:`hpctrain.run.plan.Start` that were given.
-
-    Raises:
-        HpctrainError: an unknown name, a variable that is none or has no value, text that no shell could split.
-    """
-    if launcher is not None and launcher not in LAUNCHERS:
-        raise HpctrainError(f"unknown launcher {launcher!r}", nearest(launcher, LAUNCHERS))
-    try:
-        words = None if arguments is None else tuple(shlex.split(arguments))
-    except ValueError as error:
-        raise HpctrainError(f"--launcher-arguments {arguments}: {error}", "close the quotes") from error
-    _require_no_secret(words or ())
-    asked = None if environment is None else [_variable(text, inherited) for text in environment]
-    return given(
-        launcher=launcher,
-        python=python,
-        container=_container(image, runtime, mounts),
-        environment=None if asked is None else {name: value for name, value in asked if not is_secret(name)},
-        passed=None if asked is None else tuple(name for name, _ in asked if is_secret(name)),
-        ssh_port=ssh_port,
-        arguments=words,
-    )
-
-
-def stop_changes(
-    *, signal: str | None, seconds: float | None, restarts: int | None, idle_restarts: int | None
-) -> dict[str, Any]:
-    """The fields of :class:`hpctrain.run.plan.Stop` that were given.
-
-    Raises:
-        HpctrainError: a signal that cannot ask for a stop, or no time.
-    """
-    name = None if signal is None else signal.upper().removeprefix("SIG")
-    if name is not None and name not in STOP_SIGNALS:
-        raise HpctrainError(f"--stop-signal {signal} cannot ask for a stop", nearest(name, STOP_SIGNALS))
-    # NaN is not above 0 either.
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
-    return given(signal=name, seconds=seconds, restarts=restarts, idle_restarts=idle_restarts)
 
 
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:
@@ -159,6 +164,17 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
             return Container(runtime=known, image=image, mounts=tuple(mounts or ()))
     assert runtime is not None
     raise HpctrainError(f"unknown container runtime {runtime!r}", nearest(runtime, get_args(Runtime)))
+
+
+def _words(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise HpctrainError(f"--launcher-arguments {text}: {error}", "close the quotes") from error
+    _require_no_secret(words)
+    return words
 
 
 def _require_no_secret(words: Sequence[str]) -> None:
@@ -176,7 +192,7 @@ def _seen_by_all(where: str, name: str) -> HpctrainError:
     )
 
 
-def _variable(text: str, inherited: Mapping[str, str]) -> tuple[str, str]:
+def _variable(text: str) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
         raise HpctrainError(f"--env {name}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
@@ -184,7 +200,7 @@ def _variable(text: str, inherited: Mapping[str, str]) -> tuple[str, str]:
         raise _seen_by_all(f"--env {name}=…", name)
     if has_value:
         return name, value
-    if name not in inherited:
+    if name not in os.environ:
         hint = f"export {name}=…" if is_secret(name) else f"give it a value: --env {name}=VALUE"
         raise HpctrainError(f"--env {name}: it is not set here", hint)
-    return name, inherited[name]
+    return name, os.environ[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,25 +11,15 @@ import typer
 
 from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
-from hpctrain.batch.request import JobRequest, further_options, job_request
+from hpctrain.batch.request import JobRequest, job_request
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import completion
-from hpctrain.cli import submit_options as options
-from hpctrain.cli.host_options import FabricFile, Interface, NodeFile
-from hpctrain.cli.start_options import (
-    Backend,
-    ContainerRuntime,
-    Environment,
-    Image,
-    LauncherName,
-    Mounts,
-    Restarts,
-    Smoke,
-    start_changes,
-)
+from hpctrain.cli.host_options import JobHosts
+from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.start_options import Backend, JobStart, Restarts, Smoke
+from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks
-from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.run.directory import RunDirectory, default_directory
 from hpctrain.run.plan import Start
 from hpctrain.supervision.repeats import require_no_series
@@ -37,6 +28,7 @@ from hpctrain.supervision.repeats import require_no_series
 _INTERRUPTED = 130
 
 
+@with_groups
 def submit(
     work: Annotated[
         str,
@@ -45,41 +37,20 @@ def submit(
         ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
-    cluster: options.Cluster = "auto",
-    nodes: options.Nodes = None,
-    gpus_per_node: options.GpusPerNode = None,
-    tasks_per_node: options.TasksPerNode = None,
-    cpus_per_task: options.CpusPerTask = None,
-    time: options.Time = None,
-    partition: options.Partition = None,
-    account: options.Account = None,
-    qos: options.Qos = None,
-    constraint: options.Constraint = None,
-    job_name: options.JobName = None,
-    array: options.Array = None,
-    dependency: options.Dependency = None,
-    chain: options.Chain = None,
-    further: options.Further = None,
+    cluster: Cluster = "auto",
+    *,
+    job: JobOptions,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None,
     small: Smoke = False,
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
     backend: Backend = None,
-    launcher: LauncherName = None,
-    environment: Environment = None,
-    container: Image = None,
-    container_runtime: ContainerRuntime = None,
-    mounts: Mounts = None,
-    fabric: FabricFile = None,
-    node: NodeFile = None,
-    interface: Interface = None,
+    start: JobStart,
+    hosts: JobHosts,
     restarts: Restarts = None,
-    stage: options.Stage = None,
-    stage_environment: options.StageEnvironment = None,
-    template: options.Template = None,
-    list_variables: options.ListVariables = False,
-    list_clusters: options.ListClusters = False,
+    script: ScriptOptions,
+    list_clusters: ListClusters = False,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
@@ -94,59 +65,33 @@ def submit(
     """
     if run_dir:
         require_no_series(run_dir)
-    found = find_cluster(cluster, partition)
-    asked = {
-        "name": job_name,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "tasks_per_node": tasks_per_node,
-        "cpus_per_task": cpus_per_task,
-        "time": time,
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "array": array,
-        "dependency": dependency,
-        "chain": chain,
-        "sbatch": further_options(further or []),
-    }
-    request = job_request(found.profile, Path(work).stem, asked)
-    changes = start_changes(
-        launcher=launcher or found.profile.launcher,
-        python=None,
-        environment=environment or None,
-        ssh_port=None,
-        arguments=None,
-        **container_options(found.profile, container, container_runtime, mounts or []),
-    )
-    start = Start(**changes)
-    missing: tuple[str, ...] = ()
-    machine = this_machine()
-    if dry_run and start.container is None:
-        machine, missing = as_if_installed(machine)
-    job = prepare(
+    found = find_cluster(cluster, job.partition)
+    request = job_request(found.profile, Path(work).stem, job.asked())
+    # The command line goes before the profile.
+    in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
+    start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
+    changes = start.changes()
+    made = prepare(
         found,
         request,
         read_tasks(work, overrides or [], arguments or [], request.tasks, small=small),
-        machine,
         framework=framework,
         backend=backend or "auto",
-        hosts=host_options(found.profile, fabric, node, interface),
-        start=start,
+        hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface),
+        start=Start(**changes),
         restarts=restarts,
-        stage=stage or [],
-        stage_environment=stage_environment,
-        template=template,
+        stage=script.stage or [],
+        stage_environment=script.stage_environment,
+        template=script.template,
+        look_only=dry_run,
     )
-    warnings = [f"warning: {each}" for each in missing]
-    for line in (*found.findings, *([request.warning] if request.warning else []), *warnings):
+    for line in made.notices:
         typer.echo(line, err=True)
-    path = (run_dir or default_directory(job.plan.title)).absolute()
+    path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
-        _show(job, path)
+        _show(made, path)
         return
-    directory, jobs = submit_job(job, path, numbered=run_dir is None)
+    directory, jobs = submit_job(made, path, numbered=run_dir is None)
     typer.echo(directory.path)
     typer.echo(" ".join(jobs))
     if wait:

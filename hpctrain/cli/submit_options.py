@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from hpctrain.batch.request import further_options
 from hpctrain.cli import completion
 
 
@@ -39,70 +41,96 @@ Cluster = Annotated[
         autocompletion=completion.clusters,
     ),
 ]
-Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_SLURM)]
-GpusPerNode = Annotated[
-    int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.", rich_help_panel=_SLURM)
-]
-TasksPerNode = Annotated[
-    int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a GPU.", rich_help_panel=_SLURM)
-]
-CpusPerTask = Annotated[
-    int | None,
-    typer.Option(metavar="C", help="CPUs of each rank; by default its share of the cores.", rich_help_panel=_SLURM),
-]
-Time = Annotated[str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit of a job.", rich_help_panel=_SLURM)]
-Partition = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
-Account = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
-Qos = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
-Constraint = Annotated[str | None, typer.Option(help="Features that the nodes must have.", rich_help_panel=_SLURM)]
-JobName = Annotated[str | None, typer.Option(help="By default the recipe's or script's.", rich_help_panel=_SLURM)]
-Array = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SPEC",
-        help="One training a task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
-        rich_help_panel=_SLURM,
-    ),
-]
-Dependency = Annotated[str | None, typer.Option(metavar="afterok:ID", rich_help_panel=_SLURM)]
-Chain = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Jobs, each going on where the one before had to stop.", rich_help_panel=_SLURM),
-]
-Further = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.", rich_help_panel=_SLURM),
-]
-Stage = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="SOURCE",
-        help="Copy to each node, archives unpacked, for a script to find in $HPCTRAIN_STAGE; repeatable.",
-        rich_help_panel=_SCRIPT,
-    ),
-]
-StageEnvironment = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="SOURCE",
-        help="The ranks' virtual environment, a folder or an archive, copied to each node.",
-        rich_help_panel=_SCRIPT,
-    ),
-]
-Template = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Your own Jinja template of the script.", rich_help_panel=_SCRIPT)
-]
-ListVariables = Annotated[
-    bool,
-    typer.Option(
-        "--list-variables",
-        callback=_print_variables,
-        is_eager=True,
-        help="Print what a template may use.",
-        rich_help_panel=_SCRIPT,
-    ),
-]
 ListClusters = Annotated[
     bool,
     typer.Option("--list-clusters", callback=_print_clusters, is_eager=True, help="Print the shipped profiles."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What is asked of Slurm; None where the profile says it."""
+
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_SLURM)] = None
+    gpus_per_node: Annotated[
+        int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.", rich_help_panel=_SLURM)
+    ] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a GPU.", rich_help_panel=_SLURM)
+    ] = None
+    cpus_per_task: Annotated[
+        int | None,
+        typer.Option(metavar="C", help="CPUs of each rank; by default its share of the cores.", rich_help_panel=_SLURM),
+    ] = None
+    time: Annotated[
+        str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit of a job.", rich_help_panel=_SLURM)
+    ] = None
+    partition: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
+    account: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
+    qos: Annotated[str | None, typer.Option(rich_help_panel=_SLURM)] = None
+    constraint: Annotated[
+        str | None, typer.Option(help="Features that the nodes must have.", rich_help_panel=_SLURM)
+    ] = None
+    job_name: Annotated[
+        str | None, typer.Option(help="By default the recipe's or script's.", rich_help_panel=_SLURM)
+    ] = None
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="One training a task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
+            rich_help_panel=_SLURM,
+        ),
+    ] = None
+    dependency: Annotated[str | None, typer.Option(metavar="afterok:ID", rich_help_panel=_SLURM)] = None
+    chain: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Jobs, each going on where the one before had to stop.", rich_help_panel=_SLURM),
+    ] = None
+    further: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.", rich_help_panel=_SLURM
+        ),
+    ] = None
+
+    def asked(self) -> dict[str, Any]:
+        """The fields of :class:`hpctrain.batch.request.JobRequest`; None for those that were left out."""
+        options = dict(vars(self))
+        return {"name": options.pop("job_name"), "sbatch": further_options(options.pop("further") or []), **options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """What the job's script does and looks like."""
+
+    stage: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Copy to each node, archives unpacked, for a script to find in $HPCTRAIN_STAGE; repeatable.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = None
+    stage_environment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The ranks' virtual environment, a folder or an archive, copied to each node.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = None
+    template: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own Jinja template of the script.", rich_help_panel=_SCRIPT),
+    ] = None
+    list_variables: Annotated[
+        bool,
+        typer.Option(
+            "--list-variables",
+            callback=_print_variables,
+            is_eager=True,
+            help="Print what a template may use.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = False

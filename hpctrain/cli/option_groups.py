@@ -1,0 +1,40 @@
+"""Options that several commands have, in dataclasses: a command takes each group as one parameter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer takes it: a parameter that is a dataclass stands for the options in the dataclass's fields.
+
+    A group of options has a default in each field, and its place among the other options is the parameter's.
+    """
+    types = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for parameter in inspect.signature(command).parameters.values():
+            if group := groups.get(parameter.name):
+                kinds = get_type_hints(group, include_extras=True)
+                for field in fields(group):
+                    yield _parameter(field.name, field.default, kinds[field.name])
+            else:
+                yield _parameter(parameter.name, parameter.default, types[parameter.name])
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    vars(call)["__signature__"] = inspect.Signature([*parameters()])
+    return call
+
+
+def _parameter(name: str, default: Any, kind: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -1,0 +1,46 @@
+"""All checks before a run: of this machine by itself, or of every host of the run by ranks of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.cluster.checks import Check
+from hpctrain.doctor.facts import read_host
+from hpctrain.doctor.host import check_host, failed_first
+from hpctrain.doctor.ranks import without_ranks
+from hpctrain.run.plan import HostOptions, Start
+
+
+def diagnose(
+    options: HostOptions, start: Start, ranks: int | None, run_directory: Path, *, notice: Callable[[str], None]
+) -> list[Check]:
+    """The checks, failed ones first.
+
+    Args:
+        options: which hosts.
+        start: how a run would start its ranks.
+        ranks: how many. None for as many as a run has; without hosts and a way to start them, for none.
+        run_directory: where runs are to write.
+        notice: gets warnings.
+
+    Raises:
+        HpctrainError: hosts and ranks that do not fit, or no folder for what the ranks write.
+    """
+    named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
+    if ranks is None and not named and start == Start():
+        return failed_first([*without_ranks(), *check_host(read_host(), run_directory)])
+    # A quarter of a second that this machine alone does not need.
+    from hpctrain.doctor.start import check_ranks
+    from hpctrain.launch.hosts import arrange
+    from hpctrain.planning.machine import this_machine
+
+    arranged, warnings = arrange(options, this_machine().host, ranks)
+    for warning in warnings:
+        notice(f"warning: {warning}")
+    checks = check_ranks(arranged, options, start, run_directory)
+    if len(checks) == 1:
+        # The ranks did not come as far as their hosts; what this machine says may tell why.
+        checks += check_host(read_host(hosts=len(arranged.slots)), run_directory)
+    return failed_first(checks)
