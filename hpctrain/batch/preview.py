@@ -35,7 +35,7 @@ def preview(job: Job, script: str) -> str:
 def _environment(plan: Plan) -> tuple[dict[str, str], list[str]]:
     """The variables that are known, and the names of those that follow from the job's nodes."""
     other: dict[str, object] = {"threads_per_rank": plan.threads_per_rank + 1}
-    if plan.backend == "auto":
+    if plan.capabilities is None:
         plan = plan.model_copy(update={"backend_reason": "not chosen yet"})
         other |= {"backend": "chosen", "backend_reason": "for the job's hosts"}
     here, there = rank_environment(plan), rank_environment(plan.model_copy(update=other))

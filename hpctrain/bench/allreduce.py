@@ -148,7 +148,7 @@ def main(out: str, sizes: str, rounds: str) -> None:
     engines = {"mpi": by_engine(comm.torch(), "measured", largest), "MPI_Allreduce": by_mpi(world)}
     group = join_process_group(world)
     engines["gloo"] = by_process_group(torch.device("cpu"))
-    if group.backend == "nccl":
+    if group.on_gpus:
         engines["nccl"] = by_process_group(torch.device("cuda", comm.local_rank))
     horovod = load_horovod(world, left_out)
     by_horovod = by_engine(horovod.torch(), "measured", largest) if horovod else None

@@ -87,7 +87,7 @@ def variants(
         **watched(work, comm, folder),
     }
     groups = [TimedGroup(calls=calls)]
-    if group.backend != "nccl":
+    if not group.on_gpus:
         left_out["nccl"] = "not every rank has a GPU of its own"
     horovod = load_horovod(world, left_out)
     if horovod:

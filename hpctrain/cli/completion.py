@@ -19,7 +19,7 @@ def _recipes() -> Iterable[str]:
 
 
 def _backends() -> Iterable[str]:
-    from hpctrain.run.plan import BACKENDS
+    from hpctrain.cluster.backends import BACKENDS
 
     return BACKENDS
 

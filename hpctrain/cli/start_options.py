@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_args
 import typer
 
 from hpctrain.cli import completion
+from hpctrain.cluster.backends import BACKENDS
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.run.plan import BACKENDS
 from hpctrain.run.stopping import STOP_SIGNALS
 
 _HOW = "How ranks are started"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpctrain.cluster.backends import BACKENDS
 from hpctrain.cluster.gpus import fitting_backend, usable_gpus
 from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.comm.base import Communicator, RanksLostError
@@ -24,7 +25,6 @@ from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
 from hpctrain.run import stopping
-from hpctrain.run.plan import BACKENDS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,10 +45,10 @@ def init(backend: str | None = None) -> Communicator:
     """Join the run that the launcher started, and say once on rank 0 what was chosen and why.
 
     Args:
-        backend: one of :data:`hpctrain.run.plan.BACKENDS`. By default what ``hpctrain run`` chose, through the variable
-            ``HPCTRAIN_BACKEND``, else ``auto``: ``single`` for one process; else, where each rank has a GPU, ``nccl``
-            if the script has imported PyTorch and not TensorFlow, or else ``horovod``; else ``mpi``. Among ranks of
-            torchrun ``nccl`` or ``gloo``.
+        backend: one of :data:`hpctrain.cluster.backends.BACKENDS`. By default what ``hpctrain run`` chose, through the
+            variable ``HPCTRAIN_BACKEND``, else ``auto``: ``single`` for one process; else, where each rank has a GPU,
+            ``nccl`` if the script has imported PyTorch and not TensorFlow, or else ``horovod``; else ``mpi``. Among
+            ranks of torchrun ``nccl`` or ``gloo``.
 
     Returns:
         The communicator; a second call returns the same one. ``rank``, ``size``, ``local_rank``, ``local_size`` and

@@ -130,14 +130,16 @@ class Communicator(ABC):
         local_rank: this process's number among those of this host.
         local_size: how many of them there are.
         host: the name of this host.
-        backend: what reduces the gradients, one of hpctrain.run.plan.BACKENDS but ``auto``.
+        backend: what reduces the gradients, a name of hpctrain.cluster.backends.CAPABILITIES.
         reason: one sentence on why this backend was chosen.
         distributed: a model was given to ``ht.distribute``, whose parameters are proven equal.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
+        has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
     """
 
     in_host_memory = False
+    has_xla_kernel = False
     backend: str
     rank: int
     size: int

@@ -55,12 +55,13 @@ class TorchDistributedCommunicator(Communicator):
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
         super().__init__(reason)
         self.backend = backend
+        self.on_gpus = backend == "nccl"
         self._by_mpi = world is not None
         if dist.is_initialized():
             raise HpctrainError(
                 "torch.distributed has a process group already", "leave init_process_group out: ht.init() makes it"
             )
-        if backend == "nccl" and not dist.is_nccl_available():
+        if self.on_gpus and not dist.is_nccl_available():
             raise HpctrainError(
                 f"this PyTorch, {torch.__version__}, is built without NCCL",
                 "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
@@ -72,7 +73,7 @@ class TorchDistributedCommunicator(Communicator):
             raise self._failed(error, "the making of the group") from error
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         self._engine: TorchDistributedEngine | None = None
-        if backend == "nccl":
+        if self.on_gpus:
             try:
                 _take_gpu(self)
             except BaseException:
@@ -329,7 +330,7 @@ class TorchDistributedEngine:
         self._members = None
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if device.type == "cuda" and self._comm.backend == "gloo":
+        if device.type == "cuda" and not self._comm.on_gpus:
             raise HpctrainError("backend 'gloo' reduces in the CPU's memory, not on GPUs", "choose --backend nccl")
         return torch.zeros(numel, dtype=dtype, device=device)
 

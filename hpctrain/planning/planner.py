@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpctrain.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.cluster.gpus import fitting_backend
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import require_recipe
 from hpctrain.recipes.schema import Framework, Recipe
-from hpctrain.run.plan import BACKENDS, HostOptions, Plan, Script, Slots, Start, Stop
+from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
 
@@ -67,8 +68,8 @@ def unplaced_plan(
     Args:
         work: what ``ranks`` processes are to run.
         machine: where.
-        backend: one of :data:`hpctrain.run.plan.BACKENDS`; ``auto`` is ``single`` for one rank on this machine, else
-            ``mpi`` where the recipe goes on without ranks that die, else that of
+        backend: one of :data:`hpctrain.cluster.backends.BACKENDS`; ``auto`` is ``single`` for one rank on this
+            machine, else ``mpi`` where the recipe goes on without ranks that die, else that of
             :func:`hpctrain.cluster.gpus.fitting_backend`.
         framework: for a recipe; by default PyTorch where it is installed, else Keras.
         host_options: what the hosts are to be chosen by.
@@ -167,12 +168,15 @@ def _require_possible(plan: Plan) -> None:
 def _require_backend(backend: str, plan: Plan) -> None:
     if backend not in BACKENDS:
         raise HpctrainError(f"unknown backend {backend!r}", nearest(backend, BACKENDS))
-    if backend in ("gloo", "nccl") and plan.framework == "keras":
+    capable = CAPABILITIES.get(backend)
+    if capable is None:
+        return
+    if plan.framework == "keras" and plan.framework not in capable.frameworks:
         raise HpctrainError(
             f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
             "choose --backend mpi or horovod, or --framework torch",
         )
-    if plan.fault_tolerant and backend not in ("auto", "mpi", "single"):
+    if plan.fault_tolerant and not capable.outlives_ranks:
         raise HpctrainError(
             f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
@@ -181,9 +185,9 @@ def _require_backend(backend: str, plan: Plan) -> None:
 
 def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     """The backend, and why it was chosen; no reason for one that was asked for."""
-    if plan.asked_backend == "single":
-        _require_single(plan, hosts[0].host, machine)
-    if plan.asked_backend != "auto":
+    if asked := CAPABILITIES.get(plan.asked_backend):
+        if not asked.joins_ranks:
+            _require_single(plan, hosts[0].host, machine)
         return plan.asked_backend, ""
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
         return "single", f"one rank on {machine.host}"
@@ -194,10 +198,12 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
 
 def _require_single(plan: Plan, host: str, machine: Machine) -> None:
     if plan.ranks > 1:
-        raise HpctrainError(f"backend 'single' is for one process, not for -np {plan.ranks}", "choose --backend auto")
+        raise HpctrainError(
+            f"backend {plan.asked_backend!r} is for one process, not for -np {plan.ranks}", "choose --backend auto"
+        )
     if not same_host(host, machine.host):
         raise HpctrainError(
-            f"backend 'single' starts its process on this machine, {machine.host}, not on {host}",
+            f"backend {plan.asked_backend!r} starts its process on this machine, {machine.host}, not on {host}",
             "choose --backend auto",
         )
 
@@ -211,9 +217,10 @@ def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     backend, reason = fitting_backend(framework, gpus, host.slots, host.host if host.places else machine.host)
     if plan.start.container is not None:
         return backend, reason
-    if backend == "nccl" and machine.versions.get("torch", "").endswith("+cpu"):
+    capable = CAPABILITIES[backend]
+    if capable.needs_gpus and machine.versions.get("torch", "").endswith("+cpu"):
         return "mpi", f"PyTorch {machine.versions['torch']} is built for CPUs"
-    if backend == "horovod" and framework is None and "horovod" not in machine.versions:
+    if capable.needs_build and framework is None and backend not in machine.versions:
         raise HpctrainError(
             f"which backend is for {plan.title}? There is {reason.partition(', ')[2]}, and Horovod, which serves "
             "either framework, is not built",

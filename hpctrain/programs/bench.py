@@ -72,7 +72,7 @@ def measure(program: str, ranks: int, *arguments: str, backend: str = "mpi") -> 
         work = Script(path=path, arguments=(str(out), *arguments))
         plan = make_plan(work, machine, ranks=ranks, backend=backend)
         # Horovod may be missing: then it is left out.
-        launcher = prove_launcher(plan, machine, folder) if backend != "single" else None
+        launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         return {**run_program(plan, folder, machine, launcher, out), "load": round(load, 2)}
 
 

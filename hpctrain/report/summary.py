@@ -48,7 +48,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
 def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
     """:func:`summarise` for events that were read before."""
-    asked = None if plan.backend == "auto" else plan.backend
+    asked = plan.backend if plan.capabilities else None
     run = record.run
     return {
         "status": status,

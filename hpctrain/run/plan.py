@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hpctrain.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.cluster.container import Container
 from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.topology.node_map import Slot
 
 _RESTARTS = 3
-BACKENDS = ("auto", "horovod", "mpi", "nccl", "gloo", "single")
 
 
 class Script(BaseModel):
@@ -165,6 +165,16 @@ class Plan(BaseModel):
             return self.recipe.name
         assert self.script is not None
         return self.script.path.name
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Those of its backend; None where that is chosen later."""
+        return CAPABILITIES.get(self.backend)
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether a launcher starts its ranks; one that joins no others is started as a plain process."""
+        return self.capabilities is None or self.capabilities.joins_ranks
 
     @property
     def fault_tolerant(self) -> bool:

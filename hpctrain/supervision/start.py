@@ -45,12 +45,13 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     _require_program(plan, machine)
     _require_passed(plan)
     _require_data(plan, machine)
-    if plan.backend == "single":
+    if not plan.needs_launcher:
         return None
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
     # What another interpreter has cannot be seen from here.
-    if plan.backend == "horovod" and plan.start.container is None and plan.start.python is None:
+    may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
+    if may_be_missing and plan.start.container is None and plan.start.python is None:
         require(plan.framework)
     return launcher
 

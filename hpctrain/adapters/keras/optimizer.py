@@ -85,7 +85,7 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
     take_shares(model, distribution)
     take_fits(model, distribution)
     unwrap_errors(model)
-    if comm.backend != "single":
+    if not comm.has_xla_kernel:
         _compile_without_xla(model, comm)
     if comm.size > 1:
         watch_updates()
@@ -116,7 +116,7 @@ def _is_linear(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
-    """No backend's reduction has an XLA kernel; ``compile`` asks this attribute."""
+    """A reduction over ranks has no XLA kernel; ``compile`` asks this attribute."""
     model.supports_jit = False
     if model.compiled:
         model.jit_compile = False

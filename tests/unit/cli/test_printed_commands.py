@@ -10,9 +10,9 @@ import typer
 from pages import PAGES, PrintedCommand, commands, commands_of, options
 
 from hpctrain.cli.main import app
+from hpctrain.cluster.backends import BACKENDS
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe
-from hpctrain.run.plan import BACKENDS
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
