@@ -9,7 +9,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.start_options import Backend
+from hpctrain.cli.start_options import TrainingOptions
 from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
@@ -33,11 +33,7 @@ def plan(
     nodes: Annotated[
         int | None, typer.Option(metavar="N", help="The first N hosts of the list, the allocation or the fabric.")
     ] = None,
-    backend: Backend = None,
-    framework: Annotated[str | None, typer.Option(help="torch or keras.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
-    ] = None,
+    training: TrainingOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
     """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
@@ -46,10 +42,10 @@ def plan(
     for warning in (*warnings, *missing):
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(
-        told(load_recipe(recipe, overrides or [])),
+        told(load_recipe(recipe, training.overrides or [])),
         machine,
-        backend=backend or "auto",
-        framework=framework,
+        backend=training.backend or "auto",
+        framework=training.framework,
         hosts=arranged,
     )
     typer.echo(made.model_dump_json(indent=2) if as_json else _text(made))

@@ -11,7 +11,7 @@ from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_output import Terminal
-from hpctrain.cli.start_options import Backend, Smoke, StartOptions, StopOptions
+from hpctrain.cli.start_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.work import read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
@@ -36,16 +36,11 @@ def run(
         int | None,
         typer.Option("-np", metavar="N", help="How many ranks; by default one a host, or one a GPU of --node."),
     ] = None,
-    backend: Backend = None,
-    framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
-    ] = None,
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="Let more ranks than this machine has cores share them.")
     ] = False,
-    small: Smoke = False,
     *,
+    training: WorkOptions,
     hosts: HostsWithSlots,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
@@ -80,12 +75,12 @@ def run(
         host_options=hosts.given(),
         start=start.changes(),
         stop=stop.changes(),
-        work=_work(work, overrides or [], arguments or [], small=small, resume=resume),
-        overrides=() if work else tuple(overrides or ()),
+        work=_work(work, arguments or [], training, resume=resume),
+        overrides=() if work else tuple(training.overrides or ()),
         accept_changes=accept_changes,
         ranks=ranks,
-        backend=backend,
-        framework=framework,
+        backend=training.backend,
+        framework=training.framework,
         run_dir=run_dir,
         repeat=repeat,
         dry_run=dry_run,
@@ -94,12 +89,10 @@ def run(
     raise typer.Exit(begin_or_resume(request, Terminal(), resume=resume))
 
 
-def _work(
-    work: str | None, overrides: list[str], arguments: list[str], *, small: bool, resume: bool
-) -> Recipe | Script | None:
+def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:
     if work is not None:
-        return read_work(work, overrides, arguments, small=small)
-    if not resume or small:
+        return read_work(work, training.overrides or [], arguments, small=training.small)
+    if not resume or training.small:
         raise HpctrainError(
             "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"
         )

@@ -1,4 +1,4 @@
-"""The options about how ranks are started and stopped, and what reduces their gradients."""
+"""The options about what ranks compute, and how they are started and stopped."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ from hpctrain.run.stopping import STOP_SIGNALS
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
 
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        "--backend",
-        metavar="NAME",
-        help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
-        autocompletion=completion.backends,
-    ),
-]
-Smoke = Annotated[
-    bool, typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that.")
-]
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -49,6 +37,35 @@ Restarts = Annotated[
 # Not an option, which has dashes before it.
 _SETTING = re.compile(r"(?:^|[\s=,;:])([A-Za-z_][A-Za-z0-9_]*)=", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What is changed of a recipe, and how it is computed."""
+
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+    ] = None
+    framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
+            autocompletion=completion.backends,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(TrainingOptions):
+    """The same, and whether the recipe is made small first."""
+
+    small: Annotated[
+        bool,
+        typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that."),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.start_options import Backend, JobStart, Restarts, Smoke
+from hpctrain.cli.start_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks
 from hpctrain.run.directory import RunDirectory, default_directory
@@ -40,12 +40,7 @@ def submit(
     cluster: Cluster = "auto",
     *,
     job: JobOptions,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
-    ] = None,
-    small: Smoke = False,
-    framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None,
-    backend: Backend = None,
+    training: WorkOptions,
     start: JobStart,
     hosts: JobHosts,
     restarts: Restarts = None,
@@ -74,9 +69,9 @@ def submit(
     made = prepare(
         found,
         request,
-        read_tasks(work, overrides or [], arguments or [], request.tasks, small=small),
-        framework=framework,
-        backend=backend or "auto",
+        read_tasks(work, training.overrides or [], arguments or [], request.tasks, small=training.small),
+        framework=training.framework,
+        backend=training.backend or "auto",
         hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface),
         start=Start(**changes),
         restarts=restarts,

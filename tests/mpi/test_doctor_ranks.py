@@ -121,8 +121,8 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpctrain.doctor import start as doctor_ranks
     from hpctrain.planning.hosts import Hosts
-    from hpctrain.programs import doctor as doctor_ranks
     from hpctrain.run.plan import HostOptions, Slots, Start
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
