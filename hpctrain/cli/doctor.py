@@ -12,7 +12,7 @@ import typer
 
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.start_options import StartOptions
+from hpctrain.cli.run_options import StartOptions
 from hpctrain.cluster.host_list import fold_hosts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.start_options import TrainingOptions
+from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.work import told
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange

@@ -10,8 +10,8 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.run_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.run_output import Terminal
-from hpctrain.cli.start_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.work import read_work
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe

@@ -17,7 +17,7 @@ from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.start_options import JobStart, Restarts, WorkOptions
+from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks
 from hpctrain.run.directory import RunDirectory, default_directory
