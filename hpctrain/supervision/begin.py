@@ -9,8 +9,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted
 from hpctrain.supervision.one_run import begin_run, resume_run
-from hpctrain.supervision.repeats import begin_series, go_on_with_series, read_series, require_count, require_no_series
+from hpctrain.supervision.repeats import read_series, require_count, require_no_series
 from hpctrain.supervision.request import Output, RunRequest
+from hpctrain.supervision.seeds import begin_series, go_on_with_series
 
 
 def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -19,15 +19,10 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder
 from hpctrain.launch.attempts import resume_command
-from hpctrain.planning.machine import Machine
-from hpctrain.recipes.schema import Recipe
-from hpctrain.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
-from hpctrain.run.plan import Plan, Stop
+from hpctrain.run.directory import RunDirectory, read_model, write_json
+from hpctrain.run.plan import Plan
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.supervision.one_run import new_plan, ready, resume_run
-from hpctrain.supervision.request import Output, RunRequest
-from hpctrain.supervision.start import require_packages
 
 _LARGEST_SEED = 2**32 - 1
 MOST = 1000
@@ -99,46 +94,6 @@ class Series:
     def _with_hint(self, seed: int, error: HpctrainError) -> HpctrainError:
         hint = "\n  ".join(filter(None, (error.hint, self._to_go_on)))
         return HpctrainError(f"seed {seed}: {error.message}", hint, exit_code=error.exit_code)
-
-
-def begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
-    """Begin runs that are not there yet; returns the exit code.
-
-    Raises:
-        HpctrainError: they cannot be begun as they are asked for, or there.
-    """
-    with Interrupts(Stop(**request.stop).signal) as interrupts, interrupts.raised():
-        # In a dry run alone: else each seed says them.
-        plan, machine = new_plan(request, machine, output.notice if request.dry_run else lambda text: None)
-        plans = repeated(plan, count)
-        run = ready(plan, machine)
-    path = request.run_dir or default_directory(plan.title)
-    if request.dry_run:
-        for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
-            output.would_start(replace(run, plan=plans[seed]), directory)
-        return 0
-    require_packages(plan)
-    series = create_series(path if request.run_dir else new_directory(path).path, plans)
-    return go_on_with_series(request, series, output)
-
-
-def go_on_with_series(request: RunRequest, series: Series, output: Output) -> int:
-    """Run what is left of a series; returns the exit code of its last run.
-
-    Raises:
-        HpctrainError: as of :meth:`Series.run`.
-    """
-
-    def run_one(number: int, directory: RunDirectory) -> int:
-        work = request.work
-        if isinstance(work, Recipe):
-            work = work.model_copy(update={"seed": work.seed + number})
-        return resume_run(replace(request, work=work), directory, output)
-
-    code = series.run(run_one, output.notice)
-    if not request.dry_run:
-        output.series_ended(series)
-    return code
 
 
 def repeated(plan: Plan, count: int) -> dict[int, Plan]:

@@ -1,0 +1,55 @@
+"""Several seeds of one recipe: begun, or gone on with, one run after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpctrain.planning.machine import Machine
+from hpctrain.recipes.schema import Recipe
+from hpctrain.run.directory import RunDirectory, default_directory, new_directory
+from hpctrain.run.plan import Stop
+from hpctrain.supervision.interrupts import Interrupts
+from hpctrain.supervision.one_run import new_plan, ready, resume_run
+from hpctrain.supervision.repeats import Series, create_series, repeated
+from hpctrain.supervision.request import Output, RunRequest
+from hpctrain.supervision.start import require_packages
+
+
+def begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
+    """Begin runs that are not there yet; returns the exit code.
+
+    Raises:
+        HpctrainError: they cannot be begun as they are asked for, or there.
+    """
+    with Interrupts(Stop(**request.stop).signal) as interrupts, interrupts.raised():
+        # In a dry run alone: else each seed says them.
+        plan, machine = new_plan(request, machine, output.notice if request.dry_run else lambda text: None)
+        plans = repeated(plan, count)
+        run = ready(plan, machine)
+    path = request.run_dir or default_directory(plan.title)
+    if request.dry_run:
+        for seed, directory in Series(path=path, seeds=tuple(plans)).runs.items():
+            output.would_start(replace(run, plan=plans[seed]), directory)
+        return 0
+    require_packages(plan)
+    series = create_series(path if request.run_dir else new_directory(path).path, plans)
+    return go_on_with_series(request, series, output)
+
+
+def go_on_with_series(request: RunRequest, series: Series, output: Output) -> int:
+    """Run what is left of a series; returns the exit code of its last run.
+
+    Raises:
+        HpctrainError: as of :meth:`Series.run`.
+    """
+
+    def run_one(number: int, directory: RunDirectory) -> int:
+        work = request.work
+        if isinstance(work, Recipe):
+            work = work.model_copy(update={"seed": work.seed + number})
+        return resume_run(replace(request, work=work), directory, output)
+
+    code = series.run(run_one, output.notice)
+    if not request.dry_run:
+        output.series_ended(series)
+    return code
