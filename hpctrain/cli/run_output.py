@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Terminal:
     """The :class:`hpctrain.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
 
-    What draws is imported where it does: it takes half a second, which a dry run has no need of.
+    What draws is imported where it does: 200 ms that a dry run does not need.
     """
 
     def notice(self, text: str) -> None:

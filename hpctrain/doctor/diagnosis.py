@@ -31,7 +31,7 @@ def diagnose(
     named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
     if ranks is None and not named and start == Start():
         return failed_first([*without_ranks(), *check_host(read_host(), run_directory)])
-    # A quarter of a second that this machine alone does not need.
+    # 80 ms that the check of this machine alone does not need.
     from hpctrain.doctor.start import check_ranks
     from hpctrain.launch.hosts import arrange
     from hpctrain.planning.machine import this_machine

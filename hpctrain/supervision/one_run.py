@@ -133,7 +133,7 @@ def _is_done(directory: RunDirectory, output: Output) -> int:
 
 
 def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
-    # A tenth of a second that a dry run does not need.
+    # 20 ms that a dry run does not need.
     from hpctrain.supervision.execution import Execution
 
     with output.follow(directory) as audience:
