@@ -52,7 +52,7 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
 def container_options(
     profile: ClusterProfile, container: str | None, container_runtime: str | None, mounts: Sequence[str]
 ) -> dict[str, Any]:
-    """The options about a container by name: as the command line says, else as the profile does."""
+    """The container options by name, from the command line, otherwise from the profile."""
     given = profile.container
     image = container if container is not None or given is None else given.image
     return {
@@ -99,7 +99,7 @@ def prepare(
         stage: files and folders that each node gets a copy of.
         stage_environment: the ranks' environment, likewise.
         template: the user's own.
-        look_only: nothing will be submitted, so a framework may be missing, which a notice then says.
+        look_only: nothing will be submitted, so a missing framework is only a notice.
 
     Raises:
         HpctrainError: something that is not there, or does not go together.

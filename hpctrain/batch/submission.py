@@ -52,7 +52,7 @@ class Job:
         plans: of each task of an array by its number; of any other run, under None.
         render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
-        notices: what the user has to know before it is submitted.
+        notices: for the user, before submission.
     """
 
     profile: ClusterProfile

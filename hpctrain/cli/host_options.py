@@ -26,7 +26,7 @@ Interface = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHosts:
-    """Which hosts, and how they are connected."""
+    """The hosts of a run and their network."""
 
     hosts: Annotated[
         str | None,
@@ -50,14 +50,14 @@ class NamedHosts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostsWithSlots(NamedHosts):
-    """The same, and what places each host has for ranks."""
+    """The same, with the GPUs, adapters and cores of each host."""
 
     node: NodeFile = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobHosts:
-    """What is known of a job's hosts before it has them."""
+    """The hosts of a job, as far as they are known before it starts."""
 
     fabric: FabricFile = None
     node: NodeFile = None

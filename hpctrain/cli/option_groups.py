@@ -1,4 +1,4 @@
-"""Options that several commands have, in dataclasses: a command takes each group as one parameter."""
+"""Groups of options that several commands share: a dataclass each, which a command takes as one parameter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer takes it: a parameter that is a dataclass stands for the options in the dataclass's fields.
+    """The command for Typer: each parameter whose type is a dataclass is replaced by the dataclass's fields.
 
-    A group of options has a default in each field, and its place among the other options is the parameter's.
+    Every field has a default and is annotated like an option. Help lists the fields in the place of the parameter.
     """
     types = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}

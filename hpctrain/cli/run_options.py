@@ -1,4 +1,4 @@
-"""The options about what ranks compute, and how they are started and stopped."""
+"""Options about the recipe, and about how ranks are started and stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What is changed of a recipe, and how it is computed."""
+    """Changes to the recipe, and the framework and backend that run it."""
 
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
@@ -60,7 +60,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(TrainingOptions):
-    """The same, and whether the recipe is made small first."""
+    """The same, with a choice to make the recipe small first."""
 
     small: Annotated[
         bool,
@@ -70,7 +70,7 @@ class WorkOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStart:
-    """How ranks are started, in a job too."""
+    """How ranks are started, in a job as well."""
 
     launcher: Annotated[
         str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
@@ -114,7 +114,7 @@ class JobStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions(JobStart):
-    """How ranks are started from here."""
+    """How ranks are started from this machine."""
 
     python: Annotated[
         str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
@@ -133,7 +133,7 @@ class StartOptions(JobStart):
 
 @dataclass(frozen=True, kw_only=True)
 class StopOptions:
-    """How ranks are stopped, and started again."""
+    """How ranks are stopped and restarted."""
 
     stop_signal: Annotated[
         str | None,

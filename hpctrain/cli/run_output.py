@@ -1,4 +1,4 @@
-"""What ``hpctrain run`` prints."""
+"""The output of ``hpctrain run``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Terminal:
     """The :class:`hpctrain.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
 
-    What draws is imported where it does: 200 ms that a dry run does not need.
+    Console and TensorBoard are imported where they are used: they take 200 ms, and a dry run does not need them.
     """
 
     def notice(self, text: str) -> None:
         say(f"hpctrain: {text}", sys.stderr)
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
-        """Print what a shell would have to execute."""
+        """Print the commands for a shell."""
         launcher = run.launcher
         command = command_for(run.plan, directory, run.machine, launcher)
         typer.echo(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))

@@ -22,7 +22,6 @@ from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, Scrip
 from hpctrain.cli.work import read_tasks
 from hpctrain.run.directory import RunDirectory, default_directory
 from hpctrain.run.plan import Start
-from hpctrain.supervision.repeats import require_no_series
 
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130
@@ -59,6 +58,9 @@ def submit(
     Prints the run directory and the numbers of its jobs.
     """
     if run_dir:
+        # Without a directory of one's own there is no need for all that runs a series.
+        from hpctrain.supervision.repeats import require_no_series
+
         require_no_series(run_dir)
     found = find_cluster(cluster, job.partition)
     request = job_request(found.profile, Path(work).stem, job.asked())

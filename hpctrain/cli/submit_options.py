@@ -49,7 +49,7 @@ ListClusters = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What is asked of Slurm; None where the profile says it."""
+    """Requests to Slurm; None leaves a value to the profile."""
 
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_SLURM)] = None
     gpus_per_node: Annotated[
@@ -95,14 +95,14 @@ class JobOptions:
     ] = None
 
     def asked(self) -> dict[str, Any]:
-        """The fields of :class:`hpctrain.batch.request.JobRequest`; None for those that were left out."""
+        """The fields of :class:`hpctrain.batch.request.JobRequest`; None for options that were not given."""
         options = dict(vars(self))
         return {"name": options.pop("job_name"), "sbatch": further_options(options.pop("further") or []), **options}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """What the job's script does and looks like."""
+    """The content of the job script."""
 
     stage: Annotated[
         list[Path] | None,

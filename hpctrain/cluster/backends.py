@@ -1,7 +1,4 @@
-"""What reduces gradients, as far as a plan has to know it: the login half imports none of the engines.
-
-:mod:`hpctrain.comm` has the engines themselves.
-"""
+"""The backends and their capabilities. The login half cannot ask the engines themselves, in :mod:`hpctrain.comm`."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend can do, and what it needs.
+    """The capabilities and requirements of a backend.
 
     Attributes:
-        frameworks: whose gradients it reduces.
-        joins_ranks: it is for several ranks, which a launcher starts; else for a process without one.
-        outlives_ranks: where a rank dies, those that are left can go on.
-        needs_gpus: each rank has one of its own.
-        needs_build: it is built for the MPI and the frameworks that are there, and may be missing.
+        frameworks: those whose gradients it reduces.
+        joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
+        outlives_ranks: the remaining ranks can go on when one dies.
+        needs_gpus: every rank needs a GPU of its own.
+        needs_build: it has to be built for the MPI and the frameworks on the machine, and may be missing.
     """
 
     frameworks: frozenset[str] = frozenset(("torch", "keras"))
@@ -33,7 +30,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "mpi": Capabilities(outlives_ranks=True),
     "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True),
     "gloo": Capabilities(frameworks=frozenset(("torch",))),
-    # Where the only rank dies, none is left.
+    # There are no remaining ranks.
     "single": Capabilities(joins_ranks=False, outlives_ranks=True),
 }
 BACKENDS = ("auto", *CAPABILITIES)

@@ -1,4 +1,4 @@
-"""All checks before a run: of this machine by itself, or of every host of the run by ranks of its own."""
+"""Runs all checks: of this machine alone, or of every host of a run, by ranks that are started there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def diagnose(
     """The checks, failed ones first.
 
     Args:
-        options: which hosts.
+        options: the hosts.
         start: how a run would start its ranks.
-        ranks: how many. None for as many as a run has; without hosts and a way to start them, for none.
-        run_directory: where runs are to write.
+        ranks: their number. None for as many as a run would have; for none if neither hosts nor ``start`` are given.
+        run_directory: where runs will write.
         notice: gets warnings.
 
     Raises:

@@ -105,7 +105,7 @@ def read_repeats(series: Series) -> Repeats:
 
 
 def record_repeats(series: Series) -> Repeats:
-    """Write the results there are to ``repeats.json``; returns them.
+    """Write the results so far to ``repeats.json``; returns them.
 
     Raises:
         HpctrainError: as of :func:`read_repeats`, or they cannot be written.

@@ -168,12 +168,12 @@ class Plan(BaseModel):
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """Those of its backend; None where that is chosen later."""
+        """Those of the backend; None while it is not chosen."""
         return CAPABILITIES.get(self.backend)
 
     @property
     def needs_launcher(self) -> bool:
-        """Whether a launcher starts its ranks; one that joins no others is started as a plain process."""
+        """Whether a launcher starts the ranks; a backend for a single process needs none."""
         return self.capabilities is None or self.capabilities.joins_ranks
 
     @property

@@ -1,4 +1,4 @@
-"""Does what ``hpctrain run`` is asked for: begins a run or a series of seeds, or goes on with what is there."""
+"""Carries out a request for a run: begins a run or a series of seeds, or resumes the one in its directory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpctrain.supervision.seeds import begin_series, go_on_with_series
 
 
 def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int:
-    """Run what is asked for to its end; returns the exit code of ``hpctrain run``.
+    """Carry out a request; returns the exit code of ``hpctrain run``.
 
     Args:
-        resume: go on with what is in the request's directory, or begin it there.
+        resume: resume the run or series in the request's directory, or begin it there if there is none.
 
     Raises:
-        HpctrainError: it cannot be begun, or go on, as it is asked for.
+        HpctrainError: the request cannot be met.
     """
     try:
         return _resume(request, output) if resume else _begin(request, output)
@@ -39,7 +39,7 @@ def _begin(request: RunRequest, output: Output) -> int:
 
 
 def _resume(request: RunRequest, output: Output) -> int:
-    """What is there, or is begun with its first resume."""
+    """Resume the run or series in the directory, or begin it."""
     if request.run_dir is None:
         raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
     directory = RunDirectory(request.run_dir)

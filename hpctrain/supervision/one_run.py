@@ -1,4 +1,4 @@
-"""One run: begun, or gone on with, up to its end."""
+"""Begins or resumes a single run, and sees it to its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpctrain.supervision.start import available_launcher, require_packages
 
 
 def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
-    """Begin a run that is not there yet; returns the exit code.
+    """Begin a new run; returns the exit code.
 
     Raises:
-        HpctrainError: it cannot be begun as it is asked for, or there.
+        HpctrainError: the request cannot be met, or its directory cannot be used.
     """
     if request.run_dir:
         _require_no_checkpoints(RunDirectory(request.run_dir))
@@ -42,7 +42,7 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
 
 
 def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None]) -> tuple[Plan, Machine]:
-    """The plan of a run that begins, and the machine that it is for; ``notice`` gets warnings.
+    """The plan of a new run and the machine it is made for; ``notice`` gets warnings.
 
     Raises:
         HpctrainError: as of :func:`hpctrain.launch.hosts.arrange`, :func:`hpctrain.planning.planner.make_plan` and
@@ -70,7 +70,7 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
 
 
 def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> ReadyRun:
-    """The run of a plan, once nothing is known to be missing.
+    """The plan with its launcher, after a check that nothing it needs is missing.
 
     Raises:
         HpctrainError: as of :func:`hpctrain.supervision.start.available_launcher`.
@@ -79,10 +79,10 @@ def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> Ready
 
 
 def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> int:
-    """Go on with the run of a directory; returns the exit code, 0 where it is done.
+    """Resume the run of a directory; returns the exit code, which is 0 if it is already done.
 
     Raises:
-        HpctrainError: it cannot go on, or somebody else does.
+        HpctrainError: it cannot be resumed, or another launcher runs it.
     """
     stop = read_model(directory.plan, Plan).stop.model_copy(update=request.stop)
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
@@ -94,7 +94,7 @@ def resume_run(request: RunRequest, directory: RunDirectory, output: Output) -> 
 def _go_on(
     request: RunRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
 ) -> int:
-    # What begins does not need it.
+    # A new run does not need it.
     from hpctrain.launch.resume import resumption
 
     with interrupts.raised():
@@ -111,7 +111,7 @@ def _go_on(
         )
         if further is None:
             return _is_done(directory, output)
-        # A run that goes on as it was begun was agreed to then.
+        # The number of ranks that the run was begun with was accepted then.
         if request.ranks is not None:
             _require_processors(request, further.plan, further.machine)
         _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
@@ -150,8 +150,8 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
 
 
 def _require_no_checkpoints(directory: RunDirectory) -> None:
-    """Refuse to begin where a run was whose plan is lost: its checkpoints would be taken for the new run's."""
-    # Unlike pathlib's this passes any name, whose fault is told where the directory is made.
+    """Refuse a directory with the checkpoints of a run whose plan is lost: they would be taken for the new run's."""
+    # Unlike pathlib's, this accepts any name; a bad one is reported when the directory is made.
     there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
     if there and not directory.plan.exists() and iterations(directory.checkpoints):
         raise HpctrainError(

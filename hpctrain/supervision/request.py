@@ -1,4 +1,4 @@
-"""What is asked of a run, and who is told what becomes of it."""
+"""A request for a run, and the interface through which its progress is reported."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What ``hpctrain run`` is asked for.
+    """The arguments of ``hpctrain run``.
 
     Attributes:
-        work: with what ``--set`` changes, where it is named.
-        overrides: where it is not: of the recipe of the run that goes on.
-        accept_changes: go on with another recipe or script than the run was begun with.
-        ranks: how many; None for what the hosts have slots for, or what the run had.
-        run_dir: None for a new directory.
-        repeat: how many seeds; None for one run.
-        dry_run: start nothing, and write nothing.
-        oversubscribe: let ranks share cores.
-        host_options, start, stop: the fields that were given of what a plan has under these names.
+        work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
+        overrides: ``key=value`` each, for the recipe of the resumed run where ``work`` is None.
+        accept_changes: resume with another recipe or script than the run was begun with.
+        ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
+        run_dir: the run directory; None for a new one.
+        repeat: the number of seeds; None for a single run.
+        dry_run: start nothing and write nothing.
+        oversubscribe: allow more ranks than cores.
+        host_options, start, stop: the fields of the plan's attributes of these names that the user gave.
     """
 
     work: Recipe | Script | None
@@ -53,18 +53,18 @@ class RunRequest:
 
     @property
     def changes(self) -> dict[str, Mapping[str, Any]]:
-        """What goes before the plan of a run that goes on."""
+        """The fields that take precedence over the plan of a resumed run."""
         return {"host_options": self.host_options, "start": self.start, "stop": self.stop}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyRun:
-    """A run whose ranks can be started.
+    """A run that is ready to start.
 
     Attributes:
-        machine: this one.
-        launcher: what starts the ranks; None for the backend ``single``.
-        attempt: where a run goes on; None for one that begins.
+        machine: this machine.
+        launcher: starts the ranks; None for a backend that needs none.
+        attempt: where a resumed run continues; None for a new run.
     """
 
     plan: Plan
@@ -74,22 +74,22 @@ class ReadyRun:
 
 
 class Output(Protocol):
-    """Shows a user what becomes of a request."""
+    """Reports to the user."""
 
     def notice(self, text: str) -> None:
-        """What the user has to know before a run, or between two."""
+        """Say something that the user has to know before a run, or between two."""
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
-        """What a dry run finds."""
+        """Show how a run would be started, in a dry run."""
 
     def follow(self, directory: RunDirectory) -> AbstractContextManager[Audience]:
-        """Who follows the run of a directory."""
+        """The audience of a run; it is left when the run has ended."""
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
-        """The content of ``summary.json``, from the events and the run's status."""
+        """Compute the content of ``summary.json`` from the events and the run's status."""
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        """A run came to its end, or failed."""
+        """Report the end of a run; ``failure`` is None where it is done."""
 
     def series_ended(self, series: Series) -> None:
-        """All seeds are done, or one is not."""
+        """Report the results of a series, after its last run or the first that failed."""

@@ -1,4 +1,4 @@
-"""Several seeds of one recipe: begun, or gone on with, one run after the other."""
+"""Begins or resumes the runs of one recipe with several seeds, one after the other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpctrain.supervision.start import require_packages
 
 
 def begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
-    """Begin runs that are not there yet; returns the exit code.
+    """Begin a new series; returns the exit code.
 
     Raises:
-        HpctrainError: they cannot be begun as they are asked for, or there.
+        HpctrainError: the request cannot be met, or its directory cannot be used.
     """
     with Interrupts(Stop(**request.stop).signal) as interrupts, interrupts.raised():
-        # In a dry run alone: else each seed says them.
+        # Each run gives the warnings itself, except in a dry run.
         plan, machine = new_plan(request, machine, output.notice if request.dry_run else lambda text: None)
         plans = repeated(plan, count)
         run = ready(plan, machine)
@@ -37,7 +37,7 @@ def begin_series(request: RunRequest, count: int, machine: Machine, output: Outp
 
 
 def go_on_with_series(request: RunRequest, series: Series, output: Output) -> int:
-    """Run what is left of a series; returns the exit code of its last run.
+    """Run the seeds of a series that are not done; returns the exit code of the last run.
 
     Raises:
         HpctrainError: as of :meth:`Series.run`.
