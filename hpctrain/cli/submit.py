@@ -31,7 +31,6 @@ from hpctrain.cli.work import default_directory, read_tasks
 from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Start
-from hpctrain.supervision.repeats import require_no_series
 
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130
@@ -93,6 +92,9 @@ def submit(
     Prints the run directory and the numbers of its jobs.
     """
     if run_dir:
+        # Without a directory of one's own there is no need for all that runs a series.
+        from hpctrain.supervision.repeats import require_no_series
+
         require_no_series(run_dir)
     found = find_cluster(cluster, partition)
     asked = {

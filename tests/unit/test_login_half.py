@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,42 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
     # It says that no Horovod is built.
     assert answers.pop("horovod check") == 3
     assert {command: code for command, code in answers.items() if code} == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "completed", "spared"),
+    [
+        ([], "hpctrain run ", {"hpctrain.recipes.schema", "hpctrain.cli.run"}),
+        ([], "hpctrain submit dig", {"hpctrain.recipes.schema", "hpctrain.cli.submit"}),
+        ([], "hpctrain plan dig", {"hpctrain.recipes.schema", "hpctrain.cli.plan"}),
+        ([], "hpctrain submit --cluster c", {"hpctrain.run.events.kinds", "hpctrain.launch.attempts"}),
+        (
+            ["submit", "digits", "--cluster", "cpu", "--dry-run"],
+            "",
+            {"hpctrain.run.events.kinds", "hpctrain.launch.attempts", "hpctrain.supervision.repeats"},
+        ),
+    ],
+)
+def test_what_would_make_an_answer_slow_is_not_imported(command: list[str], completed: str, spared: set[str]) -> None:
+    """Each of these takes as long to import as the answer itself takes to find."""
+    assert all(find_spec(module) for module in spared)
+    program = (
+        "import json, sys; from hpctrain.cli.main import main; code = main(json.loads(sys.argv[1])); "
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    words = {"_HPCTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": completed, "COMP_CWORD": str(completed.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(command)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, **(words if completed else {})},
+    )
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert "digits" in done.stdout or "cpu" in done.stdout
+    assert spared & set(modules) == set()
 
 
 def test_the_contract_of_the_layers_names_all_that_they_import(loaded: tuple[list[int], list[str]]) -> None:
