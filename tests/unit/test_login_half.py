@@ -11,6 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+import needs
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -166,6 +167,7 @@ def test_the_contract_of_the_layers_names_all_that_they_import(loaded: tuple[lis
     assert len(modules) > 100
 
 
+@needs.both_frameworks
 def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
     for extra, modules in MODULES.items():
         requirements = PROJECT["optional-dependencies"][extra]
@@ -185,9 +187,19 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
         ("matplotlib", ["topology", "show", "topology.conf", "--png", "fabric.png"], "pip install 'hpctrain[report]'"),
         ("simplejpeg", ["data", "fake", "set"], "pip install 'hpctrain[imagenet]'"),
         ("PIL", ["data", "shard", ".", "shards"], "pip install 'hpctrain[imagenet]'"),
-        ("mpi4py", ["run", "digits"], "mpi4py is not installed in this Python\n  pip install 'hpctrain[train]'"),
-        ("tensorboard", ["run", "digits", "--run-dir", "run"], "pip install 'hpctrain[train]'"),
-        ("webdataset", ["bench", "loader"], "pip install 'hpctrain[imagenet]'"),
+        pytest.param(
+            "mpi4py",
+            ["run", "digits"],
+            "mpi4py is not installed in this Python\n  pip install 'hpctrain[train]'",
+            marks=needs.pytorch,
+        ),
+        pytest.param(
+            "tensorboard",
+            ["run", "digits", "--run-dir", "run"],
+            "pip install 'hpctrain[train]'",
+            marks=needs.pytorch,
+        ),
+        pytest.param("webdataset", ["bench", "loader"], "pip install 'hpctrain[imagenet]'", marks=needs.pytorch),
         ("torch", ["bench", "step"], "pip install 'hpctrain[torch]'"),
     ],
 )
@@ -229,6 +241,7 @@ def test_without_a_framework_a_plan_can_be_looked_at(
     assert list(tmp_path.iterdir()) == []
 
 
+@needs.both_frameworks
 def test_what_is_there_is_not_asked_for() -> None:
     require(*MODULES)
     assert missing_extra(ModuleNotFoundError("no", name="hpctrain.nothing")) is None
