@@ -1,9 +1,10 @@
-"""Every notebook runs from its first cell to its last, in a folder of its own."""
+"""Every notebook runs from its first cell to its last, in a folder of its own, and its stored outputs are today's."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -12,29 +13,47 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from nbformat.v4 import new_output
+from stored_outputs import comparable, tidied
 
 from hpctrain.recipes.load import load_recipe
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 _CELL_TIMEOUT_SECONDS = 240
+_MOST_BYTES = 200_000
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a notebook runs; `hpctrain` is found without an activated environment."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Where a notebook runs, as in a Jupyter that was started without its environment activated."""
+    own = Path(sys.executable).parent
+    others = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each).absolute() != own]
+    monkeypatch.setenv("PATH", os.pathsep.join(others))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     return tmp_path
 
 
 def _run(name: str, folder: Path) -> NotebookNode:
-    notebook = nbformat.read(_NOTEBOOKS / name, as_version=4)
+    """The executed notebook, whose outputs are found to be those that it is stored with."""
+    stored, executed = (nbformat.read(_NOTEBOOKS / name, as_version=4) for _ in range(2))
     resources = {"metadata": {"path": str(folder)}}
-    return NotebookClient(notebook, timeout=_CELL_TIMEOUT_SECONDS, resources=resources).execute()
+    NotebookClient(executed, timeout=_CELL_TIMEOUT_SECONDS, resources=resources, record_timing=False).execute()
+    executed.metadata = stored.metadata
+    for cell in _code(executed):
+        cell.outputs = tidied(cell.outputs)
+    nbformat.write(executed, folder / name)
+    update = f"if the outputs were meant to change: cp {shlex.quote(str(folder / name))} {_NOTEBOOKS}"
+    for before, after in zip(_code(stored), _code(executed), strict=True):
+        assert comparable(before.outputs) == comparable(after.outputs), f"cell {before.id} of {name}; {update}"
+    return executed
+
+
+def _code(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def _printed(notebook: NotebookNode) -> str:
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [output for cell in _code(notebook) for output in cell.outputs]
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
@@ -58,7 +77,7 @@ def test_topology(folder: Path) -> None:
     assert float(placed[3]) == 1 < float(given[3])
     assert "already optimal" in printed
     assert (folder / "hosts.txt").read_text().splitlines() == [f"node{host:04d} slots=8" for host in (3, 4, 19, 20)]
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [output for cell in _code(notebook) for output in cell.outputs]
     pictures = [output.data["image/svg+xml"] for output in outputs if "image/svg+xml" in output.get("data", {})]
     (picture,) = pictures
     assert all(picture.count(f">{name}</text>") == 2 for name in ("node0031", "leaf001", "spine004"))
@@ -77,7 +96,51 @@ def test_large_minibatch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(_NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
-def test_committed_without_outputs(path: Path) -> None:
-    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert code
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+def test_stored_as_executed_once(path: Path) -> None:
+    code = _code(nbformat.read(path, as_version=4))
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert all(cell.outputs == tidied(cell.outputs) for cell in code)
+    assert path.stat().st_size < _MOST_BYTES
+
+
+def _stream(text: str, name: str = "stdout") -> NotebookNode:
+    return new_output("stream", name=name, text=text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("hpctrain: 2 ranks, backend mpi (no GPU on node1)\n", "hpctrain: 2 ranks, backend mpi (no GPU on a-b.c)\n"),
+        (
+            "train loss 0.0398  test accuracy 0.98  1,234 samples/s",
+            "train loss 0.0397  test accuracy 0.97  9 samples/s",
+        ),
+        ("loading\nhpctrain: still loading (2 s)\n", "loading\n"),
+        ("{'test_accuracy': 0.9888888}", "{'test_accuracy': 0.9861111}"),
+        ("done after 27.3 s\n", "done after 5.0 s\n"),
+    ],
+)
+def test_what_no_two_executions_share_is_not_compared(one: str, other: str) -> None:
+    assert comparable([_stream(one)]) == comparable([_stream(other)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("epoch 1/20  train loss 0.0398\n", "epoch 1/30  train loss 0.0398\n"),
+        ("   32     1.22 ± 0.28\n", "   32     1.25 ± 0.28\n"),
+        ("crossings:  4 (at least 4), worst link load: 1\n", "crossings:  4 (at least 4), worst link load: 1.5\n"),
+        ("test accuracy 0.9\n", "accuracy 0.9\n"),
+        ("test accuracy 0.9\n", "test accuracy not finite\n"),
+    ],
+)
+def test_what_is_out_of_date_is_found(one: str, other: str) -> None:
+    assert comparable([_stream(one)]) != comparable([_stream(other)])
+    assert comparable([_stream(one)]) != comparable([_stream(one, "stderr")])
+    assert comparable([_stream(one)]) != comparable([])
+
+
+def test_lines_are_whole_and_streams_together() -> None:
+    pieces = [("stdout", "lo"), ("stderr", "epoch"), ("stdout", "ss\n"), ("stdout", "1\n2"), ("stderr", " 1\n")]
+    tidy = tidied([_stream(text, name) for name, text in pieces])
+    assert tidy == [_stream("loss\n1\n"), _stream("epoch 1\n", "stderr"), _stream("2")]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from hpctrain.launch import attempts
 from hpctrain.run.directory import RunDirectory, read_model
 
 _TASK = re.compile(r"task-(\d+)", re.ASCII)
@@ -37,6 +36,9 @@ def resume_command(directory: RunDirectory) -> str:
     if (task := array_task(directory)) is not None:
         job, options = RunDirectory(directory.path.parent), [f"--array={task}"]
     if not job.submission.exists():
+        # It knows events, which take longer to import than a dry run of a job takes.
+        from hpctrain.launch import attempts
+
         return attempts.resume_command(directory)
     return shlex.join(["sbatch", f"--chdir={job.path}", *options, str(job.script)])
 

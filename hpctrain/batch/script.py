@@ -26,7 +26,7 @@ _TEMPLATE = "job.sh.j2"
 class ScriptVariables(BaseModel):
     """What a template of a job script may use. Text goes through the filter ``quote`` on its way into bash."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     directives: tuple[str, ...] = Field(description="the #SBATCH lines of what is asked, quoted for Slurm's parser")
     run_dir: str = Field(description="absolute path of the run directory; the tasks of an array have task-N in it")

@@ -20,7 +20,7 @@ _ENVIRONMENT = "environment"
 class StagedPaths(BaseModel):
     """One copy, at ``name`` in the job's folder: archives are unpacked there, folders and files copied."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     source: str = Field(description="absolute path on the shared file system")
     name: str
@@ -36,7 +36,7 @@ class Staging(BaseModel):
         environment: of Python, that the ranks then use.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     folder: str
     copies: tuple[StagedPaths, ...] = ()

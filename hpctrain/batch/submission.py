@@ -32,7 +32,7 @@ _SECONDS = 120.0
 class Submission(BaseModel):
     """``RUN_DIR/submission.json``: what was submitted, and from where."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     cluster: str = Field(description="name of the profile")
     request: JobRequest

@@ -70,7 +70,7 @@ class FileRecord(BaseModel):
     nothing from the training, whose cores work beside it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     bytes: int = Field(ge=0)
     xxh128: str = Field(pattern=r"^[0-9a-f]{32}$")

@@ -32,7 +32,7 @@ _RECEIPT = ".receipt"
 class _Receipt(BaseModel):
     """What a rank says when its share is on disk."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     file: FileRecord
     proof: str

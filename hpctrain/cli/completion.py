@@ -13,7 +13,7 @@ def _beginning(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 
 def _recipes() -> Iterable[str]:
-    from hpctrain.recipes.entries import recipe_names
+    from hpctrain.recipes.names import recipe_names
 
     return recipe_names()
 

@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from hpctrain.cli import completion
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import missing_extra
 
@@ -32,11 +33,18 @@ _COMMANDS = {
 }
 
 
+# Their first word is a recipe, whose name a shell may complete before it knows anything else of them.
+_OF_RECIPES = frozenset(("run", "submit", "plan"))
+
+
 class _Commands(TyperGroup):
     """The commands by name and help; the one that is called replaces its stand-in."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in _COMMANDS:
+        completes_first_word = ctx.resilient_parsing and len(args) == 1
+        if completes_first_word and args[0] in _OF_RECIPES:
+            self.commands[args[0]] = _of_recipe(args[0])
+        elif args[0] in _COMMANDS:
             self.commands[args[0]] = _load(args[0], helps="--help" in args)
         return super().resolve_command(ctx, args)
 
@@ -49,6 +57,26 @@ def _load(name: str, *, helps: bool) -> Any:
         command.command(help=help_text if not function.__doc__ else None)(function)
     if not helps:
         command.rich_markup_mode = None
+    return typer.main.get_command(command)
+
+
+class _OfRecipe(TyperCommand):
+    """A command as far as its first word. Options are those of the command itself, which takes long to import."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        assert self.name
+        command = _load(self.name, helps=False)
+        with command.make_context(self.name, [], parent=ctx.parent, resilient_parsing=True) as own:
+            return command.shell_complete(own, incomplete)
+
+
+def _of_recipe(name: str) -> Any:
+    command = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @command.command(name, cls=_OfRecipe)
+    def first_word(recipe: Annotated[str, typer.Argument(autocompletion=completion.recipes)] = "") -> None:
+        """Only ever completed."""
+
     return typer.main.get_command(command)
 
 

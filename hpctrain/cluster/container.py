@@ -18,7 +18,7 @@ class Container(BaseModel):
         mounts: ``SOURCE[:TARGET[:OPTIONS]]`` each. The run directory is always there.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     runtime: Runtime
     image: str

@@ -24,7 +24,7 @@ Location = tuple[int | str, ...]
 class Section(BaseModel):
     """A part of such a file: unknown keys are refused, values do not change after they were checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 M = TypeVar("M", bound=BaseModel)

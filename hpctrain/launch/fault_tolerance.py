@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.programs import program_output
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Launcher
 from hpctrain.run.plan import Plan
+
+if TYPE_CHECKING:
+    from hpctrain.launch.command import Launcher
 
 _WITHOUT = "--set fault_tolerance=stop ends the run resumably instead"
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.checked_yaml import Document, Location, Section, read_document, read_text, validate
+from hpctrain.recipes.names import recipe_names
 from hpctrain.recipes.schema import Recipe, Reported
 
 HINT = "hpctrain recipes show digits prints a complete recipe"
@@ -26,12 +27,6 @@ class Listed(Section):
     reported: tuple[Reported, ...] = Field(min_length=1)
     missing: tuple[str, ...] = Field(min_length=1, description="what would have to be known to run it")
     needs: tuple[str, ...] = Field((), description="the keys that --set makes it run with, where they are all it lacks")
-
-
-def recipe_names() -> list[str]:
-    """The names of the published recipes, without their variants."""
-    files = resources.files("hpctrain.recipes").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def all_entries() -> Iterator[Recipe | Listed]:
@@ -56,7 +51,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
     """A published recipe by its name, or that of any recipe file by its path.
 
     Args:
-        name_or_path: a name of :func:`recipe_names`, or a path (it holds a slash or ends in .yaml or .yml), each with
+        name_or_path: a published name, or a path (it holds a slash or ends in .yaml or .yml), each with
             ``@VARIANT`` after it for another variant than the file's first.
 
     Raises:

@@ -96,7 +96,8 @@ def overlap(timeline: Sequence[Moment]) -> str:
     """One step's communication over time as an SVG element: a row a bucket, gradients as ticks, reductions as bars."""
     buckets = sorted({bucket for _, _, bucket in timeline})
     height = 0.9 + 0.3 * min(len(buckets), 20)
-    return _picture("overlap", lambda axes: _overlap(axes, timeline), width=9.2, height=height)
+    # Not wider: its text is to be readable on a telephone too.
+    return _picture("overlap", lambda axes: _overlap(axes, timeline), width=6.2, height=height)
 
 
 def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, height: float = 2.5) -> str:

@@ -82,7 +82,7 @@ def _picture(svg: str) -> Markup:
 
 
 def template(name: str) -> Template:
-    """A page's template, for tables with the filter ``text``."""
+    """A page's template, for tables with the filters ``text`` and ``dotted``."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,
@@ -91,6 +91,7 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["text"] = _text
+    environment.filters["dotted"] = _dotted
     return environment.get_template(name)
 
 
@@ -177,6 +178,11 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
         ending = [f"stopped after step {attempt.stopped.iteration}: {attempt.stopped.reason}"]
     begun = (start.attempt, _date(start.time), start.iteration, start.job, start.hosts) if start else (None,) * 5
     return (*begun, "\n".join(ending))
+
+
+def _dotted(key: str) -> Markup:
+    """A dotted key that a narrow page breaks behind a dot."""
+    return Markup(".<wbr>").join(key.split("."))
 
 
 def _text(value: Any) -> str:

@@ -20,7 +20,7 @@ _RESTARTS = 3
 class Script(BaseModel):
     """A user's own training script."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Script(BaseModel):
 class Slots(BaseModel):
     """The places for ranks on one host."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     host: str
     slots: int = Field(ge=1)
@@ -47,7 +47,7 @@ class Slots(BaseModel):
 class HostOrder(BaseModel):
     """What the order of the hosts is worth: how often a ring over them goes from one group of leaves to another."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     fabric: str = Field(description="where the fabric is known from")
     crossings_given: int = Field(description="in the order in which the hosts were named")
@@ -68,7 +68,7 @@ class HostOptions(BaseModel):
         interface: for connections that are not InfiniBand.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     hosts: str | None = None
     hostfile: Path | None = None
@@ -92,7 +92,7 @@ class Start(BaseModel):
         arguments: further ones for mpirun or srun, after those of hpctrain.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     launcher: str = "auto"
     python: str | None = None
@@ -115,7 +115,7 @@ class Stop(BaseModel):
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     signal: str = "USR2"
     seconds: float = Field(60.0, gt=0)
@@ -130,7 +130,7 @@ class Plan(BaseModel):
     part of the environment, threads, versions) is then filled in.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     recipe: Recipe | None = None
     script: Script | None = None

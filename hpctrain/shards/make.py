@@ -32,7 +32,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 class Sharding(BaseModel):
     """What to make of what; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     source: Path
     folder: Path

@@ -28,7 +28,7 @@ RECORDS = "records"
 class ShardRecord(BaseModel):
     """``DIR/records/NAME.json``: a shard that is done; ``rows`` are offset, size, label and key of each sample."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     shard: ShardFile
     rows: tuple[tuple[int, int, int, str], ...]

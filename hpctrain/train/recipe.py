@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 
 from hpctrain.checkpoints.keep import Policy, scores
 from hpctrain.comm import Communicator, init
@@ -17,6 +16,7 @@ from hpctrain.run.plan import Plan
 from hpctrain.run.stall_reports import reports
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
+from hpctrain.train.phases import phase
 from hpctrain.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.train.trainer import Trainer
 
@@ -32,16 +32,14 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     recipe = plan.recipe
     comm = init()
     require_fault_tolerance(comm, recipe.fault_tolerance)
-    _say(comm, f"reading the data: {recipe.data.path or recipe.data.name}")
-    train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
+    with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
+        train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
     with (
         contextlib.closing(train),
         contextlib.closing(test),
         EventWriter(directory.events if comm.rank == 0 else None) as events,
         _checkpoints(plan, directory, comm, events) as checkpoints,
     ):
-        framework = "TensorFlow and Keras" if plan.framework == "keras" else "PyTorch"
-        _say(comm, f"loading {framework}, and building {recipe.model.name}")
         trainer = _trainer(plan, comm)
         loop = Loop(
             recipe,
@@ -56,19 +54,13 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
         )
-        if plan.framework == "keras":
-            _say(comm, "TensorFlow compiles the training step when it first takes it")
         reports.iteration = lambda: loop.iteration + 1
-        done = loop.run(comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0))
+        begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
+        with phase(comm, _beginning(plan, begun), over=lambda: loop.iteration > begun):
+            done = loop.run(begun)
     if not done:
         stopping.agree()
         raise SystemExit(stopping.RESUMABLE)
-
-
-def _say(comm: Communicator, text: str) -> None:
-    """Say on rank 0 what takes seconds on any machine, and minutes on a file system that is busy."""
-    if comm.rank == 0:
-        print(f"hpctrain: {text}", file=sys.stderr, flush=True)
 
 
 def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:
@@ -99,10 +91,19 @@ def _resumed_from(directory: RunDirectory) -> int:
 
 def _trainer(plan: Plan, comm: Communicator) -> Trainer:
     assert plan.recipe is not None
+    building = f"building {plan.recipe.model.name}"
     if plan.framework == "keras":
-        from hpctrain.train.keras_trainer import KerasTrainer
+        with phase(comm, "loading TensorFlow and Keras"):
+            from hpctrain.train.keras_trainer import KerasTrainer
+        with phase(comm, building):
+            return KerasTrainer(plan.recipe, comm)
+    with phase(comm, "loading PyTorch"):
+        from hpctrain.train.torch_trainer import TorchTrainer
+    with phase(comm, building):
+        return TorchTrainer(plan.recipe, comm)
 
-        return KerasTrainer(plan.recipe, comm)
-    from hpctrain.train.torch_trainer import TorchTrainer
 
-    return TorchTrainer(plan.recipe, comm)
+def _beginning(plan: Plan, begun: int) -> str:
+    """What comes before the first step is done, which in Keras takes much longer than the others."""
+    step = "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"
+    return f"reading the checkpoint of step {begun}, and {step} after it" if begun else step

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+import needs
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -118,6 +121,42 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
     assert {command: code for command, code in answers.items() if code} == {}
 
 
+@pytest.mark.parametrize(
+    ("command", "completed", "spared"),
+    [
+        ([], "hpctrain run ", {"hpctrain.recipes.schema", "hpctrain.cli.run"}),
+        ([], "hpctrain submit dig", {"hpctrain.recipes.schema", "hpctrain.cli.submit"}),
+        ([], "hpctrain plan dig", {"hpctrain.recipes.schema", "hpctrain.cli.plan"}),
+        ([], "hpctrain submit --cluster c", {"hpctrain.run.events.kinds", "hpctrain.launch.attempts"}),
+        (
+            ["submit", "digits", "--cluster", "cpu", "--dry-run"],
+            "",
+            {"hpctrain.run.events.kinds", "hpctrain.launch.attempts", "hpctrain.supervision.repeats"},
+        ),
+    ],
+)
+def test_what_would_make_an_answer_slow_is_not_imported(command: list[str], completed: str, spared: set[str]) -> None:
+    """Each of these takes as long to import as the answer itself takes to find."""
+    assert all(find_spec(module) for module in spared)
+    program = (
+        "import json, sys; from hpctrain.cli.main import main; code = main(json.loads(sys.argv[1])); "
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    words = {"_HPCTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": completed, "COMP_CWORD": str(completed.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(command)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, **(words if completed else {})},
+    )
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert "digits" in done.stdout or "cpu" in done.stdout
+    assert spared & set(modules) == set()
+
+
 def test_the_contract_of_the_layers_names_all_that_they_import(loaded: tuple[list[int], list[str]]) -> None:
     (contract,) = (each for each in PYPROJECT["tool"]["importlinter"]["contracts"] if each["type"] == "forbidden")
     held = tuple(contract["source_modules"])
@@ -128,6 +167,7 @@ def test_the_contract_of_the_layers_names_all_that_they_import(loaded: tuple[lis
     assert len(modules) > 100
 
 
+@needs.both_frameworks
 def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
     for extra, modules in MODULES.items():
         requirements = PROJECT["optional-dependencies"][extra]
@@ -147,9 +187,19 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
         ("matplotlib", ["topology", "show", "topology.conf", "--png", "fabric.png"], "pip install 'hpctrain[report]'"),
         ("simplejpeg", ["data", "fake", "set"], "pip install 'hpctrain[imagenet]'"),
         ("PIL", ["data", "shard", ".", "shards"], "pip install 'hpctrain[imagenet]'"),
-        ("mpi4py", ["run", "digits"], "mpi4py is not installed in this Python\n  pip install 'hpctrain[train]'"),
-        ("tensorboard", ["run", "digits", "--run-dir", "run"], "pip install 'hpctrain[train]'"),
-        ("webdataset", ["bench", "loader"], "pip install 'hpctrain[imagenet]'"),
+        pytest.param(
+            "mpi4py",
+            ["run", "digits"],
+            "mpi4py is not installed in this Python\n  pip install 'hpctrain[train]'",
+            marks=needs.pytorch,
+        ),
+        pytest.param(
+            "tensorboard",
+            ["run", "digits", "--run-dir", "run"],
+            "pip install 'hpctrain[train]'",
+            marks=needs.pytorch,
+        ),
+        pytest.param("webdataset", ["bench", "loader"], "pip install 'hpctrain[imagenet]'", marks=needs.pytorch),
         ("torch", ["bench", "step"], "pip install 'hpctrain[torch]'"),
     ],
 )
@@ -191,6 +241,7 @@ def test_without_a_framework_a_plan_can_be_looked_at(
     assert list(tmp_path.iterdir()) == []
 
 
+@needs.both_frameworks
 def test_what_is_there_is_not_asked_for() -> None:
     require(*MODULES)
     assert missing_extra(ModuleNotFoundError("no", name="hpctrain.nothing")) is None

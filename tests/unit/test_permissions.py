@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -51,6 +52,7 @@ def test_a_run_and_what_is_resumed_of_it_are_private() -> None:
 
 # Those of 022 are fewer.
 @pytest.mark.parametrize("_umask", [0o000], indirect=True)
+@needs.pytorch
 def test_a_recipe_leaves_nothing_open() -> None:
     """Checkpoints and curves as well, in a directory that was there, and whose mode is its owner's business."""
     run = Path("run")
@@ -63,6 +65,7 @@ def test_a_recipe_leaves_nothing_open() -> None:
     assert not _open_to_others(run)
 
 
+@needs.pytorch
 def test_a_job_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 from fake_programs import Programs
 from slurm_programs import row
@@ -37,6 +38,7 @@ def submit(*arguments: str) -> int:
     return main(["submit", *arguments])
 
 
+@needs.pytorch
 def test_the_directory_holds_plan_script_and_submission(
     programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +62,7 @@ def test_the_directory_holds_plan_script_and_submission(
     assert (directory / "logs").is_dir()
 
 
+@needs.pytorch
 def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for word, lines in (("shrink", 1), ("stop", 0)):
         assert submit("digits", "--cluster", "generic", "--nodes", "2", "--set", f"fault_tolerance={word}") == 0
@@ -70,6 +73,7 @@ def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: 
     assert len(programs.calls("sbatch")) == 2
 
 
+@needs.pytorch
 def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--chain", "3", "--dependency", "afterok:5") == 0
     path, jobs = capsys.readouterr().out.splitlines()
@@ -85,6 +89,7 @@ def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFi
     assert (Path(path) / "chain").read_text() == "101\n102\n103\n"
 
 
+@needs.pytorch
 def test_each_task_of_an_array_has_its_own_plan(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--array", "1,3%1", "--set", "seed=1%a") == 0
     directory = Path(capsys.readouterr().out.splitlines()[0])
@@ -113,6 +118,7 @@ def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: py
 
 
 @pytest.mark.parametrize("accepted", [0, 2])
+@needs.pytorch
 def test_what_sbatch_refuses_leaves_nothing_behind(
     accepted: int, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +141,7 @@ def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys
     assert [path.name for path in place.iterdir()] == ["notes.txt"]
 
 
+@needs.pytorch
 def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (0, 2):
         assert submit("digits", "--cluster", "generic", "--run-dir", "place") == code
@@ -167,6 +174,7 @@ def test_a_dry_run_shows_the_variables_that_are_known(
     assert "MKL_NUM_THREADS" not in known
 
 
+@needs.pytorch
 def test_variables_of_the_user_do_not_change_what_is_asked(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +185,7 @@ def test_variables_of_the_user_do_not_change_what_is_asked(
 
 
 @pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])
+@needs.pytorch
 def test_a_time_limit_that_leaves_no_time_is_warned_of(
     limit: str, warned: bool, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +194,7 @@ def test_a_time_limit_that_leaves_no_time_is_warned_of(
 
 
 @pytest.mark.parametrize("others", [False, True])
+@needs.pytorch
 def test_a_job_that_was_accepted_unheard_is_cancelled(
     others: bool, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +227,7 @@ def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsy
     assert not Path("runs").exists()
 
 
+@needs.pytorch
 def test_a_dry_run_needs_no_slurm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -250,6 +261,7 @@ def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: py
     assert not Path("runs").exists()
 
 
+@needs.pytorch
 def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
     """Its time is a matter of what is imported; the slow ones are not."""
     program = (
@@ -261,6 +273,7 @@ def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("name", ["100%", "a\\b"])
+@needs.pytorch
 def test_a_path_that_slurm_cannot_log_to_is_refused(
     name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
+
 import torch
 from mpi4py import MPI
 

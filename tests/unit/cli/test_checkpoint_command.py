@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from launching import Launch
@@ -147,6 +148,7 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
+@needs.pytorch
 def test_an_exported_model_has_the_accuracy_of_the_run(hpctrain: Launch, tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
     run = tmp_path / "run"

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -32,15 +33,21 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
         (["run", "digits", "-np", "0"], "-np 0: a run has at least one rank"),
         (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
-        (["run", "digits", "--backend", "nccl2"], "unknown backend 'nccl2'"),
-        (["run", "digits", "-np", "2", "--backend", "single"], "'single' is for one process"),
+        pytest.param(["run", "digits", "--backend", "nccl2"], "unknown backend 'nccl2'", marks=needs.pytorch),
+        pytest.param(
+            ["run", "digits", "-np", "2", "--backend", "single"], "'single' is for one process", marks=needs.pytorch
+        ),
         (["run", "digits", "--framework", "jax"], "unknown framework 'jax'"),
         (["run", "digits", "--", "--lr", "3"], "arguments are for a script, and digits is a recipe: --lr 3"),
         (["run", "train.py"], "cannot read the script train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
         (["run", f"{'n' * 300}.py"], "File name too long"),
         (["run", f"{'n' * 300}.yaml"], "File name too long"),
-        (["run", "digits", "--run-dir", "n" * 300], "File name too long\n  choose another place with --run-dir"),
+        pytest.param(
+            ["run", "digits", "--run-dir", "n" * 300],
+            "File name too long\n  choose another place with --run-dir",
+            marks=needs.pytorch,
+        ),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
         (["run"], "which recipe or script?\n  name it: hpctrain run digits"),
@@ -59,7 +66,14 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "command", [["run"], ["run", "--dry-run"], ["run", "--repeat", "2"], ["plan"], ["submit", "--cluster", "generic"]]
+    "command",
+    [
+        pytest.param(["run"], marks=needs.pytorch),
+        ["run", "--dry-run"],
+        pytest.param(["run", "--repeat", "2"], marks=needs.pytorch),
+        ["plan"],
+        pytest.param(["submit", "--cluster", "generic"], marks=needs.pytorch),
+    ],
 )
 def test_photographs_that_nobody_named(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command[0], "goyal2017", *command[1:]]) == 2
@@ -70,6 +84,7 @@ def test_photographs_that_nobody_named(command: list[str], capsys: pytest.Captur
     assert not any(Path().iterdir())
 
 
+@needs.pytorch
 def test_photographs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "goyal2017", "--run-dir", "run", "--backend", "single", "--set", "data.path=shards"]
     assert main(command) == 2
@@ -95,6 +110,7 @@ def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsy
     assert said in capsys.readouterr().err
 
 
+@needs.pytorch
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
@@ -113,6 +129,7 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, caps
     assert main(["run", "digits", "-np", "5", "--dry-run"]) == 0
 
 
+@needs.pytorch
 def test_more_ranks_than_cores_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "-np", "5000", "--oversubscribe", "--dry-run"]) == 0
     captured = capsys.readouterr()
@@ -127,6 +144,7 @@ def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, caps
     assert "keras is not installed in this Python\n  pip install 'hpctrain[keras]'" in capsys.readouterr().err
 
 
+@needs.pytorch
 def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("hpctrain.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: None)
@@ -141,6 +159,7 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert main(["run", "digits", *others, "--dry-run"]) == 0
 
 
+@needs.pytorch
 def test_horovod_that_was_built_for_another_mpi(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +177,7 @@ def test_horovod_that_was_built_for_another_mpi(
     assert "hpctrain horovod build" in said
 
 
+@needs.pytorch
 def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("old").mkdir()
     Path("old/plan.json").write_text("{}")
@@ -166,6 +186,7 @@ def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> Non
     assert [path.name for path in Path("old").iterdir()] == ["plan.json"]
 
 
+@needs.pytorch
 def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     assert main(["run", "digits", "--run-dir", "file/run"]) == 2

@@ -93,7 +93,7 @@ def test_within_a_sentence_arguments_may_be_left_out_but_options_have_to_be_righ
 def known_options() -> set[str]:
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="hpctrain")
-    parsers = [group.resolve_command(context, [name])[1] for name in group.list_commands(context)]
+    parsers = [group, *(group.resolve_command(context, [name])[1] for name in group.list_commands(context))]
     for parser in parsers:
         # A group's own commands come behind it in the list, and are looked at as it is.
         parsers += getattr(parser, "commands", {}).values()

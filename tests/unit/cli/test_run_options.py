@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs
 import psutil
 import pytest
 from written_checkpoints import progress_of, write_checkpoint
@@ -144,6 +145,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
     monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
 
 
+@needs.pytorch
 def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Shows all that differs, refuses, and, where that is accepted, goes on with what was asked for, on record."""
     programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
@@ -187,6 +189,7 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
         ("epochs=5", "epochs=20"),
     ],
 )
+@needs.pytorch
 def test_a_checkpoint_is_of_one_model_optimizer_and_data(
     change: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +213,7 @@ def checkpoint_of_now(**progress: Any) -> Path:
     return write_checkpoint(Path("run/checkpoints"), of, {}, plan=plan().model_dump(mode="json"))
 
 
+@needs.pytorch
 def test_a_run_with_values_that_do_not_fit_is_taken_back(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
 
 
+@needs.pytorch
 def test_photographs_may_be_elsewhere_but_not_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +254,7 @@ def test_photographs_may_be_elsewhere_but_not_others(
     assert "data.path=photos, and a run with data.path=others cannot go on" in capfd.readouterr().err
 
 
+@needs.pytorch
 def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
     assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
@@ -264,6 +270,7 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("lost", ["removed", "empty"])
+@needs.pytorch
 def test_a_run_whose_events_are_lost(lost: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Goes on from its checkpoint to its end, with a warning; what reads it lives with what is left."""
     one = ["--backend", "single", "-np", "1", "--set", "schedule.warmup_epochs=0"]
@@ -281,6 +288,7 @@ def test_a_run_whose_events_are_lost(lost: str, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
 
 
+@needs.pytorch
 def test_a_run_that_is_done_can_be_made_longer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -67,6 +68,7 @@ def test_names_of_other_variables(name: str) -> None:
     assert not is_secret(name)
 
 
+@needs.pytorch
 def test_a_run_writes_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
     """One that trains, with every variable named, and its report."""
     options = ["--backend", "single", "-np", "1", "--set", "epochs=1", "--run-dir", "run", *_ENV]
@@ -92,7 +94,7 @@ def test_the_ranks_get_them_and_a_failure_tells_none(capfd: pytest.CaptureFixtur
     _require_silence(Path(), printed.out + printed.err)
 
 
-@pytest.mark.parametrize("backend", ["single", "mpi"])
+@pytest.mark.parametrize("backend", ["single", pytest.param("mpi", marks=needs.mpirun)])
 def test_a_dry_run_tells_none(backend: str, capfd: pytest.CaptureFixture[str]) -> None:
     ranks = "1" if backend == "single" else "2"
     assert main(["run", "digits", "--backend", backend, "-np", ranks, "--dry-run", *_ENV]) == 0
@@ -102,6 +104,7 @@ def test_a_dry_run_tells_none(backend: str, capfd: pytest.CaptureFixture[str]) -
     assert ("-x WANDB_API_KEY" in printed.out) == (backend == "mpi")
 
 
+@needs.pytorch
 def test_a_job_tells_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
@@ -142,6 +145,7 @@ def test_a_secret_for_the_launcher_is_refused(arguments: str, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("arguments", ["-x HF_TOKEN", "--mca a=b", "--auth=munge", "-x PATH=/bin"])
+@needs.mpirun
 def test_what_the_launcher_may_be_told(arguments: str) -> None:
     assert main(["run", "digits", "--backend", "mpi", "-np", "2", "--dry-run", "--launcher-arguments", arguments]) == 0
 

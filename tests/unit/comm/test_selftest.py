@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import needs
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> SingleCommunicator:
     return comm
 
 
+@needs.pytorch
 def test_numbers_that_were_not_reduced_fail(rank_1: SingleCommunicator) -> None:
     with pytest.raises(HpctrainError, match=r"rank 1 .* the mean over 2 ranks is 2\.0 at 1, it should be 1\.5"):
         selftest.main()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import needs
 import pytest
 
 from hpctrain.cluster.container import Container
@@ -192,6 +193,7 @@ def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
             require_mitigation(plan, launcher)
 
 
+@needs.pytorch
 def test_ranks_that_heal_have_one_launcher() -> None:
     """Inside a job nothing is tried for them."""
     job = {"SLURM_JOB_ID": "1"}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+import keras
+import torch
+
 from hpctrain import models
 from hpctrain.models.convert import load_state
 from hpctrain.recipes.schema import ModelSettings
-
-torch = pytest.importorskip("torch")
-keras = pytest.importorskip("keras")
 
 
 def test_both_frameworks_compute_the_same_logits_from_the_same_weights():

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+
+import keras
+import torch
+
 from hpctrain import models
 from hpctrain.models.convert import load_state, state_of
 from hpctrain.recipes.schema import ModelSettings
 from hpctrain.recipes.weights import InitialWeights
-
-torch = pytest.importorskip("torch")
-keras = pytest.importorskip("keras")
 
 # A significance that 40 draws with a seed each do not come near by chance.
 LEAST = 1e-4

@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("keras")
+pytest.importorskip("tensorflow")
+
+import keras
+import tensorflow as tf
+import torch
+
 from hpctrain import models
 from hpctrain.errors import HpctrainError
 from hpctrain.models.convert import load_state, state_of
 from hpctrain.recipes.schema import ModelSettings
-
-torch = pytest.importorskip("torch")
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
 
 # 40 pixels become 5 and 3, which a stride of 2 does not divide: padding then tells frameworks apart.
 IMAGES, PIXELS = 2, 40

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 
@@ -113,6 +114,7 @@ def plain_training(batch: int, seed: int, rates: list[float]) -> list[int]:
     return wrong
 
 
+@needs.pytorch
 def test_a_study_of_two_runs(tmp_path, program, capsys):
     """It trains as a plain loop with the paper's rates does, and what it writes can be read and drawn."""
     out, plot = tmp_path / "study.json", tmp_path / "study.png"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.entries import load_entry, recipe_names
+from hpctrain.recipes.entries import load_entry
 from hpctrain.recipes.load import load_recipe, override_recipe
+from hpctrain.recipes.names import recipe_names
 from hpctrain.report.results import row_text
 
 DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()

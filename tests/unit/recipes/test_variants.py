@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.entries import Listed, all_entries, load_entry, recipe_names, variant_names
+from hpctrain.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.names import recipe_names
 
 DIGITS = (resources.files("hpctrain.recipes") / "digits.yaml").read_text()
 

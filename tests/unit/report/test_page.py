@@ -30,7 +30,8 @@ class _Page(HTMLParser):
         self.identifiers: list[str] = []
         self._open: list[str] = []
         self.source = write_report(directory).read_text()
-        self.feed(self.source)
+        # Where a line may end is no end of a word.
+        self.feed(self.source.replace("<wbr>", ""))
         self.text = " ".join(self.text.split())
         assert not self._open
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -73,6 +74,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("options", [SHRINK, []])
+@needs.pytorch
 def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whether or not the ranks of a run can go on without one that died: here all of a host's are gone."""
     Path("lose").write_text("n2 n3")
@@ -95,6 +97,7 @@ def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFi
     assert "host n3 was lost, and its ranks with it; no answer from n2; going on" in said
 
 
+@needs.pytorch
 def test_a_host_that_answers_is_given_one_more_chance() -> None:
     Path("lose").write_text("n2 n2 n3")
     Path("mended").touch()
@@ -103,6 +106,7 @@ def test_a_host_that_answers_is_given_one_more_chance() -> None:
     assert [list(event.hosts) for event in events("start")] == [everywhere, everywhere, ["n1", "n3"], ["n1", "n2"]]
 
 
+@needs.pytorch
 def test_a_host_that_is_back_takes_part_again() -> None:
     Path("lose").write_text("n2 n3")
     (Path("bin") / "ssh").write_text(SSH + "if [ $1 = n3 ]; then touch mended; fi\n")
@@ -110,6 +114,7 @@ def test_a_host_that_is_back_takes_part_again() -> None:
     assert [list(event.hosts) for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
 
 
+@needs.pytorch
 def test_no_host_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     Path("lose").write_text("n1+n2+n3")
     assert main(["run", "digits", *HOSTS]) == 4
@@ -126,6 +131,7 @@ def test_no_host_is_left(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SHRINK, "--restarts", "1"], 2),
     ],
 )
+@needs.pytorch
 def test_otherwise_it_ends_resumably(options: list[str], starts: int) -> None:
     Path("lose").write_text("n2 n3")
     assert main(["run", "digits", *HOSTS, *options]) == 4
@@ -133,6 +139,7 @@ def test_otherwise_it_ends_resumably(options: list[str], starts: int) -> None:
     assert json.loads(Path("run/summary.json").read_text())["failure"]["host"] == ["n2", "n3"][starts - 1]
 
 
+@needs.pytorch
 def test_a_later_resume_has_all_ranks_again() -> None:
     """As in another job, whose nodes are whole."""
     Path("lose").write_text("n2 n3")
@@ -143,6 +150,7 @@ def test_a_later_resume_has_all_ranks_again() -> None:
     assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
 
 
+@needs.pytorch
 def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
     Path("lose").write_text("n2 n3")
     assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=2", "--restarts", "1"]) == 4
@@ -153,6 +161,7 @@ def test_with_another_number_of_ranks_the_batch_is_for_those() -> None:
         assert (plan["ranks"], plan["begun_ranks"]) == (2, None)
 
 
+@needs.pytorch
 def test_batch_statistics_must_come_out_on_the_ranks_of_now(capsys: pytest.CaptureFixture[str]) -> None:
     Path("lose").write_text("nothing")
     assert main(["run", "digits", *HOSTS, *GROUPS]) != 0
@@ -165,12 +174,14 @@ def test_batch_statistics_must_come_out_on_the_ranks_of_now(capsys: pytest.Captu
     assert main([*resume, "-np", "2"]) == 0
 
 
+@needs.pytorch
 def test_hosts_that_are_left_and_do_not_come_out_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("lose").write_text("n2")
     assert main(["run", "digits", *HOSTS, *SHRINK, *GROUPS]) == 4
     assert "the run cannot go on by itself: model.batch_norm.span=16" in capsys.readouterr().err
 
 
+@needs.pytorch
 def test_two_hosts_at_once() -> None:
     Path("lose").write_text("n2+n3")
     assert main(["run", "digits", *HOSTS, *SHRINK]) == 0
@@ -178,6 +189,7 @@ def test_two_hosts_at_once() -> None:
     assert [event.host for event in events("fault")] == ["n2, n3"]
 
 
+@needs.pytorch
 def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
     Path("lose").write_text("n2 nothing")
     assert main(["run", "digits", *HOSTS, *SHRINK]) == 4
@@ -187,6 +199,7 @@ def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
     assert main(["run", "digits", *HOSTS[:-1], "fresh"]) == 1
 
 
+@needs.pytorch
 def test_a_host_that_goes_when_all_is_done_changes_nothing() -> None:
     Path("lose").write_text("n2 late")
     assert main(["run", "digits", *HOSTS, "--set", "fault_tolerance=stop"]) == 0

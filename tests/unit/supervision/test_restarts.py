@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -269,6 +270,7 @@ def supervised() -> tuple[Supervisor, Attempt]:
     return supervisor, attempt
 
 
+@needs.pytorch
 def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attempt]) -> None:
     """In an attempt that goes on: as an import that fails, which it will do again."""
     supervisor, attempt = supervised
@@ -280,6 +282,7 @@ def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attemp
     assert supervisor.further(RAISED, attempt, None) == RAISED
 
 
+@needs.pytorch
 def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Attempt]) -> None:
     supervisor, attempt = supervised
     told = supervisor.further(REFUSED, attempt, None)

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import needs
 import pytest
 
 from hpctrain.cli.main import main
@@ -147,6 +148,7 @@ def test_commands_for_one_run_name_those_of_a_series(
     assert all(str(series.path / f"seed-{seed}") in said for seed in (7, 8, 9))
 
 
+@needs.pytorch
 def test_a_dry_run_of_a_series_says_what_is_to_be_known_once(capsys: pytest.CaptureFixture[str]) -> None:
     many = ("-np", "500", "--oversubscribe", "--backend", "mpi")
     assert main(["run", "digits", "--repeat", "3", *many, "--dry-run"]) == 0

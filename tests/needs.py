@@ -1,0 +1,18 @@
+"""What some tests need and a Python may lack: each skips by name what cannot run without it, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytorch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch in this Python")
+both_frameworks = pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("tensorflow") is None, reason="needs PyTorch and TensorFlow in this Python"
+)
+mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None and not (Path(sys.executable).parent / "mpirun").exists(), reason="needs an mpirun"
+)
