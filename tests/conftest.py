@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import warm_start
 from hypothesis import settings
 from launching import Launch
 
@@ -36,6 +38,27 @@ _LONGEST = ("test_requeued_training.py", "test_training.py", "test_local_slurm.p
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start, once for all of pytest's workers, the interpreters in which ranks begin."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    folder = tempfile.mkdtemp(prefix="hpctrain-warm-")
+    program = Path(__file__).with_name("warm_interpreters.py")
+    environment = {**os.environ, "PYTHONPATH": _STARTUP}
+    with (Path(folder) / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, program, str(os.getpid()), folder], stdout=log, stderr=log, env=environment
+        )
+
+    def stop() -> None:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+    os.environ[warm_start.DIRECTORY] = folder
+    config.add_cleanup(stop)
 
 
 def _run(command: list[str], *, timeout: float, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

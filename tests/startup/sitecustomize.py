@@ -1,4 +1,4 @@
-"""TensorFlow and Keras begin without what they import only because it is there: 2 of their 5 s in each rank.
+"""Ranks begin in warm interpreters; TensorFlow and Keras without what they import only because it is there.
 
 Python imports this module in every process that the tests start. After the start these packages can be imported.
 """
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+import warm_start
 
 _OPTIONAL = ("jax", "matplotlib", "sklearn")
 
@@ -29,3 +31,5 @@ def _begins(package: str) -> bool:
 
 
 sys.meta_path.insert(0, _WithoutOptional)
+
+warm_start.begin()

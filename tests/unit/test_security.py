@@ -40,6 +40,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "runpy": {
         "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
         "tests/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
+        "tests/warm_interpreters.py": "the program that a rank was started to run",
     },
     "text for a shell": {
         "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
