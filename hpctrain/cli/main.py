@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -77,6 +78,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; a user's mistake is one message on stderr, and the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As stderr does: the name of a file need not be UTF-8.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.utf8 import encodable
 from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
@@ -41,6 +42,9 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
         path.open("rb").close()
     except OSError as error:
         raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+    for text in (str(path), *arguments):
+        if encodable(text) != text:
+            raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", "rename the file")
     return Script(path=path, arguments=tuple(arguments))
 
 

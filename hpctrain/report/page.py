@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
+from hpctrain.files.utf8 import encodable
 from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.curves import curves, overlap
@@ -35,7 +36,7 @@ def write_report(directory: RunDirectory) -> Path:
     """
     page = render(directory)
     try:
-        write_private(directory.report, page)
+        write_private(directory.report, encodable(page))
     except OSError as error:
         elsewhere = "copy the run directory to a place of your own"
         raise disk_error(error, directory.report, elsewhere) from error

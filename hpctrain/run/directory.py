@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
+from hpctrain.files.utf8 import json_text
 from hpctrain.files.whole import write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -154,7 +154,7 @@ def new_directory(path: Path) -> RunDirectory:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader finds the old file or the new one whole, also after a crash of the machine."""
-    content = (json.dumps(value, indent=2) + "\n").encode()
+    content = f"{json_text(value, indent=2)}\n".encode()
     write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
 
 

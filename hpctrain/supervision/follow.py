@@ -47,6 +47,8 @@ class Follower:
         self._events = Tail(directory.events)
         self._log = Tail(directory.log(0))
         self._path = directory.events
+        # Of the last event that was read, or left out, from 1; for errors.
+        self._number = self._path.read_bytes().count(b"\n") if self._path.exists() else 0
         self._show = show
         self._line = line
 
@@ -56,4 +58,5 @@ class Follower:
             self._line(line.decode(errors="replace"))
         # A crash can cut the last event short; it is then no event.
         for line in self._events.lines():
-            self._show(parse_event(line, str(self._path)))
+            self._number += 1
+            self._show(parse_event(line, f"{self._path}:{self._number}"))

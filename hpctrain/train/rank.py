@@ -86,7 +86,8 @@ def run_rank(path: Path) -> int:
         write_record(directory, record.model_copy(update=_of_the_end(ending)))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
-        os.write(terminal, f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n".encode())
+        text = f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n"
+        os.write(terminal, text.encode(errors="backslashreplace"))
         if ending is None or ending.resumable:
             ending = _describe(error)
     if ending is None or ending.resumable:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Lt
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Strict, Tag
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -292,17 +293,7 @@ class OtherEvent(BaseEvent):
     event: str
 
 
-def _fault_tag(value: Any) -> str:
-    recovered = "recovery_seconds" in value if isinstance(value, dict) else isinstance(value, RecoveredFaultEvent)
-    return RECOVERED if recovered else FATAL
-
-
-FATAL, RECOVERED = "fatal fault", "recovered fault"
-_Faults = Annotated[
-    Annotated[FaultEvent, Tag(FATAL)] | Annotated[RecoveredFaultEvent, Tag(RECOVERED)], Discriminator(_fault_tag)
-]
-
-KnownEvent = Annotated[
+KnownEvent = (
     StartEvent
     | DamagedEvent
     | ChangedEvent
@@ -317,8 +308,18 @@ KnownEvent = Annotated[
     | OverlapEvent
     | StoppedEvent
     | StallEvent
-    | _Faults
-    | EndEvent,
-    Field(discriminator="event"),
-]
+    | FaultEvent
+    | RecoveredFaultEvent
+    | EndEvent
+)
 Event = KnownEvent | OtherEvent
+
+_CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
+
+
+def class_of(values: Mapping[str, Any]) -> type[Event]:
+    """The class of an event, by its line's keys and values."""
+    kind = values["event"]
+    if kind == "fault":
+        return RecoveredFaultEvent if "recovery_seconds" in values else FaultEvent
+    return _CLASSES.get(kind, OtherEvent)

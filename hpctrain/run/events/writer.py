@@ -132,9 +132,10 @@ def _newest(path: Path) -> list[Event]:
             text = file.read(end - begin) + text
     # The first may be a part of a line.
     lines = text.splitlines()[1 if begin else 0 :]
+    # Numbered from the end: how many lines are before them is not known.
     events: list[Event] = []
-    for line in lines:
-        event = parse_event(line, str(path))
+    for number, line in enumerate(lines):
+        event = parse_event(line, f"{path}, line {len(lines) - number} from its end")
         events = [] if isinstance(event, StartEvent) else [*events, event]
     return events
 
