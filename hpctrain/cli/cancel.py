@@ -27,7 +27,8 @@ def cancel(target: Target) -> None:
     if not said and not found.directory.summary.exists():
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
-        for line in stop_launcher(Progress.read(found.directory).start, stop.seconds + _GRACE_SECONDS):
+        start = Progress.read(found.directory).start
+        for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS):
             typer.echo(line)
             said = True
     run, _ = read_status(found)
