@@ -23,6 +23,7 @@ from hpctrain.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.run.events.lines import mark
+from hpctrain.run.events.reader import whole
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
 _WINDOW = 100
@@ -67,10 +68,8 @@ class Progress:
         Raises:
             HpctrainError: a line that is looked into is no event.
         """
-        lines = directory.events.read_bytes().splitlines(keepends=True) if directory.events.exists() else []
-        # A crash can cut the last one short.
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
+        text = directory.events.read_bytes() if directory.events.exists() else b""
+        lines = text[: whole(text)].splitlines()
         where = str(directory.events)
         numbers = [number for number, line in enumerate(lines) if not (_is(StepEvent, line) or _is(LogEvent, line))]
         others = [_parse(lines, number, where) for number in numbers]
