@@ -30,7 +30,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
 from hpctrain.files.utf8 import json_text
-from hpctrain.files.whole import write_whole
+from hpctrain.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -130,6 +130,9 @@ class RunDirectory:
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
+            # Of processes that were killed while they wrote: nobody else writes between two attempts.
+            remove_leftovers(self.path)
+            remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
 
