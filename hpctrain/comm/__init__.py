@@ -79,7 +79,7 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         _current = _connect(wanted, launcher)
         _joined = True
-        leave_first()
+        _leave_first()
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -159,7 +159,7 @@ def _show_again() -> None:
         sys.excepthook, _show = _show, None
 
 
-def leave_first() -> None:
+def _leave_first() -> None:
     """Let the run be left ahead of the exit handlers that are there by now; once, however often a run is joined."""
     atexit.unregister(_leave)
     atexit.register(_leave)
@@ -280,7 +280,7 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     if backend == "horovod":
         from hpctrain.comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator(world, reason)
+        return HorovodCommunicator(world, reason, started=_leave_first)
     return _torch_distributed(backend, reason, world)
 
 

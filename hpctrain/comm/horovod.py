@@ -27,12 +27,19 @@ _WaitedFor = Callable[[int], Any]
 
 
 class HorovodCommunicator(MpiControl):
-    """Ranks started by MPI whose gradients Horovod reduces."""
+    """Ranks started by MPI whose gradients Horovod reduces.
+
+    Args:
+        world: all ranks.
+        reason: why this backend was chosen.
+        started: is called each time Horovod has started for a framework and registered its own exit handler.
+    """
 
     backend = "horovod"
 
-    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
+    def __init__(self, world: MPI.Intracomm, reason: str, *, started: Callable[[], None] = lambda: None) -> None:
         super().__init__(world, reason)
+        self._started = started
         self._modules: dict[str, Any] = {}
 
     def torch(self) -> HorovodTorchEngine:
@@ -52,8 +59,6 @@ class HorovodCommunicator(MpiControl):
 
     def _load(self, framework: str) -> Any:
         """Import and start Horovod for one framework, and make sure that it sees the same ranks as MPI."""
-        from hpctrain.comm import leave_first
-
         if framework not in self._modules:
             module = _import_horovod(framework)
             # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
@@ -67,7 +72,7 @@ class HorovodCommunicator(MpiControl):
                 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
             # Horovod's own exit handler would end it for ranks that are not through, whose error says nothing of that.
-            leave_first()
+            self._started()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
                     f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of "
