@@ -80,7 +80,7 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     while (number := turns.next_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
-                f"ht.join: another rank trains {turns.titles[number]}, which ht.join did not get on this one",
+                f"ht.join: another rank trains {turns.model(number)}, which ht.join did not get on this one",
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
             )

@@ -86,6 +86,7 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
+        title: the model in a word.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class GradientReducer:
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
-        self.number = self._turns.enter(comm, title)
+        self.title = title
+        self.number = self._turns.enter(comm, self)
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
         self._make_buckets = functools.partial(

@@ -24,9 +24,11 @@ class TakesTurns(Protocol):
 
     Attributes:
         number: its place among those of a communicator, from 0 on.
+        title: the model in a word.
     """
 
     number: int
+    title: str
 
     def launch_ready(self) -> None:
         """It is its turn: start the reductions of the buckets that are full."""
@@ -36,7 +38,6 @@ class Turns:
     """The order in which the models of one communicator are reduced.
 
     Attributes:
-        titles: the models in words, in the order in which ``ht.distribute`` got them.
         joined: ranks that are through with their batches shadow the others' reductions (see ``ht.join``).
         of_active: means are over the ranks that still have batches.
         active: how many ranks had a batch of their own in the last backward pass.
@@ -46,7 +47,9 @@ class Turns:
 
     def __init__(self, comm: Communicator) -> None:
         self._rank, self.size = comm.rank, comm.size
-        self.titles: list[str] = []
+        self._entered = 0
+        # A script can distribute any number of models one after another.
+        self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
         self.joined = False
         self.of_active = False
         self.active = comm.size
@@ -65,14 +68,22 @@ class Turns:
     @property
     def _agrees(self) -> bool:
         """Whether there is something to agree on."""
-        return self._group is not None and (self.joined or len(self.titles) > 1)
+        return self._group is not None and (self.joined or self._entered > 1)
 
-    def enter(self, comm: Communicator, title: str) -> int:
+    def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
         """Take part in the order; returns the number. Collective."""
-        self.titles.append(f"model {len(self.titles) + 1} ({title})")
-        if len(self.titles) > 1:
+        number = self._entered
+        self._entered += 1
+        self._living[number] = reducer
+        if self._entered > 1:
             self.speak(comm)
-        return len(self.titles) - 1
+        return number
+
+    def model(self, number: int) -> str:
+        """A model in words, by its place in the order in which ``ht.distribute`` got them."""
+        # Another rank may still have one that is gone here.
+        reducer = self._living.get(number)
+        return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
 
     def speak(self, comm: Communicator) -> None:
         """Get connections for agreements. Collective."""
@@ -149,7 +160,7 @@ class Turns:
 
     def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
         sides = [
-            f"{self.titles[number]} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
+            f"{self.model(number)} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
             for number in np.unique(everyone[everyone >= 0])
         ]
         return HpctrainError(
