@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from hpctrain import models
 from hpctrain.adapters.guard import Guard
-from hpctrain.adapters.torch import distribute, no_sync, statistics
+from hpctrain.adapters.torch import average_statistics, distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.models.torch_batch_norm import average_statistics, begin_part
+from hpctrain.models.torch_batch_norm import begin_part
 from hpctrain.models.torch_stochastic_depth import StochasticDepth
 from hpctrain.optim.torch_rules import clip_gradients, make_optimizer
 from hpctrain.recipes.schema import Recipe

@@ -13,6 +13,7 @@ import xxhash
 from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
+from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
@@ -21,7 +22,6 @@ from hpctrain.adapters.torch.steps import Trained, trained, watch_steps
 from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.models.torch_batch_norm import warn_of_own_statistics
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
