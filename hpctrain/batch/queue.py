@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.cluster.programs import run_program
+from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import HpctrainError
 
 # A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
 _SECONDS = 30.0
 _TIME_DIGITS = 11
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
-_DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 _ENDED = frozenset(
     [
         "BOOT_FAIL",
@@ -196,8 +196,8 @@ def _squeue_state(row: dict[str, str]) -> JobState:
         state=row["State"],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["StartTime"]),
-        seconds=_duration(row["TimeUsed"]) or 0,
-        limit_seconds=_duration(row["TimeLimit"]),
+        seconds=slurm_seconds(row["TimeUsed"]) or 0,
+        limit_seconds=slurm_seconds(row["TimeLimit"]),
         nodes=row["NodeList"],
         exit_code=status >> 8,
         signal=status & 0x7F,
@@ -241,8 +241,8 @@ def _sacct_state(row: dict[str, str]) -> JobState:
         state=row["State"].partition(" ")[0],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["Start"]),
-        seconds=_duration(row["Elapsed"]) or 0,
-        limit_seconds=_duration(row["Timelimit"]),
+        seconds=slurm_seconds(row["Elapsed"]) or 0,
+        limit_seconds=slurm_seconds(row["Timelimit"]),
         nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
         exit_code=int(exit_code),
         signal=int(signal or 0),
@@ -281,12 +281,3 @@ def _environment() -> dict[str, str]:
 def _time(text: str) -> float | None:
     # None that a calendar does not have, either.
     return float(text) if text.isdecimal() and len(text) <= _TIME_DIGITS else None
-
-
-def _duration(text: str) -> int | None:
-    """Seconds of ``[[days-]hours:]minutes:seconds``; None for UNLIMITED and the like."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.cluster.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
+from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import Section, validate
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 # One excludes the others.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 # Slurm may send the signal as much too early.
@@ -49,20 +49,6 @@ def array_tasks(spec: str) -> tuple[int, ...]:
 def _array(spec: str) -> str:
     array_tasks(spec)
     return spec
-
-
-def time_seconds(limit: str) -> int:
-    """Seconds of a time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
-    match = _TIME.fullmatch(limit)
-    assert match is not None
-    first, *rest = (int(part) for part in match.groups()[1:] if part is not None)
-    if match[1] is not None:
-        hours, minutes, seconds = first, *rest, *[0] * (2 - len(rest))
-    elif len(rest) == 2:
-        hours, (minutes, seconds) = first, rest
-    else:
-        hours, minutes, seconds = 0, first, *rest, *[0] * (1 - len(rest))
-    return ((int(match[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class JobRequest(Section):
@@ -119,8 +105,9 @@ class JobRequest(Section):
     def warning(self) -> str | None:
         """What is to be said of a time limit that leaves no time to train before the signal; None for any other."""
         least = self.signal_seconds + _EARLY_SECONDS
+        limit = None if self.time is None else slurm_seconds(self.time)
         # 0 is no limit.
-        if self.time is None or not 0 < time_seconds(self.time) <= least:
+        if limit is None or not 0 < limit <= least:
             return None
         return (
             f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "
