@@ -17,6 +17,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
 from hpctrain.run.plan import Plan
+from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
 
@@ -203,7 +204,7 @@ def _mpirun(
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
         hostfile = run_directory / "hostfile"
         options += ["-machinefile", str(hostfile)]
-        files[hostfile] = "".join(f"{host.host}:{host.slots}\n" for host in plan.hosts)
+        files[hostfile] = hydra_hostfile((host.host, range(host.slots)) for host in plan.hosts)
     if plan.start.ssh_port:
         ssh_options, ssh_environment = _ssh_port(mpi, plan.start.ssh_port)
         options += ssh_options
@@ -267,7 +268,7 @@ def _srun(
         launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
         without=OF_THE_JOB,
-        files={hostfile: "".join(f"{host.host}\n" for host in plan.hosts for _ in range(host.slots))},
+        files={hostfile: slurm_hostfile((host.host, range(host.slots)) for host in plan.hosts)},
     )
 
 

@@ -6,13 +6,15 @@ host's slots, then the second's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import chain
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.node_map import Slot
 
 Placed = Sequence[tuple[str, Sequence[Slot]]]
+# The same for what only counts the slots.
+HostRanks = Iterable[tuple[str, Sized]]
 
 
 def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
@@ -48,19 +50,19 @@ def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
     return {core: number for number, core in enumerate(chain.from_iterable(nodes))}
 
 
-def open_mpi_hostfile(hosts: Placed) -> str:
+def open_mpi_hostfile(hosts: HostRanks) -> str:
     """Open MPI's hostfile, versions 4 and 5."""
-    return "".join(f"{host} slots={len(slots)}\n" for host, slots in hosts)
+    return "".join(f"{host} slots={len(ranks)}\n" for host, ranks in hosts)
 
 
-def hydra_hostfile(hosts: Placed) -> str:
+def hydra_hostfile(hosts: HostRanks) -> str:
     """The hostfile of Hydra, which starts MPICH's and Intel MPI's ranks."""
-    return "".join(f"{host}:{len(slots)}\n" for host, slots in hosts)
+    return "".join(f"{host}:{len(ranks)}\n" for host, ranks in hosts)
 
 
-def slurm_hostfile(hosts: Placed) -> str:
+def slurm_hostfile(hosts: HostRanks) -> str:
     """What ``SLURM_HOSTFILE`` names for ``srun --distribution=arbitrary``: the host of each task."""
-    return "".join(f"{host}\n" for host, slots in hosts for _ in slots)
+    return "".join(f"{host}\n" for host, ranks in hosts for _ in range(len(ranks)))
 
 
 def cpu_bind(hosts: Placed) -> str:
