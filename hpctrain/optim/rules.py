@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.recipes.schema import Kind, Optimizer
+from hpctrain.recipes.schema import Kind, Optimizer, OptimizerName
 
 # The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
 ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
@@ -20,7 +20,7 @@ State = dict[str, Array]
 
 # Numbers, where other states are arrays of the parameter's shape.
 SCALARS = frozenset({"previous_rate", "updates"})
-_EPSILONS = {"lars": 0.0, "lamb": 1e-6}
+_EPSILONS: dict[OptimizerName, float] = {"lars": 0.0, "lamb": 1e-6}
 # Of what a recipe names.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
     "norm": frozenset({"norm", "shortcut_norm"}),
@@ -198,7 +198,7 @@ def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: Stat
     return change, {"square": square, **new}
 
 
-_RULES: dict[str, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
+_RULES: dict[OptimizerName, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
     "sgd": sgd,
     "lars": lars,
     "lamb": lamb,

@@ -188,7 +188,10 @@ class Batch(Section):
 # network's projected shortcuts, and any other layer's bias.
 Kind = Literal["norm", "main_path_norm", "bias"]
 
-_OWN_KEYS = {
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
+
+# The optimizers that each key is for.
+_OWN_KEYS: dict[str, tuple[OptimizerName, ...]] = {
     "momentum": ("sgd", "lars", "rmsprop_to_sgd"),
     "nesterov": ("sgd", "lars"),
     "decoupled_decay": ("sgd",),
@@ -220,7 +223,7 @@ class Optimizer(SectionOfKind):
 
     own_keys = _OWN_KEYS
 
-    name: Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
+    name: OptimizerName
     learning_rate: Positive
     momentum: Fraction = 0.0
     nesterov: bool = False
