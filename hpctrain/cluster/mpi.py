@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 
 Flavour = Literal["open-mpi-4", "open-mpi-5", "mpich-hydra", "intel-mpi"]
@@ -55,11 +55,9 @@ def find_mpi() -> MpiInstallation:
     """
     mpirun = _find_mpirun()
     try:
-        answer = subprocess.run(
-            [mpirun, "--version"], check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HpctrainError(f"{mpirun} --version does not run: {error}", INSTALL_HINT) from error
+        answer = run_program(str(mpirun), "--version")
+    except HpctrainError as error:
+        raise HpctrainError(f"{mpirun} --version does not run: {error.message}", INSTALL_HINT) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     flavour, version = parse_version(answer.stdout + answer.stderr, mpirun)
     # Only compilers beside mpirun are certain to belong to it.

@@ -25,7 +25,7 @@ def run_program(
         environment: its own; this process's by default. What a user set for Slurm's programs is left out.
 
     Raises:
-        HpctrainError: it is not installed (exit code 2), or it did not answer in time (exit code 1).
+        HpctrainError: it is not installed or cannot be run (exit code 2), or it did not answer in time (exit code 1).
     """
     given = os.environ if environment is None else environment
     environment = {name: value for name, value in given.items() if not name.startswith(_SLURM_OPTIONS)}
@@ -42,6 +42,8 @@ def run_program(
             timeout=seconds,
             stdin=subprocess.DEVNULL,
         )
+    except OSError as error:
+        raise HpctrainError(f"{program} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise HpctrainError(f"{program} did not answer within {seconds:g} s", exit_code=1) from error
 

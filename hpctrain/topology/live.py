@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pynvml
 
+from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_list
 from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
@@ -22,8 +22,8 @@ _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 _PORT_ACTIVE = "4:"
-_LSTOPO_SECONDS = 60
-_LSTOPO_MEND = "see what it says by itself: lstopo --of xml"
+_LSTOPO_SECONDS = 60.0
+_LSTOPO_HINT = "see what it says by itself: lstopo --of xml"
 
 _Links = dict[str, dict[str, int]]
 
@@ -64,14 +64,12 @@ def _lstopo(sys: Path) -> NodeMap:
     if program is None:
         raise HpctrainError(f"{sys} tells no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
     try:
-        export = subprocess.run(
-            [program, "--of", "xml"], capture_output=True, text=True, check=True, timeout=_LSTOPO_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HpctrainError(f"{program} did not answer in {_LSTOPO_SECONDS} s", _LSTOPO_MEND) from error
-    except subprocess.CalledProcessError as error:
-        said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
-        raise HpctrainError(f"{program} failed with exit status {error.returncode}{said}", _LSTOPO_MEND) from error
+        export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
+    except HpctrainError as error:
+        raise HpctrainError(error.message, _LSTOPO_HINT) from error
+    if export.returncode:
+        said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
+        raise HpctrainError(f"{program} failed with exit status {export.returncode}{said}", _LSTOPO_HINT)
     return hwloc.read(export.stdout, program)
 
 
