@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from hpctrain.batch.outcome import array_task, task_number
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.resuming import array_task, task_number
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.queue import jobs_of_user
 from hpctrain.batch.request import JobRequest
 from hpctrain.cluster.profile import ClusterProfile
@@ -24,6 +23,7 @@ from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, write_private
 from hpctrain.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0

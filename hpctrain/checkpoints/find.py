@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and the setting aside of those that are not."""
+"""Finds the newest whole checkpoint, and renames damaged ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside_path
+from hpctrain.checkpoints.layout import checkpoint_path, damaged_path, iterations
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
@@ -85,7 +85,7 @@ def set_aside(path: Path) -> Path:
     Raises:
         HpctrainError: the disk refuses.
     """
-    free = set_aside_path(path)
+    free = damaged_path(path)
     try:
         return path.rename(free)
     except OSError as error:

@@ -44,8 +44,8 @@ def hidden(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".step-*") if _HIDDEN.fullmatch(path.name)]
 
 
-def set_aside_path(path: Path) -> Path:
-    """A free name for a damaged checkpoint, beside it."""
+def damaged_path(path: Path) -> Path:
+    """A free name beside a damaged checkpoint, under which nothing looks for it."""
     free, number = path.with_name(f"{_DAMAGED}{path.name}"), 1
     while free.exists():
         number += 1
@@ -53,8 +53,8 @@ def set_aside_path(path: Path) -> Path:
     return free
 
 
-def set_aside(folder: Path) -> list[Path]:
-    """The checkpoints that were found damaged."""
+def damaged_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that were found damaged and renamed."""
     return sorted(folder.glob(f"{_DAMAGED}step-*"))
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.checkpoints.layout import iterations
 from hpctrain.cli import completion
 from hpctrain.cli.dry_run import show_command
@@ -48,6 +47,7 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.report.say import say
 from hpctrain.run.directory import RunDirectory, new_directory, read_model, write_json
 from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.run.resuming import resume_command
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.supervision.repeats import (

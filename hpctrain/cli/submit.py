@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
 from hpctrain.batch.request import JobRequest, further_options, job_request
 from hpctrain.batch.submission import Job, check
@@ -31,6 +30,7 @@ from hpctrain.cli.work import default_directory, read_tasks
 from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Start
+from hpctrain.run.resuming import resume_command
 from hpctrain.supervision.repeats import require_no_series
 
 # As shells have it for Ctrl-C.

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import itertools
 import os
 import re
-import shlex
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checkpoints.layout import set_aside
+from hpctrain.checkpoints.layout import damaged_checkpoints
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
+from hpctrain.files.locks import lock
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
+from hpctrain.run.resuming import resume_command
 
 _SQUEUE_SECONDS = 20.0
 # A job that was requeued or follows another can start while the launcher before it still ends.
 _LOCK_SECONDS = 60.0
-_LOCK_POLL_SECONDS = 0.5
 # What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
 WORK_SECONDS = 600.0
-# File systems that have no locks between hosts, or none at all.
-_NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +59,6 @@ class Attempt:
         )
 
 
-def resume_command(directory: RunDirectory) -> str:
-    """What a user types to go on with a run."""
-    return shlex.join(["hpctrain", "run", "--resume", "--run-dir", str(directory.path)])
-
-
 @contextlib.contextmanager
 def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
     """Be the only launcher of a run, as far as a lock on ``RUN_DIR/lock`` tells, on file systems that have locks.
@@ -93,7 +83,7 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
 
 def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
     warning = None
-    if not _locked(descriptor, _LOCK_SECONDS if job_id(environment) else 0.0):
+    if not lock(descriptor, directory.path / "lock", _LOCK_SECONDS if job_id(environment) else 0.0):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_earlier(holder, environment):
             raise HpctrainError(
@@ -107,23 +97,6 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_of_job(environment)}\n".encode(), 0)
     return warning
-
-
-def _locked(descriptor: int, seconds: float) -> bool:
-    """Whether the lock could be had in this time, or there are none."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return True
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -240,7 +213,7 @@ def _require_none_written(
     """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
     written = [f"step {event.iteration}" for event in events if isinstance(event, CheckpointEvent)]
     faults = [fault for _, fault in damaged] + [
-        f"{path} was found damaged" for path in set_aside(directory.checkpoints)
+        f"{path} was found damaged" for path in damaged_checkpoints(directory.checkpoints)
     ]
     if written or faults:
         raise HpctrainError(
@@ -269,7 +242,7 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
-        f"remove the cause, then: {resume_command(directory)} --idle-restarts {allow}",
+        f"remove the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
         exit_code=1,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.attempts import resume_command
 from hpctrain.recipes.difference import flat, settings
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 
 # What a checkpoint holds the state of, or is part of the way through.
 _HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_fraction", "data.split_seed")
@@ -39,7 +38,7 @@ def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, 
     """What a user types to go on with the values of the checkpoint."""
     texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
     words = [word for text in texts for word in ("--set", text)]
-    return shlex.join([*shlex.split(resume_command(directory)), "--accept-changes", *words])
+    return resume_command(directory, "--accept-changes", *words)
 
 
 def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.batch.cancel import launcher_process
 from hpctrain.batch.find_run import FoundRun, jobs_of
-from hpctrain.batch.outcome import resume_command, summary_status
+from hpctrain.batch.outcome import summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
@@ -23,6 +23,7 @@ from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import read_records
+from hpctrain.run.resuming import resume_command
 
 # The status of a run is wanted even where Slurm's is not to be had.
 _SLURM_SECONDS = 10.0

@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder
-from hpctrain.launch.attempts import resume_command
 from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
 
@@ -47,11 +47,6 @@ class Series:
     @property
     def runs(self) -> dict[int, RunDirectory]:
         return {seed: RunDirectory(self.path / f"seed-{seed}") for seed in self.seeds}
-
-    @property
-    def resume_command(self) -> str:
-        """What a user types to go on with it."""
-        return resume_command(RunDirectory(self.path))
 
     def run(self, run_one: Callable[[int, RunDirectory], int], say: Callable[[str], None]) -> int:
         """Run those that are not done, up to the first that fails.
@@ -89,7 +84,7 @@ class Series:
 
     @property
     def _to_go_on(self) -> str:
-        return f"to go on with all seeds: {self.resume_command}"
+        return f"to go on with all seeds: {resume_command(RunDirectory(self.path))}"
 
     def _with_hint(self, seed: int, error: HpctrainError) -> HpctrainError:
         hint = "\n  ".join(filter(None, (error.hint, self._to_go_on)))
@@ -134,9 +129,8 @@ def create_series(path: Path, plans: dict[int, Plan]) -> Series:
 
 def _refusal(series: Series) -> HpctrainError:
     if series.file.exists():
-        return HpctrainError(
-            f"{series.path} already holds repeated runs", f"to go on with them: {series.resume_command}"
-        )
+        command = resume_command(RunDirectory(series.path))
+        return HpctrainError(f"{series.path} already holds repeated runs", f"to go on with them: {command}")
     what = "a run" if RunDirectory(series.path).plan.exists() else "other files"
     return HpctrainError(f"{series.path} already holds {what}", "--repeat needs a directory of its own: --run-dir DIR")
 
