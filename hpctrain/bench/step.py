@@ -20,7 +20,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.bench.supervision import supervision, with_guard
+from hpctrain.bench.loop_overhead import loop_overhead, with_guard
 from hpctrain.bench.workloads import Workload, workload
 from hpctrain.comm.base import Communicator
 
@@ -57,7 +57,7 @@ def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]
     model = work.build()
     model, optimizer = ht.distribute(model, _sgd(model), comm=comm)
     _step(work, model, optimizer)()
-    return supervision(model, optimizer, comm, folder)
+    return loop_overhead(model, optimizer, comm, folder)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:

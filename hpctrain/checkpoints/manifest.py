@@ -45,7 +45,8 @@ class SavedProgress(BaseModel):
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         ranks: how many there were.
         samples: which ones are trained on (see hpctrain.data.source.Source.fingerprint).
-        recent, skipped: the last finite losses, and how many steps in a row were left out (see hpctrain.train.numbers).
+        recent: the last finite losses.
+        skipped: how many steps in a row were left out (see hpctrain.train.non_finite).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")

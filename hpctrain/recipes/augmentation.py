@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 Probability = Annotated[float, Field(gt=0, le=1)]

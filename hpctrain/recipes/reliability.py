@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Count
+from hpctrain.recipes.bounds import Count
 
 
 class GuardSettings(Section):

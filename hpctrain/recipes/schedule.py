@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.recipes.numbers import Count, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 _OWN_KEYS = {

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
-from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.recipes.schedule import Schedule

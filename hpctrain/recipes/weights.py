@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Positive
+from hpctrain.recipes.bounds import Positive
 
 
 class InitialWeights(Section):

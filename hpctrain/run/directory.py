@@ -9,7 +9,7 @@
     RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
                                  alone: it makes the file at a signal, and removes it when it begins an attempt
     RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
-                                 hpctrain.train.numbers
+                                 hpctrain.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log

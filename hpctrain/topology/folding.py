@@ -178,7 +178,7 @@ def _untangled(
         row.sort(key=lambda number: natural(boxes[number].names[0]))
         if level == 0:
             row.sort(key=lambda number: min(given[host] for host in boxes[number].members))
-        _settle(row, place)
+        _place_row(row, place)
 
     def sort(level: int, beside: int) -> None:
         def key(number: int) -> float:
@@ -188,7 +188,7 @@ def _untangled(
             return round(mean, 6)
 
         rows[level].sort(key=key)
-        _settle(rows[level], place)
+        _place_row(rows[level], place)
 
     # Hosts that are cabled to each other have no row above them.
     for _ in range(_SWEEPS if 1 in rows else 0):
@@ -199,5 +199,5 @@ def _untangled(
     return [number for level in levels for number in rows[level]]
 
 
-def _settle(row: Sequence[int], place: dict[int, float]) -> None:
+def _place_row(row: Sequence[int], place: dict[int, float]) -> None:
     place.update({number: (index + 0.5) / len(row) for index, number in enumerate(row)})

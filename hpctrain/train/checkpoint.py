@@ -154,7 +154,7 @@ class Checkpoints:
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
         save.blocked_seconds = time.perf_counter() - begin
 
-    def settle(self) -> None:
+    def record_written(self) -> None:
         """Record what was being written, if it is on disk by now.
 
         Raises:

@@ -32,7 +32,7 @@ from hpctrain.run.events.kinds import (
 )
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.feed import Feed
-from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite
+from hpctrain.train.non_finite import Done, NonFiniteWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
 from hpctrain.train.trainer import Trainer, TrainingStep
 
@@ -83,7 +83,7 @@ class Loop:
         self._test = test
         self._events = events
         self._checkpoints = checkpoints
-        self._watch = NumberWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
+        self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
@@ -174,7 +174,7 @@ class Loop:
 
     def _train_epochs(self) -> str | None:
         """What the run still lacks, wherever it was left; returns why it was stopped."""
-        self._watch.settle()
+        self._watch.apply_rule()
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
             if self._steps_left == 0:
@@ -203,7 +203,7 @@ class Loop:
                     )
                 if self._step(batch, stream):
                     return self._asked() or "asked on another rank"
-                self._checkpoints.settle()
+                self._checkpoints.record_written()
                 if self._steps_left and self._is_due():
                     self._save()
         return None
@@ -291,7 +291,7 @@ class Loop:
         own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
-        self._watch.settle()
+        self._watch.apply_rule()
         return bool(stop > 0)
 
     def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:

@@ -74,7 +74,7 @@ class _Agreement:
     faulty: bool
 
 
-def settle(accounts: list[_Account]) -> _Agreement:
+def reconcile(accounts: list[_Account]) -> _Agreement:
     """The furthest state that any rank has, and the mean loss of its last step."""
     updates = max(account.updates for account in accounts)
     ahead = [rank for rank, account in enumerate(accounts) if account.updates == updates]
@@ -164,7 +164,7 @@ class Recovery:
             try:
                 lost += self._comm.recover()
                 self._trainer.rebuild()
-                agreement = settle(self._comm.allgather_object(account))
+                agreement = reconcile(self._comm.allgather_object(account))
                 account = self._caught_up(account, agreement)
                 self._comm.agree()
             except Exception as error:

@@ -70,7 +70,7 @@ class _Fault:
         return [each.name for each in self.gradients if each.nan or each.inf]
 
 
-class NumberWatch:
+class NonFiniteWatch:
     """Looks at the numbers of each step of a run, and does what its recipe says.
 
     Args:
@@ -134,7 +134,7 @@ class NumberWatch:
             self._events.emit(SpikeEvent(iteration=step.iteration, epoch=step.epoch, loss=step.loss, median=median))
         self._recent.append(step.loss)
 
-    def settle(self) -> None:
+    def apply_rule(self) -> None:
         """Do what the rule says with a step that was found faulty; without one, nothing. Else collective.
 
         Where a rank dies on the way, it is still to be done.
