@@ -1,4 +1,4 @@
-"""What the ranks know of their own samples, put together: ``ht.gather`` and ``ht.mean``, for metrics over all samples.
+"""``ht.gather`` and ``ht.mean``: values of all ranks' samples, joined or averaged, for metrics over all samples.
 
 The names are the field's: ``gather`` is Accelerate's (Lightning calls it ``all_gather``), ``mean`` the reduction that
 Accelerate's ``reduce`` and Lightning's ``sync_dist`` offer. Unlike with Accelerate's ``gather_for_metrics`` nothing has
@@ -29,7 +29,7 @@ Parts = Sequence[tuple[int, Any]]
 
 
 def gather(value: Any, *, comm: Communicator | None = None) -> Any:
-    """Join the values of all ranks, in the order of the ranks, on every rank. Collective.
+    """Join the values of all ranks, in rank order, on every rank. Collective.
 
     Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
     between ranks; they keep their type, their dtype and their device, and carry no gradient. One without dimensions
@@ -58,7 +58,7 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
 
 
 def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
-    """The mean of the ranks' values on every rank, weighted if they stand for different numbers of samples. Collective.
+    """The mean of the ranks' values on every rank, weighted where ranks have different numbers of samples. Collective.
 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
     floating one, and their device, and carry no gradient; of dictionaries, lists and tuples each member is averaged by
@@ -98,14 +98,14 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
 @dataclass(frozen=True)
 class _Torch:
-    """A PyTorch tensor on its way: in main memory, with the kind of device that it belongs on."""
+    """A PyTorch tensor while it is sent: in main memory, with the kind of device that it came from."""
 
     tensor: torch.Tensor
     device: str
 
 
 def _travelling(value: Any, devices: dict[str, Any]) -> Any:
-    """A value as it can be sent; notes in ``devices`` where this rank keeps tensors of each kind of device."""
+    """Convert a value for sending; ``devices`` records where this rank keeps tensors of each kind of device."""
     if isinstance(value, Mapping):
         return {key: _travelling(member, devices) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -152,7 +152,7 @@ def _eager(value: Any) -> Any:
 
 
 def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
-    """What was sent and joined, with PyTorch's tensors on this rank's devices."""
+    """The joined values, with PyTorch's tensors back on this rank's devices."""
     if isinstance(value, _Torch):
         return value.tensor.to(devices.get(value.device, value.device))
     if isinstance(value, dict):
@@ -163,7 +163,7 @@ def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
 
 
 def _like(given: Sequence[Any], members: list[Any]) -> Any:
-    """Members in a list or a tuple, a named one too, as they were given."""
+    """Put the members into a list, a tuple or a named tuple like the one that was given."""
     if isinstance(given, list):
         return members
     return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
@@ -204,7 +204,7 @@ def _by_member(parts: Parts, where: str, each: Callable[[Parts, str], Any]) -> A
 
 
 def _members(value: Any) -> str:
-    """Which members a value has, in words."""
+    """The members of a value, as text for an error."""
     if isinstance(value, dict):
         return f"a dictionary of {', '.join(sorted(map(repr, value)))}"
     return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else _kind(value)
@@ -269,7 +269,7 @@ def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _as_given(found: np.ndarray[Any, Any], given: Any) -> Any:
-    """The mean in the type of the values; whole numbers have one that is not whole."""
+    """Convert the mean to the type of the values; the mean of integers stays a float."""
     if isinstance(given, _Torch):
         torch = sys.modules["torch"]
         dtype = given.tensor.dtype if given.tensor.is_floating_point() else torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate`` of a distributed model: what a rank needs beside its steps."""
+"""``fit`` and ``evaluate`` of a distributed model, apart from their steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITING = {
 
 
 def take_fits(model: keras.Model, distribution: Distribution) -> None:
-    """Give ``model`` a ``fit`` and an ``evaluate`` that do the same on one rank, and the right thing on several."""
+    """Replace ``fit`` and ``evaluate`` of ``model`` by versions that work on several ranks and are unchanged on one."""
     fit, evaluate = model.fit, model.evaluate
     comm = distribution.comm
 

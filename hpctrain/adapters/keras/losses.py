@@ -1,4 +1,4 @@
-"""Losses of a compiled model that the mean over the ranks would not make those of the global batch.
+"""Losses whose mean over the ranks is not the loss of the global batch, corrected so that it is.
 
 A loss that is the mean over samples needs nothing: a rank's loss times its share of the batch has the right mean over
 the ranks. Others are replaced by one of which that is true as well.
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 def take_losses(model: keras.Model, distribution: Distribution) -> None:
-    """Let every loss that ``compile`` got be that of the global batch, from its next use on."""
+    """Make every loss that ``compile`` got compute the loss of the global batch, from its next use on."""
     compiled = model._compile_loss
     if compiled is None:
         return
@@ -52,7 +52,7 @@ def take_losses(model: keras.Model, distribution: Distribution) -> None:
 
 
 def _check_reduced(loss: keras.losses.Loss) -> None:
-    """Refuse a loss whose values are not reduced at all, and so has no mean over a batch."""
+    """Refuse a loss that returns one value per sample and so has no mean over a batch."""
     if getattr(loss, "reduction", "mean") in (None, "none"):
         raise HpctrainError(
             f"{type(loss).__name__} has reduction={loss.reduction!r}: it gives a value for each sample, not one "
@@ -62,7 +62,7 @@ def _check_reduced(loss: keras.losses.Loss) -> None:
 
 
 class _OfGlobalBatch:
-    """A loss whose mean over the ranks, each times its share, is that of the global batch.
+    """A loss whose weighted mean over the ranks is the loss of the global batch.
 
     Within a step of ``fit`` alone, where the share is known.
     """

@@ -44,7 +44,7 @@ def distribute(
     compression: Compression = "none",
     guard_every: int = 100,
 ) -> tuple[ModelT, Optimizers]:
-    """Let ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
+    """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
 
     Model and optimizer are the ones that were given, their classes and arguments untouched; every rank starts from
     rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment;
@@ -138,7 +138,7 @@ def statistics(model: torch.nn.Module) -> GradientReducer:
 
 
 def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
-    """What proves that the parameters of ``distribute``'s first optimizer stay equal.
+    """The guard that compares the parameters of ``distribute``'s first optimizer.
 
     Raises:
         KeyError: it was not given to ``distribute``, or without parameters of its own.
@@ -147,7 +147,7 @@ def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:
-    """One integer a tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
+    """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
     return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
 
 

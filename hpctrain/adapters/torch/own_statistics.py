@@ -1,4 +1,4 @@
-"""Warns of running statistics that are those of one rank's samples alone."""
+"""Warns when a model is used with running statistics of one rank's samples alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def average_statistics(model: nn.Module, comm: Communicator) -> None:
-    """As :func:`hpctrain.models.torch_batch_norm.average_statistics`, after which there is nothing to warn of."""
+    """Average the running statistics over the ranks, after which nothing is warned of. Collective."""
     _own.discard(model)
     torch_batch_norm.average_statistics(model, comm)
 
 
 def warn_of_own_statistics(model: nn.Module, warn: Callable[[], None]) -> None:
-    """Call ``warn`` once, where a model evaluates or is saved with statistics of this rank's samples alone.
+    """Call ``warn`` once when a model is evaluated or saved with statistics of this rank's samples alone.
 
     Nothing is averaged here: whether the other ranks evaluate or save too, this rank cannot know. Neither can it see
     the steps of a model that torch.jit.script has compiled, so ``warn`` is called at once for that.
@@ -41,7 +41,7 @@ def warn_of_own_statistics(model: nn.Module, warn: Callable[[], None]) -> None:
 
 
 class _Hook:
-    """A hook that does nothing in a copy or in what is saved, which needs no hpctrain to be loaded."""
+    """A hook that does nothing in a copy or in a saved model, which loads without hpctrain."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -72,7 +72,7 @@ def _nothing(*_: object) -> None:
 
 
 class _Watch:
-    """Whether a model was trained, and then evaluates or is saved, without its statistics being averaged."""
+    """Tracks whether a model was trained and then used without its statistics being averaged."""
 
     def __init__(self, model: nn.Module, warn: Callable[[], None]) -> None:
         self._model = weakref.ref(model)
