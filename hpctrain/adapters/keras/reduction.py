@@ -119,7 +119,9 @@ class Reduction:
         )
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
-        """Whether the gradients of every rank are finite, so that all ranks skip a step of loss scaling or none does."""
+        """Whether the gradients of every rank are finite, so that a step of loss scaling is skipped by all ranks or
+        none.
+        """
         if self.ahead:
             return finite
         return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)

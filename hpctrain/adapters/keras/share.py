@@ -62,7 +62,7 @@ def _noting_what_is_passed_on(parts: Any) -> Any:
 
 
 def taken(share: BatchShare) -> tf.Tensor:
-    """Its value, for a step that applies it by other means."""
+    """The value of a share, marked as used, for a step that applies it in another way."""
     _note_use(share)
     if not _is_eager(share):
         given = share.value.graph.get_collection_ref(_GIVEN)
