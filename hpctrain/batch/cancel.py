@@ -1,4 +1,4 @@
-"""Ending a run: its jobs, or the launcher of one that has none."""
+"""Ends a run: cancels its jobs, or stops its launcher if it has none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 def cancel_jobs(found: FoundRun) -> Iterator[str]:
-    """Cancel all jobs of a run that live, and wait for their end; tells what is done as it is done.
+    """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
     A job in which the run was started by hand is not the run's to cancel.
 
@@ -56,7 +56,7 @@ def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
 
 
 def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: float) -> Iterator[str]:
-    """Let the launcher of a ``start`` event stop the run, and wait for it; tells what is done as it is done.
+    """Ask the launcher of a ``start`` event to stop the run and wait for it; yields a line for each action.
 
     Args:
         directory: of the run.
@@ -126,7 +126,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False, elsewhere: b
 
 
 def launcher_process(start: StartEvent) -> psutil.Process | None:
-    """The launcher of a ``start`` event, if it lives on this host, and not another that got its number later."""
+    """The launcher of a ``start`` event if it lives on this host, and not a later process with its number."""
     if start.host is None or start.pid is None:
         return None
     return living_process(start.host, start.pid, start.time)

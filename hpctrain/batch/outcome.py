@@ -1,4 +1,4 @@
-"""How a run ended."""
+"""The outcome of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Summary(BaseModel):
 
 
 def summary_status(directory: RunDirectory) -> str | None:
-    """``done``, ``failed`` or ``resumable``, from ``summary.json``; None where there is none.
+    """``done``, ``failed`` or ``resumable`` from ``summary.json``; None without that file.
 
     Raises:
         HpctrainError: it is damaged.

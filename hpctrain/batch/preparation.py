@@ -1,4 +1,4 @@
-"""From what a user asks for and a cluster's profile to a job that can be shown or submitted."""
+"""Prepares a job from the user's request and a cluster's profile, to be shown or submitted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A profile; where it is discovered, what was found, and files for the run directory by name."""
+    """A profile. For a discovered one also what was found, and files for the run directory by name."""
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Cluster:
 
 
 def find_cluster(name: str, partition: str | None) -> Cluster:
-    """A cluster by its profile's name or file, or ``auto`` for the one at hand.
+    """The cluster of a profile's name or file, or the one at hand for ``auto``.
 
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
@@ -52,7 +52,7 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
 def container_options(
     profile: ClusterProfile, image: str | None, runtime: str | None, mounts: Sequence[str]
 ) -> dict[str, Any]:
-    """Image, runtime and mounts: as the command line says, else as the profile does."""
+    """Image, runtime and mounts from the command line, with the profile's as defaults."""
     given = profile.container
     image = image if image is not None or given is None else given.image
     return {
@@ -64,7 +64,7 @@ def container_options(
 
 
 def host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
-    """As the command line says, else as the profile does; files by absolute paths, because they are read in the job."""
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them."""
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
     places = node or profile.node_map
     return HostOptions(
@@ -89,7 +89,7 @@ def prepare(
     stage_environment: Path | None,
     template: Path | None,
 ) -> Job:
-    """The job; nothing is written and Slurm is not asked.
+    """Prepare the job. Writes nothing, and does not ask Slurm.
 
     Args:
         cluster: to submit to.

@@ -1,4 +1,4 @@
-"""What is asked of Slurm for one run: from a cluster's profile and the command line, checked before it is sent."""
+"""The request to Slurm for one run, from a cluster's profile and the command line, checked before it is sent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _array(spec: str) -> str:
 
 
 class JobRequest(Section):
-    """One submission. Memory and time as Slurm writes them; None leaves a value to Slurm.
+    """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
         array: task numbers, ``%N`` after them for how many run at a time.
@@ -87,12 +87,12 @@ class JobRequest(Section):
 
     @property
     def ranks(self) -> int:
-        """One a task."""
+        """The number of ranks, one per task."""
         return self.nodes * self.tasks_per_node
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The numbers of the array's tasks; none where it is no array."""
+        """The task numbers of the array; empty without an array."""
         return array_tasks(self.array) if self.array is not None else ()
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class JobRequest(Section):
 
     @property
     def warning(self) -> str | None:
-        """What is to be said of a time limit that leaves no time to train before the signal; None for any other."""
+        """A warning if the time limit leaves no time to train before the signal; None otherwise."""
         least = self.signal_seconds + _EARLY_SECONDS
         limit = None if self.time is None else slurm_seconds(self.time)
         # 0 is no limit.

@@ -1,4 +1,4 @@
-"""Handing a run to Slurm: its directory with plan and script, then ``sbatch``; all of it, or nothing."""
+"""Submits a run to Slurm: makes its directory with plan and script, then calls ``sbatch``; all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS = 120.0
 
 
 class Submission(BaseModel):
-    """``RUN_DIR/submission.json``: what was submitted, and from where."""
+    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class Submission(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a submission is made of.
+    """Everything that a submission consists of.
 
     Attributes:
         profile: of the cluster.
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        """Of the run, or of the first task of an array."""
+        """The plan of the run, or of the first task of an array."""
         return next(iter(self.plans.values()))
 
     def script(self, directory: Path) -> str:
@@ -76,7 +76,7 @@ class Job:
 
 
 def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
-    """Make the run directory and submit; returns it with the jobs' numbers, first to last.
+    """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
 
     Args:
         job: what to submit.
@@ -131,7 +131,7 @@ def check(script: str) -> str:
 
 
 def require_log_path(directory: Path) -> None:
-    """Refuse a directory in which Slurm (22.05) could not write a job's log: it takes % and backslashes for its own.
+    """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
 
     Raises:
         HpctrainError: its path has one of them.
