@@ -1,4 +1,4 @@
-"""The state in a checkpoint, for as many ranks as there are now."""
+"""Reads the state in a checkpoint for the current number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOSE = re.compile(r"(.+)\.(\d{1,9})")
 
 
 def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, State]:
-    """What a rank goes on from.
+    """The state from which a rank continues.
 
     Other ranks than those that were have the mean of their statistics, which is what batch normalisation is validated
     with, and one rank's random state.
