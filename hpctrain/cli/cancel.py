@@ -11,7 +11,7 @@ _GRACE_SECONDS = 30.0
 
 
 def cancel(target: Target) -> None:
-    """End a run and all of its jobs, those that wait with them. Does nothing where nothing runs."""
+    """End a run and all of its jobs, including waiting ones. Does nothing if nothing runs."""
     from hpctrain.batch.cancel import cancel_jobs, stop_launcher
     from hpctrain.batch.find_run import find_run
     from hpctrain.report.progress import Progress

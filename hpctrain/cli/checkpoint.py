@@ -1,4 +1,4 @@
-"""``hpctrain checkpoint``: see, check and export what a run goes on from."""
+"""``hpctrain checkpoint``: list, verify and export checkpoints."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hpctrain.supervision.start import command_for
 def show_command(
     plan: Plan, directory: RunDirectory, attempt: Attempt | None, machine: Machine, launcher: Launcher | None
 ) -> int:
-    """Print what a shell would have to execute; returns the exit code. ``attempt`` is None for a new run."""
+    """Print the commands of a run for a shell; returns the exit code. ``attempt`` is None for a new run."""
     command = command_for(plan, directory, machine, launcher)
     typer.echo(shell_text(command, plan, directory, attempt, launcher.name if launcher else "none"))
     if launcher and needs_proof(plan):

@@ -1,4 +1,4 @@
-"""The options about hosts that several commands have."""
+"""Options about hosts that several commands share."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The commands by name and help; the one that is called replaces its stand-in."""
+    """The commands by name and help; each is loaded when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _COMMANDS:
@@ -77,7 +77,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; a user's mistake is one message on stderr, and the exit code."""
+    """The command line. A user's mistake is one message on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As stderr does: the name of a file need not be UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")

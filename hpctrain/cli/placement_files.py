@@ -25,7 +25,7 @@ KINDS = (*_HOSTFILES, *_NAMES)
 
 
 def parse_write(text: str) -> tuple[str, Path]:
-    """The kind and the file of one ``--write``.
+    """The kind and the file of one ``--write`` option.
 
     Raises:
         HpctrainError: there is no such kind, or no file.

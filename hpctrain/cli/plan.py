@@ -42,7 +42,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
-    """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
+    """Show what a run would be: its ranks, hosts in order and environment. Starts nothing."""
     machine, missing = as_if_installed(this_machine())
     options = HostOptions(
         hosts=hosts, hostfile=hostfile, nodes=nodes, fabric=fabric, routes=routes, node=node, interface=interface

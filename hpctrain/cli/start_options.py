@@ -1,4 +1,4 @@
-"""The options about how ranks are started and stopped, and what reduces their gradients."""
+"""Options about how ranks are started and stopped, and about the backend."""
 
 from __future__ import annotations
 

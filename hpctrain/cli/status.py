@@ -29,7 +29,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, with stable keys.")] = False,
 ) -> None:
-    """How a run is: state, step, loss, speed, and the time that it still needs. Without a run: those in runs/."""
+    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in runs/."""
     if target is None:
         _show_runs(as_json=as_json)
         return

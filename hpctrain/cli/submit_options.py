@@ -1,4 +1,4 @@
-"""The options of ``submit`` that are Slurm's, or about its job."""
+"""Options of ``submit`` that are Slurm's or about its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpctrain topology``: what is cabled to what, where ranks belong, and whether the links keep their promise."""
+"""``hpctrain topology``: cabling, placement of ranks, and measurement of links."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def show(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """A fabric as table and tree, and what is odd in it. The picture shows the ring over all hosts by name."""
+    """Show a fabric as table and tree, with its irregularities. The picture shows the ring over all hosts by name."""
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
@@ -98,7 +98,7 @@ def place(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """The order of hosts in which a ring crosses the fewest leaves and shares its links least."""
+    """Find the order of hosts in which a ring crosses the fewest leaves and shares its links least."""
     from hpctrain.cluster.host_list import expand_hosts
     from hpctrain.launch.hosts import node_map_of
     from hpctrain.planning.hosts import on_rails
@@ -200,7 +200,7 @@ def convert(
     leave_out: LeaveOut = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="By default standard output.")] = None,
 ) -> None:
-    """A fabric as Slurm's topology file."""
+    """Convert a fabric to Slurm's topology file."""
     from hpctrain.topology import convert as formats
     from hpctrain.topology.blocks import uneven
     from hpctrain.topology.build import read_fabric

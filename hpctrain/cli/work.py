@@ -1,4 +1,4 @@
-"""What the first argument of ``run`` and ``submit`` names."""
+"""The first argument of ``run`` and ``submit``: a recipe or a script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.run.plan import Script
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
-    """The recipe or script.
+    """The recipe or script that an argument names.
 
     Args:
         work: a recipe's name or file, or a script's file.
@@ -73,7 +73,7 @@ def _covers(override: str, needs: Sequence[str]) -> bool:
 
 
 def told(*recipes: Recipe) -> Recipe:
-    """The first of the recipes, after what ``--set`` changed in any besides what it was given was said once."""
+    """The first of the recipes, after printing once what ``--set`` changed besides the keys that it was given."""
     for note in dict.fromkeys(note for recipe in recipes for note in recipe.notes):
         say(f"hpctrain: {note}", sys.stderr)
     return recipes[0]
@@ -82,7 +82,7 @@ def told(*recipes: Recipe) -> Recipe:
 def read_tasks(
     work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int], *, small: bool = False
 ) -> dict[int | None, Recipe | Script]:
-    """What each task of an array does, ``%a`` in overrides and arguments being its number; of any other run under None.
+    """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
     Raises:
         HpctrainError: as of :func:`read_work`, or every task would do the same training.
@@ -109,7 +109,7 @@ def read_tasks(
 
 
 def default_directory(title: str) -> Path:
-    """Where the files of a run go that nobody has named a place for."""
+    """The directory of a run for which none was named."""
     # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
     name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
     return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
