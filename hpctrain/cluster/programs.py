@@ -1,4 +1,4 @@
-"""Programs of a cluster, run with a time limit."""
+"""Runs programs of a cluster with a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLURM_OPTIONS = ("SACCT_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEU
 def run_program(
     program: str, *arguments: str, seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its exit status is for the caller to judge.
+    """Run a program to its end; the caller judges its exit status.
 
     Args:
         program, arguments: the command.
@@ -49,7 +49,7 @@ def run_program(
 
 
 def program_output(program: str, *arguments: str) -> str:
-    """What a program prints, empty where it is not installed, fails, or does not answer."""
+    """The output of a program; empty if it is not installed, fails, or does not answer."""
     try:
         done = run_program(program, *arguments)
     except HpctrainError:
