@@ -42,7 +42,7 @@ _show: Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 def init(backend: str | None = None) -> Communicator:
-    """Join the run that the launcher started, and say once on rank 0 what was chosen and why.
+    """Join the run that the launcher started, and print on rank 0 which backend was chosen and why.
 
     Args:
         backend: one of :data:`hpctrain.run.plan.BACKENDS`. By default what ``hpctrain run`` chose, through the variable
@@ -87,12 +87,12 @@ def init(backend: str | None = None) -> Communicator:
 
 
 def current() -> Communicator:
-    """The communicator of this process; joins the run if nobody did yet."""
+    """The communicator of this process; joins the run if that has not happened yet."""
     return _current or init()
 
 
 def should_stop() -> bool:
-    """Whether the run is to stop: a signal or ``RUN_DIR/stop`` asked any of the ranks for it.
+    """Whether the run should stop because a signal or ``RUN_DIR/stop`` asked any of the ranks to.
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
@@ -129,7 +129,7 @@ def shutdown() -> None:
 
 
 def make_last_checks() -> None:
-    """The work is done: make the last checks, while an error can still be told. Collective; idempotent.
+    """Make the last checks while an error can still be reported. Collective; idempotent.
 
     Raises:
         HpctrainError: a check failed.
@@ -143,7 +143,7 @@ def make_last_checks() -> None:
 
 
 def mention_forgotten(rank: int, ranks: int) -> None:
-    """At the end of a user's script: say on rank 0 if its ranks trained, each by itself. Once."""
+    """At the end of a user's script, say on rank 0 if each of its ranks trained alone. Once."""
     global _distributed
     # It looks at objects of every kind, in any state: a hint is no reason for a run to fail.
     with contextlib.suppress(Exception):
@@ -160,7 +160,7 @@ def _show_again() -> None:
 
 
 def _leave_first() -> None:
-    """Let the run be left ahead of the exit handlers that are there by now; once, however often a run is joined."""
+    """Register the exit handler again, so that it runs before those registered so far."""
     atexit.unregister(_leave)
     atexit.register(_leave)
 
@@ -194,7 +194,7 @@ def _leave() -> None:
 
 
 def _abort_on_exception() -> None:
-    """Let an exception that nobody caught end every rank: the others would wait for this one for ever."""
+    """Make an uncaught exception end every rank: the others would wait for this one forever."""
     global _show
     if _show is not None:
         return
