@@ -21,7 +21,7 @@ _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 @contextlib.contextmanager
 def locked(folder: Path, *, seconds: float) -> Iterator[None]:
-    """Make the folder where it is not there, and keep it for this process; a process that ends gives it up.
+    """Create the folder if needed, and lock it for this process; the lock ends with the process.
 
     Args:
         seconds: how long to wait for another one.
