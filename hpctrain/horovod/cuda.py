@@ -1,4 +1,4 @@
-"""CUDA and NCCL, where a framework can use them: found by their files, without importing a framework."""
+"""Finds CUDA and NCCL where a framework can use them, by their files, without importing a framework."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def framework_has_cuda() -> bool:
 
 
 def find_toolkit() -> Toolkit | None:
-    """The CUDA toolkit of ``CUDA_HOME``, else the one whose nvcc is on the PATH."""
+    """The CUDA toolkit of ``CUDA_HOME``, or that of the nvcc on the PATH."""
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=f"{home}/bin" if home else None)
     if nvcc is None:

@@ -1,4 +1,4 @@
-"""From nothing to a proved Horovod: compile it if no cached wheel fits, install it, prove it."""
+"""Installs and proves Horovod, and compiles it first if no cached wheel fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling Horovod into a wheel, and the cache of the wheels that were compiled."""
+"""Compiles Horovod into a wheel, and caches the wheels."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _BYTES_PER_JOB = 2 * 1024**3
 
 
 def wheel_home(fingerprint: Fingerprint) -> Path:
-    """The cache's folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "hpctrain" / "wheels" / fingerprint.key
 
 
 def cached_wheel(fingerprint: Fingerprint) -> Path | None:
-    """The wheel that was compiled for exactly this, if any."""
+    """The wheel that was compiled for exactly this fingerprint, if there is one."""
     return next(wheel_home(fingerprint).glob("*.whl"), None)
 
 
