@@ -1,4 +1,4 @@
-"""The attempts of one run: what the next one begins from, and that there is one at a time."""
+"""The attempts of one run: where the next one begins, and the lock that allows one at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attempt:
     restart: int = 0
 
     def start(self, plan: Plan, launcher: str) -> StartEvent:
-        """The event with which it begins."""
+        """The event that begins the attempt."""
         return StartEvent(
             attempt=self.number,
             iteration=self.iteration,
@@ -61,7 +61,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
-    """Be the only launcher of a run, as far as a lock on ``RUN_DIR/lock`` tells, on file systems that have locks.
+    """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
 
     Yields:
         A warning, where the lock is still that of this Slurm job before it was requeued: its node is gone, and nobody
@@ -100,7 +100,7 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The Slurm job of this process as Slurm's programs name it, ``JOB_TASK`` for one of an array; None outside."""
+    """The Slurm job of this process as Slurm names it, ``JOB_TASK`` for a task of an array; None outside Slurm."""
     array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
@@ -118,7 +118,7 @@ def _is_earlier(holder: str, environment: Mapping[str, str]) -> bool:
 
 
 def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
-    """Refuse where the last attempt is still going on without its launcher.
+    """Refuse to start while the last attempt still runs without its launcher.
 
     The records tell ranks on this host that outlived it; Slurm tells a job whose attempt has no end. What lives on
     another host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
@@ -160,7 +160,7 @@ def _is_running(job: str) -> bool:
 def next_attempt(
     directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
 ) -> Attempt | None:
-    """How a run that somebody resumes goes on; None where it is done.
+    """The next attempt of a run that is resumed; None if it is done.
 
     Args:
         directory: with a plan; one that was only submitted yet has no attempt.
@@ -189,7 +189,7 @@ def next_attempt(
 
 
 def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attempt | None:
-    """The next attempt: from the beginning, or the newest whole checkpoint; None where the run is done.
+    """The next attempt: from the beginning, or from the newest whole checkpoint; None if the run is done.
 
     Args:
         directory, events: as of :func:`next_attempt`.
@@ -225,7 +225,7 @@ def _require_none_written(
 
 
 def is_done(events: Sequence[Event]) -> bool:
-    """Whether the run came to its end; ``events`` are those of :func:`run_events`."""
+    """Whether the run is done; ``events`` are those of :func:`run_events`."""
     return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
@@ -248,7 +248,7 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
 
 
 def run_events(directory: RunDirectory) -> list[Event]:
-    """What happened to the run as a whole, from its first start on; nothing where it was only submitted yet.
+    """The events about the run as a whole, from its first start on; empty if it was only submitted.
 
     Raises:
         HpctrainError: the file is damaged; names the line.

@@ -1,4 +1,4 @@
-"""What a run has changed since its checkpoint, and which of that the checkpoint cannot be gone on from with."""
+"""Settings that changed since a run's checkpoint, and those with which the checkpoint cannot be resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_f
 
 
 def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
-    """The values of a recipe that are not those of the checkpoint of an iteration, by dotted key: its own and the new.
+    """The values of a recipe that differ from an iteration's checkpoint: old and new, by dotted key.
 
     Raises:
         HpctrainError: the checkpoint cannot be read.
@@ -35,14 +35,14 @@ def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[s
 
 
 def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
-    """What a user types to go on with the values of the checkpoint."""
+    """The command that resumes with the values of the checkpoint."""
     texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
     words = [word for text in texts for word in ("--set", text)]
     return resume_command(directory, "--accept-changes", *words)
 
 
 def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:
-    """Refuse a recipe that the checkpoint of an iteration cannot be of use for, accepted or not.
+    """Refuse a recipe that cannot be resumed from an iteration's checkpoint, even if the changes are accepted.
 
     Args:
         directory, iteration, plan: as of :func:`changes_since`.

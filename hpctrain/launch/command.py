@@ -1,4 +1,4 @@
-"""A plan to the command that starts its ranks. Making it is pure: launcher and interpreter come in as arguments."""
+"""Turns a plan into the command that starts its ranks. Pure: launcher and interpreter are arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAIN = "hpctrain.train"
 
 @dataclass(frozen=True, kw_only=True)
 class Srun:
-    """Slurm's srun, and its plugin for MPI."""
+    """Slurm's srun, and its MPI plugin."""
 
     mpi: Literal["pmix", "pmi2"]
 
@@ -105,7 +105,7 @@ class Command:
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
-    """The variables that every rank gets; the user's own go before hpctrain's."""
+    """The variables that every rank gets; the user's own take precedence over hpctrain's."""
     threads = str(plan.threads_per_rank)
     return {
         "HPCTRAIN_BACKEND": plan.backend,

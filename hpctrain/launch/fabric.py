@@ -1,4 +1,4 @@
-"""Which fabric a run is on: a file that the user gives, what Slurm knows, else a flat one."""
+"""Finds the fabric of a run: from a file of the user, from Slurm, or else a flat one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_fabric(
     hosts: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Fabric, str]:
-    """The fabric of :func:`given_fabric`, else of :func:`known_fabric`, and where it is known from."""
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`, and its source."""
     fabric = given_fabric(given, routes)
     return (fabric, str(given)) if fabric else known_fabric(hosts, environment)
 
