@@ -32,7 +32,7 @@ class TorchBatchNorm(nn.BatchNorm2d):
         self._extent = extent
 
     def begin_part(self, number: int, count: int) -> None:
-        """Say which part of a step comes next, from 1 on: all of them move the running statistics once."""
+        """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
         self.momentum = moved_by(self._kept, number, count)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
 
 
 def begin_part(model: nn.Module, number: int, count: int) -> None:
-    """Say to all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
+    """Tell all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
     for module in model.modules():
         if isinstance(module, TorchBatchNorm):
             module.begin_part(number, count)
