@@ -1,4 +1,4 @@
-"""Recipe files: the published ones and any other, with their variants, and those that only say what is known."""
+"""Recipe files: published ones and others, with their variants, and entries that cannot be run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "hpctrain recipes show digits prints a complete recipe"
 
 
 class Listed(Section):
-    """A published training whose source does not establish all that it takes: it is shown, and does not run."""
+    """A published training whose source does not give all details: it is listed and cannot be run."""
 
     name: str
     source: str
@@ -35,7 +35,7 @@ def recipe_names() -> list[str]:
 
 
 def all_entries() -> Iterator[Recipe | Listed]:
-    """Every published recipe in each of its variants; ``load_entry(entry.name)`` is the same again."""
+    """Every published recipe in each of its variants; ``load_entry(entry.name)`` loads the same."""
     for name in recipe_names():
         document = _document(_find(name)[0])
         for variant in _variants(document) or ("",):
@@ -53,7 +53,7 @@ def variant_names(name_or_path: str) -> tuple[str, ...]:
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:
-    """A published recipe by its name, or that of any recipe file by its path.
+    """Load a published recipe by its name, or a recipe file by its path.
 
     Args:
         name_or_path: a name of :func:`recipe_names`, or a path (it holds a slash or ends in .yaml or .yml), each with
@@ -74,7 +74,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
 
 
 def known_values(name_or_path: str) -> dict[str, Any]:
-    """What the file says of a :class:`Listed` entry's training, without what it says is missing.
+    """What the file says about a :class:`Listed` entry's training, without what it says is missing.
 
     Raises:
         HpctrainError: as of :func:`load_entry`.

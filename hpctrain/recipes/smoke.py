@@ -1,4 +1,4 @@
-"""A recipe made so small that two cores go through all of it in a minute or two."""
+"""Shrinks a recipe so that two cores go through all of it in a minute or two."""
 
 from __future__ import annotations
 
