@@ -1,4 +1,4 @@
-"""The checkpoints of a run in a table."""
+"""Lists the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Row(BaseModel):
 
 
 def checkpoint_rows(directory: RunDirectory) -> list[Row]:
-    """The run's checkpoints, the oldest first, then those that were set aside.
+    """The run's checkpoints, oldest first, then those that were set aside.
 
     Raises:
         HpctrainError: this is no run's directory, or its events are damaged.
@@ -84,7 +84,7 @@ def require_checkpoints(directory: RunDirectory) -> Path:
 
 
 def checkpoint_table(rows: Iterable[Row]) -> Table:
-    """One row a checkpoint."""
+    """The table, with one row per checkpoint."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The pictures of a report: matplotlib figures as inline SVG that takes its colours from the page."""
+"""The plots of a report: matplotlib figures as inline SVG with the colours of the page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MARKED = 30
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
-    """The curves that the run's events allow, each as the text of an SVG element by its caption.
+    """The curves that the run's events allow, each as an SVG element under its caption.
 
     Args:
         record: the run's events.
@@ -93,7 +93,9 @@ def _by_step_alone(record: Record) -> dict[str, str]:
 
 
 def overlap(timeline: Sequence[Moment]) -> str:
-    """One step's communication over time as an SVG element: a row a bucket, gradients as ticks, reductions as bars."""
+    """One step's communication over time as an SVG element: a row per bucket, with gradients as ticks and reductions as
+    bars.
+    """
     buckets = sorted({bucket for _, _, bucket in timeline})
     height = 0.9 + 0.3 * min(len(buckets), 20)
     return _picture("overlap", lambda axes: _overlap(axes, timeline), width=9.2, height=height)
@@ -185,7 +187,7 @@ def _by_step(
 
 
 def epochs_done(record: Record, steps: Sequence[StepEvent]) -> FloatArray:
-    """How many epochs are done with each step; where ranks that died made batches smaller, an epoch has more steps.
+    """The number of epochs done after each step. Where ranks died and batches became smaller, an epoch has more steps.
 
     The record is of a recipe's run: see :attr:`Record.by_epoch`.
     """

@@ -1,4 +1,4 @@
-"""``report.html``: one run on one page that needs nothing beside itself."""
+"""``report.html``: one run on one self-contained page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_report(directory: RunDirectory) -> Path:
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary of a run: the one it left, or one of what it recorded so far.
+    """The summary that a run left, or one of what it has recorded so far.
 
     Raises:
         HpctrainError: the directory holds no run.
@@ -57,7 +57,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
 
 
 def render(directory: RunDirectory) -> str:
-    """The page's text."""
+    """Render the page."""
     plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
@@ -83,7 +83,7 @@ def _picture(svg: str) -> Markup:
 
 
 def template(name: str) -> Template:
-    """A page's template, for tables with the filter ``text``."""
+    """The template of a page, with the filter ``text`` for tables."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,
@@ -129,7 +129,7 @@ def _hidden_share(timeline: Sequence[Moment]) -> float | None:
 
 
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
-    """The plan as tables: a title, and rows of a dotted key and its value."""
+    """The plan as tables: titles, and rows of dotted keys and values."""
     tables = {
         "Launch": [
             ("ranks", plan.ranks),

@@ -50,7 +50,7 @@ class Row(BaseModel):
 
 
 def list_runs(folder: Path) -> tuple[list[Row], str | None]:
-    """Every run in the folder, those of arrays and series too; and what Slurm says where it does not answer.
+    """Every run in the folder, including arrays and series; and Slurm's error if it does not answer.
 
     Slurm is asked at most once, for the jobs that live.
     """
@@ -101,7 +101,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
 
 
 def runs_table(rows: Sequence[Row]) -> Table:
-    """A line a run."""
+    """The table, with one row per run."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

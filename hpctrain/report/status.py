@@ -1,4 +1,4 @@
-"""How a run is: from its events, its records and its jobs."""
+"""The status of a run, from its events, its records and its jobs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ArrayStatus(BaseModel):
 
 
 def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
-    """How a run, or each run of an array, is now; and what Slurm says where it does not answer.
+    """The current status of a run, or of each run of an array; and Slurm's error if it does not answer.
 
     Raises:
         HpctrainError: a file of the run is damaged.
@@ -130,7 +130,7 @@ def run_status(
     task: int | None,
     slurm_answers: bool,
 ) -> RunStatus:
-    """Reads what else there is of a run: its plan, its summary and its processes."""
+    """Read the rest of a run: its plan, its summary and its processes."""
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
     in_a_job = bool(progress.start.job if progress.start else job_ids)
@@ -160,7 +160,7 @@ def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRun:
-    """All that is known of a run.
+    """Everything that is known about a run.
 
     Attributes:
         directory, plan: its own.
@@ -277,7 +277,7 @@ def _waits_for(job: JobState) -> str:
 
 
 def more_jobs(remaining: float, left: float, limit: float | None) -> int:
-    """How many jobs are needed after the one that runs; all in seconds."""
+    """The number of jobs needed after the running one; all arguments are in seconds."""
     return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 

@@ -1,4 +1,4 @@
-"""The summary of a run: the few figures that programs read from ``summary.json``."""
+"""The summary of a run: the few figures in ``summary.json`` for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.run.plan import Plan
 
 
 class Summary(BaseModel):
-    """What the report reads of ``summary.json``."""
+    """The keys of ``summary.json`` that the report reads."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -47,7 +47,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
 
 def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
-    """:func:`summarise` for events that were read before."""
+    """As :func:`summarise`, for events that have been read."""
     asked = None if plan.backend == "auto" else plan.backend
     run = record.run
     return {
