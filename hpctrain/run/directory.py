@@ -121,7 +121,7 @@ class RunDirectory:
             raise disk_error(error, self.path) from error
 
     def begin_attempt(self, plan: BaseModel) -> None:
-        """Put ``plan`` in the place of the one of before, and clear away how the last attempt ended.
+        """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
 
         Raises:
             HpctrainError: it cannot be written.
@@ -138,7 +138,7 @@ class RunDirectory:
 
 
 def new_directory(path: Path) -> RunDirectory:
-    """Make a directory of that name, or with a number after it where there is one already.
+    """Make a directory of that name, with a number appended if it already exists.
 
     Raises:
         HpctrainError: it cannot be made.
@@ -156,13 +156,13 @@ def new_directory(path: Path) -> RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader finds the old file or the new one whole, also after a crash of the machine."""
+    """Write JSON so that a reader finds the old or the new file whole, even after a crash of the machine."""
     content = f"{json_text(value, indent=2)}\n".encode()
     write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """The content of a JSON file, checked.
+    """Read a JSON file and check it.
 
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.

@@ -1,4 +1,4 @@
-"""The command that goes on with a run."""
+"""The command that resumes a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TASK = re.compile(r"task-(\d+)", re.ASCII)
 
 
 def resume_command(directory: RunDirectory, *options: str) -> str:
-    """What a user types to go on with a run: one that was submitted goes on in a job again.
+    """The command that resumes a run: for one that was submitted, the command that submits it again.
 
     Args:
         directory: of the run, of an array, of one task of an array, or of repeated runs.

@@ -1,4 +1,4 @@
-"""Events as lines of a file, and back."""
+"""Converts events to lines of a file, and back."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def line_of(event: Event) -> bytes:
 
 
 def mark(kind: type[StepEvent | LogEvent | StallEvent]) -> bytes:
-    """What every line of a frequent kind holds, after the time; a reader can tell the kind by it without parsing."""
+    """Text in every line of a frequent kind, after the time, by which a reader recognises the kind without parsing."""
     return f'"event": "{kind.model_fields["event"].default}"'.encode()
 
 
 def parse_event(line: bytes, where: str) -> Event:
-    """One line of an events file.
+    """Parse one line of an events file.
 
     Args:
         line: with or without its end.
