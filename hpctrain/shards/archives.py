@@ -1,4 +1,4 @@
-"""Finds ImageNet in a folder: the original archives, or train/ and val/ with a folder a class."""
+"""Finds ImageNet in a folder: the original archives, or train/ and val/ with class folders."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The classes, sorted, so that a label is an index; and of each split the parts to list, in the order of labels."""
+    """The sorted classes, whose indices are the labels, and the parts to list of each split in label order."""
 
     classes: tuple[str, ...]
     parts: Mapping[SplitName, tuple[ArchivePart, ...]]
 
 
 def find_source(folder: Path) -> ImageSource:
-    """What a folder holds.
+    """The source in a folder.
 
     Raises:
         HpctrainError: neither of the two, an archive is missing or wrong, or classes differ between its parts.

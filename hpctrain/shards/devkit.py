@@ -1,4 +1,4 @@
-"""What ImageNet's development kit says of classes and validation images (ILSVRC2012_devkit_t12, its readme.txt)."""
+"""Classes and validation labels in ImageNet's development kit (ILSVRC2012_devkit_t12, its readme.txt)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """What the kit's archive says.
+    """Read the kit's archive.
 
     Raises:
         HpctrainError: it is not there, is damaged, or holds no such files.
