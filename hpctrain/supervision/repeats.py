@@ -1,4 +1,4 @@
-"""One recipe with several seeds, one run after the other.
+"""Runs one recipe with several seeds, one after the other.
 
 ::
 
@@ -35,7 +35,7 @@ class _Seeds(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The runs of one directory, by seed."""
+    """The runs in one directory, by seed."""
 
     path: Path
     seeds: tuple[int, ...]
@@ -49,7 +49,7 @@ class Series:
         return {seed: RunDirectory(self.path / f"seed-{seed}") for seed in self.seeds}
 
     def run(self, run_one: Callable[[int, RunDirectory], int], say: Callable[[str], None]) -> int:
-        """Run those that are not done, up to the first that fails.
+        """Run the seeds that are not done, up to the first that fails.
 
         Args:
             run_one: begins or goes on with a run, by its number from 0 and its directory, which has its plan; returns
@@ -92,7 +92,7 @@ class Series:
 
 
 def repeated(plan: Plan, count: int) -> dict[int, Plan]:
-    """The plan with its recipe's seed and the ``count`` - 1 after it, by seed.
+    """Copies of the plan with its recipe's seed and the ``count`` - 1 following ones, by seed.
 
     Raises:
         HpctrainError: it is of a script, or a seed would be too large.
@@ -109,7 +109,7 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
 
 
 def create_series(path: Path, plans: dict[int, Plan]) -> Series:
-    """Make the directory with the directory of each run, and run nothing.
+    """Make the directory of the series and those of its runs, and run nothing.
 
     Raises:
         HpctrainError: there is something already, or it cannot be made.
@@ -136,7 +136,7 @@ def _refusal(series: Series) -> HpctrainError:
 
 
 def read_series(path: Path) -> Series | None:
-    """The series of a directory; None where it holds none.
+    """The series in a directory; None if there is none.
 
     Raises:
         HpctrainError: its file is damaged, or cannot be looked for.
@@ -150,7 +150,7 @@ def read_series(path: Path) -> Series | None:
 
 
 def require_no_series(path: Path) -> None:
-    """Refuse a directory of repeated runs as that of another run.
+    """Refuse a directory of repeated runs as the directory of another run.
 
     Raises:
         HpctrainError: it is one.
@@ -161,7 +161,7 @@ def require_no_series(path: Path) -> None:
 
 
 def require_count(series: Series, count: int | None) -> None:
-    """Refuse to go on with another number of seeds than was begun."""
+    """Refuse to resume with another number of seeds."""
     if count not in (None, len(series.seeds)):
         raise HpctrainError(
             f"{series.path} has {len(series.seeds)} seeds, and --repeat {count} was asked for",
