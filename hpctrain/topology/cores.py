@@ -44,7 +44,7 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
 
 
 def first_threads(cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The first hardware thread of each core, of a NUMA node's CPUs in a format that does not tell threads apart.
+    """The first hardware thread of each core among a NUMA node's CPUs, for formats that do not list threads.
 
     Linux numbers the second threads of all cores after all first ones, so a NUMA node with two threads a core has two
     runs of equal length (0-31,64-95).

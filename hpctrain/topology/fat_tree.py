@@ -1,4 +1,4 @@
-"""A fat tree as ``ibnetdiscover`` would list it: for tests, benchmarks and what-if questions."""
+"""Generates the ``ibnetdiscover`` listing of a fat tree, for tests, benchmarks and what-if questions."""
 
 from __future__ import annotations
 

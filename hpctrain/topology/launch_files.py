@@ -1,4 +1,4 @@
-"""A placement as launchers and libraries read it: rankfile, hostfiles, CPU masks, environment. Text and values.
+"""A placement in the formats of launchers and libraries: rankfile, hostfiles, CPU masks, environment. Pure.
 
 A placement is a list of hosts in the order of their ranks, each with a slot a rank: ranks count through the first
 host's slots, then the second's.
@@ -40,7 +40,7 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
 
 
 def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
-    """hwloc's number of each core: hwloc counts NUMA node by NUMA node, the one with the lowest core first.
+    """hwloc's number of each core. It counts NUMA node by NUMA node, beginning with the one with the lowest core.
 
     Args:
         numa_nodes: of each NUMA node, the operating system's number of each core's first hardware thread.
@@ -66,7 +66,7 @@ def slurm_hostfile(hosts: HostRanks) -> str:
 
 
 def cpu_bind(hosts: Placed) -> str:
-    """srun's option that binds each task to its slot's cores.
+    """The srun option that binds each task to its slot's cores.
 
     Raises:
         HpctrainError: a slot without cores, or hosts that differ: srun uses one list of masks on every host.
@@ -123,7 +123,7 @@ def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
 
 
 def slot_variables(slot: Slot) -> dict[str, str]:
-    """What one rank is told beyond :func:`host_variables`: the adapter that is nearest to it.
+    """The settings of one rank besides :func:`host_variables`: the adapter nearest to it.
 
     Source: https://openucx.readthedocs.io/en/master/faq.html, ``UCX_NET_DEVICES`` (device and port).
     """

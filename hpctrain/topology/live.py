@@ -1,4 +1,4 @@
-"""The node map of the machine this runs on: the kernel's /sys, and NVML for GPUs."""
+"""Reads the node map of this machine from the kernel's /sys, and from NVML for GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Links = dict[str, dict[str, int]]
 
 
 def this_node(root: Path = Path("/")) -> NodeMap:
-    """What this host has, and what of it this process may use: its CPUs, and the GPUs that NVML shows.
+    """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
 
     Without NVML (no driver library) the GPUs are those that the kernel's nvidia driver holds, and NVLinks are unknown.
     Where the system has no /sys, ``lstopo`` is asked.

@@ -1,4 +1,4 @@
-"""Forwarding for a fabric whose tables are unknown: shortest paths, spread by destination."""
+"""Forwarding for a fabric without tables: shortest paths, spread by destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNASKED = -2
 
 
 class MinHop:
-    """Shortest paths over switches, which in a fat tree go up and then down.
+    """Shortest paths over switches; in a fat tree they go up and then down.
 
     Among equally short ways the destination decides, by the rule known as D-mod-k (Zahavi, "D-Mod-K Routing Providing
     Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
@@ -57,7 +57,7 @@ class MinHop:
         self._fabric = fabric
 
     def ports(self, switch: Ints, target: Ints) -> Ports:
-        """The port of each switch towards the adapter at the same index, ``NO_PORT`` where there is no way."""
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if it cannot be reached."""
         self._remember(target)
         row, column = self._row[switch], self._column[target]
         ports = self._ports[row, column]

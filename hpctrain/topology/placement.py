@@ -1,5 +1,5 @@
-"""The order of hosts in a ring: the least load on any link, then the fewest crossings between leaves, and of these
-between ever larger subtrees.
+"""Orders hosts in a ring: by the least load on any link, then by the fewest crossings between leaves and between ever
+larger subtrees.
 
 A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do at
 every level, and with one adapter a host no link then carries more than one flow. Only where several adapters of a host

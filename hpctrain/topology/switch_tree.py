@@ -1,4 +1,4 @@
-"""A tree of switch and host names, as Slurm has it, made into a fabric."""
+"""Makes a fabric from a tree of switch and host names, as Slurm has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOVE_ALL = "(above all)"
 
 
 def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
-    """The fabric of the groups: an adapter a host, a cable of bandwidth 1 wherever one name is below another.
+    """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
 
     Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
     by a network of which the file says nothing.

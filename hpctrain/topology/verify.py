@@ -1,4 +1,4 @@
-"""What was measured between hosts against what the fabric promises: which host, adapter or link is slow."""
+"""Compares measurements between hosts with the fabric, and finds the slow host, adapter or link."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRONG_NETWORK = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where a rank sends from: a host, and its adapter, or the rank in words where there is no InfiniBand."""
+    """An end of a flow: a host and its adapter, or the rank where there is no InfiniBand."""
 
     host: str
     device: str
@@ -57,7 +57,7 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that is slower than the rest, or, for the kind ``fabric``, the whole.
+    """Something slower than the rest; for the kind ``fabric``, the whole.
 
     Attributes:
         kind: ``flow`` where both ends and every link between them do well with others.
@@ -80,7 +80,7 @@ class Fault:
 
 
 def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
-    """Which rank sends to which, at the same time: in one round a rank sends or receives, never both.
+    """The pairs of ranks that send at the same time: in one round a rank sends or receives, never both.
 
     Stations 1, 2, 4, 8 … places apart are measured both ways: the ring's neighbours, and, because the order of a ring
     keeps the hosts of a leaf together, ever more distant leaves. The number of rounds grows with the logarithm.
@@ -115,7 +115,7 @@ def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float = SLOW) -> tuple[Fault, ...]:
-    """The faults that explain the slow flows, the one that explains most first; none where all is well.
+    """The faults that explain the slow flows, the best explanation first; empty if there is none.
 
     A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
     and by what the median flow reaches of its own; its latency by the median of flows over as many links. Where the

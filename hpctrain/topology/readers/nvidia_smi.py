@@ -24,7 +24,7 @@ _UNKNOWN = "N/A"
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One row: the classes, by the header's devices, and what stands behind them."""
+    """One row: the classes, by the header's devices, and the columns after them."""
 
     name: str
     classes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What tasks of a Slurm job find in ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN``, gathered.
+"""Collected values of ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` in a job's tasks.
 
 A line a task: ``core.s1.n1 switch.switch.node``; the pattern may be left out where no host's name has a dot. Lines of
 tasks on one host are equal, so the number of tasks does not matter. Source: man srun, OUTPUT ENVIRONMENT VARIABLES.
