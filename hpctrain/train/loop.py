@@ -111,7 +111,7 @@ class Loop:
 
     @property
     def iteration(self) -> int:
-        """How many steps are done."""
+        """The number of steps done."""
         return self._iteration
 
     def run(self, resume_from: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""One rank of a run: where its output goes, its record, its work and its end.
+"""Runs one rank: redirects its output, keeps its record, does its work, and reports its end.
 
 Each rank keeps its own log and its own record, so that nothing depends on what a launcher does with output and
 exit statuses.
@@ -42,7 +42,7 @@ _WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a rank ended that was not done: an exit status that is not 0, and the error in words.
+    """The end of a rank that is not done: an exit status other than 0, and the error as text.
 
     ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved; ``refused``
     where hpctrain says what is wrong, and another attempt would not help.
