@@ -63,7 +63,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
     floating one, and their device, and carry no gradient; of dictionaries, lists and tuples each member is averaged by
     itself. The sum is made in float64, in the order of the ranks, with the same bits on every rank. The value of a rank
-    whose weight is 0 does not count, whatever it is: NaN and None too. With the number of samples behind each value the
+    whose weight is 0 does not count, whatever it is: NaN and None too. With the number of samples of each value the
     result is one process's over all samples, to the rounding of the value that each rank gave::
 
         right = seen = 0
@@ -76,7 +76,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
     Args:
         value: this rank's.
-        weight: what it counts, from 0 on, such as the samples behind it. By default every rank counts the same.
+        weight: what it counts, from 0 on, such as its number of samples. By default every rank counts the same.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:

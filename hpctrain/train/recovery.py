@@ -1,7 +1,7 @@
 """Continues without ranks that died, from the memory of the others, after the last step that any has done.
 
 A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
-are left have noted the same steps but for the last, and done the same updates but for the one behind it.
+are left have noted the same steps but for the last, and done the same updates but for the one after it.
 """
 
 from __future__ import annotations

@@ -143,5 +143,5 @@ class _Sum(torch.autograd.Function):
                 "make the batch larger, or give the loader drop_last=True",
                 exit_code=1,
             )
-        # The parameters' gradients get this rank's weight behind it.
+        # The gradients of the parameters get this rank's weight afterwards.
         return total[:-1] / weight, None, None
