@@ -12,10 +12,11 @@ HostList = Annotated[
     typer.Option("--hosts", "-H", metavar="LIST", help="The hosts: gpu[001-032],gpu040, or with slots: n1:8,n2:8."),
 ]
 HostFile = Annotated[
-    Path | None, typer.Option("--hostfile", metavar="FILE", help="The hosts, as Open MPI, Hydra or Slurm lists them.")
+    Path | None, typer.Option("--hostfile", metavar="FILE", help="Hostfile of Open MPI, Hydra or Slurm.")
 ]
 FabricFile = Annotated[
-    Path | None, typer.Option("--fabric", metavar="FILE", help="Order the hosts by it; as `topology show` reads.")
+    Path | None,
+    typer.Option("--fabric", metavar="FILE", help="Fabric file for the order of the hosts, as for `topology show`."),
 ]
 Routes = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")

@@ -24,7 +24,7 @@ def plan(
         str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
     ],
     ranks: Annotated[
-        int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
+        int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
     ] = None,
     hosts: HostList = None,
     hostfile: HostFile = None,

@@ -41,33 +41,45 @@ Interpreter = Annotated[
     str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
 ]
 Image = Annotated[
-    str | None, typer.Option("--container", metavar="IMAGE", help="Run the ranks in it.", rich_help_panel=_HOW)
+    str | None,
+    typer.Option("--container", metavar="IMAGE", help="Container image to run the ranks in.", rich_help_panel=_HOW),
 ]
 ContainerRuntime = Annotated[
-    str | None, typer.Option(metavar="NAME", help="apptainer (the default) or pyxis.", rich_help_panel=_HOW)
+    str | None,
+    typer.Option(metavar="NAME", help="Container runtime: apptainer (the default) or pyxis.", rich_help_panel=_HOW),
 ]
 Mounts = Annotated[
     list[str] | None,
-    typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_HOW),
+    typer.Option(
+        "--mount",
+        metavar="SOURCE[:TARGET]",
+        help="Mount a folder into the container; repeatable.",
+        rich_help_panel=_HOW,
+    ),
 ]
 Environment = Annotated[
     list[str] | None,
     typer.Option(
-        "--env", metavar="NAME[=VALUE]", help="For every rank; else this process's; repeatable.", rich_help_panel=_HOW
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="Set a variable for every rank, by default to its value here; repeatable.",
+        rich_help_panel=_HOW,
     ),
 ]
 SshPort = Annotated[
-    int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Of the hosts.", rich_help_panel=_HOW)
+    int | None, typer.Option(metavar="PORT", min=1, max=65535, help="ssh port of the hosts.", rich_help_panel=_HOW)
 ]
 LauncherArguments = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Further ones for mpirun or srun.", rich_help_panel=_HOW)
+    str | None, typer.Option(metavar="TEXT", help="Further arguments for mpirun or srun.", rich_help_panel=_HOW)
 ]
 StopSignal = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Asks for a checkpoint and an end; USR2 by default.", rich_help_panel=_STOP),
+    typer.Option(
+        metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.", rich_help_panel=_STOP
+    ),
 ]
 StopSeconds = Annotated[
-    float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
+    float | None, typer.Option(metavar="S", help="Time limit of that stop; 60 by default.", rich_help_panel=_STOP)
 ]
 Restarts = Annotated[
     int | None,
@@ -81,9 +93,7 @@ Restarts = Annotated[
 ]
 IdleRestarts = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", min=0, help="Resumes without progress that are allowed; 3 by default.", rich_help_panel=_STOP
-    ),
+    typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.", rich_help_panel=_STOP),
 ]
 
 # Not an option, which has dashes before it.

@@ -27,7 +27,7 @@ def status(
             metavar="[RUN_DIR|JOBID]", help="A run's directory, or a job: 12, or 12_3; by default all in runs/."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, with stable keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
 ) -> None:
     """Show a run's state, step, loss, speed and remaining time. Without a run, list those in runs/."""
     if target is None:

@@ -55,7 +55,9 @@ Partition = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
 Account = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
 Qos = Annotated[str | None, typer.Option(rich_help_panel=_SLURM)]
 Constraint = Annotated[str | None, typer.Option(help="Features that the nodes must have.", rich_help_panel=_SLURM)]
-JobName = Annotated[str | None, typer.Option(help="By default the recipe's or script's.", rich_help_panel=_SLURM)]
+JobName = Annotated[
+    str | None, typer.Option(help="Name of the job; by default the recipe's or script's.", rich_help_panel=_SLURM)
+]
 Array = Annotated[
     str | None,
     typer.Option(
@@ -67,7 +69,7 @@ Array = Annotated[
 Dependency = Annotated[str | None, typer.Option(metavar="afterok:ID", rich_help_panel=_SLURM)]
 Chain = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Jobs, each going on where the one before had to stop.", rich_help_panel=_SLURM),
+    typer.Option(metavar="N", help="Number of jobs, each resuming where the last one stopped.", rich_help_panel=_SLURM),
 ]
 Further = Annotated[
     list[str] | None,
@@ -98,7 +100,7 @@ ListVariables = Annotated[
         "--list-variables",
         callback=_print_variables,
         is_eager=True,
-        help="Print what a template may use.",
+        help="Print the variables of a template.",
         rich_help_panel=_SCRIPT,
     ),
 ]
