@@ -87,7 +87,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     devices: dict[str, Any] = {}
     own = float(weight)
     if not 0 <= own < math.inf:
-        raise HpctrainError(f"ht.mean: weight={own:g} is no number of samples", "give a number from 0 on")
+        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number from 0 on")
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
     weights = [own for own, _ in everyone]

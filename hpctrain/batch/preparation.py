@@ -149,7 +149,7 @@ def _check_container(container: Container, launcher: str) -> None:
     named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
     if not (named or "://" in image or "#" in image or Path(image).exists()):
         raise HpctrainError(
-            f"--container {image}: there is no such file, and it is no address",
+            f"--container {image}: there is no such file, and it is not an address",
             f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
         )
 

@@ -262,7 +262,7 @@ def _states(
         return found
     except ValueError as error:
         raise HpctrainError(
-            f"{program} printed what is no list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
+            f"{program} did not print a list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
         ) from error
 
 

@@ -36,7 +36,7 @@ def array_tasks(spec: str) -> tuple[int, ...]:
     for part in listed.split(","):
         match = _ARRAY_PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{spec!r} is no list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
+            raise ValueError(f"{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
             raise ValueError(f"{spec!r}: {part} holds no task")

@@ -151,7 +151,7 @@ def loader(
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
-        raise HpctrainError(f"{data} is no folder of shards", "hpctrain data shard SOURCE DIR makes one")
+        raise HpctrainError(f"{data} is not a folder of shards", "hpctrain data shard SOURCE DIR makes one")
     folder = str(data.absolute()) if data else ""
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"])

@@ -69,7 +69,7 @@ def shard(
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
     if megabytes is not None and not math.isfinite(megabytes):
-        raise HpctrainError(f"--shard-mb {megabytes} is no size", "for example --shard-mb 64")
+        raise HpctrainError(f"--shard-mb {megabytes} is not a size", "for example --shard-mb 64")
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))

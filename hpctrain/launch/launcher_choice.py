@@ -156,7 +156,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
-            f"{srun.name} starts ranks inside a Slurm job, and this is none",
+            f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
         )
     if srun.mpi not in (plugins := _plugins()):

@@ -57,7 +57,7 @@ def place_hosts(
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
-            f"--interface {interface!r} is no name of a network interface", "for example ib0; `ip link` lists them"
+            f"--interface {interface!r} is not a name of a network interface", "for example ib0; `ip link` lists them"
         )
     room = slots_of or _even(names, ranks)
     filled, worth = _filled(names, ranks, room, fabric, known_from)

@@ -25,7 +25,7 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     if size == 0 or (not rest and ranks % size == 0):
         return max(1, size)
     possible = [at_once * count for count in range(1, ranks + 1) if ranks % count == 0]
-    why = f"no multiple of the {at_once} images that a rank computes at once"
+    why = f"not a multiple of the {at_once} images that a rank computes at once"
     if not rest:
         why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
     raise HpctrainError(

@@ -178,7 +178,7 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
 
 
 def size_text(nbytes: float) -> str:
-    """A size as ``64 KiB``, or in MB (10^6 bytes) if it is no whole number of KiB."""
+    """A size as ``64 KiB``, or in MB (10^6 bytes) if it is not a whole number of KiB."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor and nbytes % factor == 0 and nbytes / factor <= 1024:
             return f"{nbytes / factor:.0f} {unit}"

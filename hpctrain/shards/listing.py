@@ -129,7 +129,7 @@ class ClassFolder:
                 continue
             if path.suffix.lower() not in _IMAGE_SUFFIXES or not path.is_file():
                 raise HpctrainError(
-                    f"{path} is no image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
+                    f"{path} is not an image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
                 )
             found.append(ImageFile(str(path), 0, path.stat().st_size, self.label, self._key(path)))
         if not found:
@@ -198,7 +198,7 @@ def open_tar(path: Path) -> tarfile.TarFile:
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a file that can be read") from error
     except (tarfile.TarError, ValueError, OverflowError) as error:
-        raise HpctrainError(f"{path} is no tar file: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
 
 
 @contextlib.contextmanager

@@ -168,7 +168,7 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
     if index.dtype != INDEX_ROW or index.ndim != 1:
-        raise HpctrainError(f"{path} is no index of shards", f"{remake(folder)} writes it again")
+        raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
     return index
 
 

@@ -108,7 +108,9 @@ def _tree(fabric: Fabric) -> list[Switch]:
 def _require_names(fabric: Fabric) -> None:
     for host in fabric.hosts:
         if not re.fullmatch(r"[\w.-]+", host, re.ASCII):
-            raise HpctrainError(f"{host!r} is no name of a host in Slurm", "rename it, or leave it out of the fabric")
+            raise HpctrainError(
+                f"{host!r} is not a name of a host in Slurm", "rename it, or leave it out of the fabric"
+            )
 
 
 def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:

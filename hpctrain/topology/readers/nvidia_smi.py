@@ -112,7 +112,7 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
             valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
-            raise HpctrainError(f"{where}: {cell[:40]!r} is no distance of {name} and {column}", valid)
+            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance of {name} and {column}", valid)
 
 
 def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
