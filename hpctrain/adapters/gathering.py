@@ -125,7 +125,7 @@ def _travelling(value: Any, devices: dict[str, Any]) -> Any:
 
 
 def _framework(value: Any) -> str:
-    """Whose tensor a value is, or ""."""
+    """The framework whose tensor a value is, or ""."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
         name = kind.__name__
@@ -170,7 +170,7 @@ def _like(given: Sequence[Any], members: list[Any]) -> Any:
 
 
 def _joined(parts: Parts, where: str) -> Any:
-    """What the ranks gave, joined; ``where`` names it in an error."""
+    """Join the ranks' values; ``where`` names them in an error."""
     parts = [part for part in parts if part[1] is not None]
     if not parts:
         return None
@@ -222,7 +222,7 @@ def _dtype(array: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What is joined in one way; the words are those of errors too."""
+    """The kind of a value, which decides how it is joined; errors use the same words."""
     if isinstance(value, _Torch):
         return "torch"
     if isinstance(value, list | tuple | dict):

@@ -232,7 +232,7 @@ def _whole_nodes(config: Keys, partition: Keys) -> bool:
 
 
 def _time(partition: Keys) -> str | None:
-    """What a job gets that asks for none; None without a limit."""
+    """The time limit of a job that asks for none; None without a limit."""
     times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
     return next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None)
 

@@ -88,7 +88,7 @@ def measure(
 
 
 def _photographs(data: str) -> Iterator[Photograph]:
-    """Those of the folder that every decoder reads, or, without one, made ones."""
+    """The images of the folder that every decoder can read, or generated ones without a folder."""
     if not data:
         yield from photographs(_MADE)
         return

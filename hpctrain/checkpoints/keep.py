@@ -73,7 +73,7 @@ def scores(events: Iterable[Event]) -> dict[int, float]:
 
 
 def _progress(folder: Path, iteration: int) -> SavedProgress | None:
-    """Of a checkpoint; None where it cannot be read."""
+    """The progress in a checkpoint; None if it cannot be read."""
     try:
         return read_manifest(checkpoint_path(folder, iteration)).progress
     except HpctrainError:

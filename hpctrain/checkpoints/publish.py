@@ -123,7 +123,7 @@ def _rename(fresh: Path, path: Path) -> None:
 
 
 def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, _Receipt] | None:
-    """What each rank says of its share, in the order of the ranks; None where it is not wanted any more."""
+    """The receipts of all shares, in rank order; None if the checkpoint was abandoned."""
     names = [share_name(rank, ranks) for rank in range(ranks)]
     missing, deadline, poll = names, time.monotonic() + seconds, _POLL_SECONDS
     while missing:

@@ -70,7 +70,7 @@ def _tensors(path: Path, manifest: CheckpointManifest) -> Iterator[tuple[str, ND
 
 
 def _mean(values: dict[int, NDArray[Any]]) -> NDArray[Any]:
-    """Of the ranks' values, added up in their order; of counters the first."""
+    """The mean of the ranks' values, added up in rank order; for counters the first value."""
     import numpy as np
 
     ordered = [values[rank] for rank in sorted(values)]

@@ -184,7 +184,7 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
 
 
 def _write_all(descriptor: int, content: memoryview, wait_for: Callable[[int], None]) -> None:
-    """What of it is not in the file yet."""
+    """Write the rest of the content, from the file's current position on."""
     done = os.lseek(descriptor, 0, os.SEEK_CUR)
     while done < len(content):
         end = min(done + _PIECE_BYTES, len(content))

@@ -247,7 +247,7 @@ def _called(function: Callable[[], None]) -> tf.Tensor:
 
 
 def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
-    """Whole numbers would lose digits, and a narrower float gains nothing from a wider one."""
+    """Whether to narrow a tensor: integers would lose digits, and a float gains nothing from a wider type."""
     return wire is not None and tensor.dtype.is_floating and wire.size < tensor.dtype.size
 
 
@@ -259,7 +259,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _waited_for(horovod: Any, timeout: Timeout, handle: int) -> Any:
-    """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
+    """The result of a reduction. Horovod's own limits do not apply to a rank whose whole process is stopped."""
     try:
         with timeout.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)

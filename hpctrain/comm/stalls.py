@@ -240,7 +240,7 @@ class FailureDetector:
         return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
 
     def _waits(self, probe: _Probe) -> str:
-        """What is waited for; where it is not the same for all, with the ranks."""
+        """The text of what ranks wait for; with the ranks if it differs between them."""
         by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
         for rank, (what, _) in sorted(probe.answers.items()):
             by_what.setdefault(what, []).append(self._members[rank].first_rank)

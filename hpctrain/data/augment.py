@@ -54,7 +54,7 @@ def _posterize(image: Image.Image, bits: int) -> Image.Image:
 
 
 def _solarize_add(image: Image.Image, add: int) -> Image.Image:
-    """What is darker than the middle gets brighter."""
+    """Brighten the pixels that are darker than the middle."""
     return _mapped(image, lambda level: min(255, level + add) if level < 128 else level)
 
 

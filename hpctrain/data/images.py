@@ -156,7 +156,7 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _deviation(variance: float) -> float:
-    """Of the Gaussian whose three middle samples (a, 1, a) / (1 + 2a) have a variance, as far as three can."""
+    """The standard deviation of a Gaussian whose three middle samples have a variance, as far as three can."""
     outer = min(max(variance / 2, 1e-4), 0.3)
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 

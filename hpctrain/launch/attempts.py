@@ -261,7 +261,7 @@ def run_events(directory: RunDirectory) -> list[Event]:
 
 
 def _start(attempt: Sequence[Event]) -> StartEvent:
-    """Of one of the attempts of :func:`run_events`, which all have it."""
+    """The start of an attempt of :func:`run_events`; all of them have one."""
     start = attempt[0]
     assert isinstance(start, StartEvent)
     return start

@@ -90,7 +90,7 @@ class Command:
             raise HpctrainError(f"cannot start {self.arguments[0]}: {error.strerror}") from error
 
     def shell(self) -> str:
-        """The same as text that a POSIX shell executes, one setting a line; files first."""
+        """The command as text for a POSIX shell, one setting per line, after the files."""
         files = [f"printf %s {shlex.quote(text)} > {shlex.quote(str(path))} &&\n" for path, text in self.files.items()]
         settings = [f"-u {name}" for name in self.without]
         settings += [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
@@ -277,7 +277,7 @@ OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "
 
 
 def _apptainer(plan: Plan, run_directory: Path) -> list[str]:
-    """What stands before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
+    """The arguments before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
 
     Source: https://apptainer.org/docs/user/latest/gpu.html.
     """

@@ -80,7 +80,7 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
 
 
 def _known(hosts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[Iterable[Record], str]]:
-    """What each source tells of the fabric, from the best to the one that is always there."""
+    """The fabric from each source, from the best to the one that is always available."""
     # One host needs no fabric, and asking takes its time.
     tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
     # A Slurm without a topology plugin prints nothing of the kind.

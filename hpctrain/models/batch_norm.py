@@ -67,7 +67,7 @@ def extent(settings: BatchNormSettings, comm: Communicator | None = None, *, at_
         at_once: the most images that a rank computes at once. Needed where ``span`` is a number.
 
     Raises:
-        HpctrainError: a span that is not a multiple of ``at_once``, or that asks for groups that do not divide the ranks.
+        HpctrainError: a span that is not a multiple of ``at_once``, or whose groups do not divide the ranks.
     """
     span, ranks = settings.span, comm.size if comm else 1
     together = ranks_together(span, at_once, ranks)

@@ -38,7 +38,7 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         self._in_graphs = tf.Variable(self._moved_by, trainable=False, dtype=tf.float64)
 
     def get_config(self) -> dict[str, Any]:
-        """What Keras saves of a model.
+        """The settings that Keras saves with a model.
 
         Raises:
             HpctrainError: ranks normalise together, which are there in this run alone.
@@ -52,7 +52,7 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> KerasBatchNorm:
-        """What :meth:`get_config` describes."""
+        """Make the layer that :meth:`get_config` describes."""
         return cls(**{key: value for key, value in config.items() if key != "part"}, extent=Extent(part=config["part"]))
 
     def begin_part(self, number: int, count: int) -> None:

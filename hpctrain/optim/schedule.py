@@ -81,7 +81,7 @@ class LearningRate:
                 return self._between(self._left(iteration))
 
     def _left(self, iteration: float) -> float:
-        """What part of the decay is ahead, 1 to 0."""
+        """The remaining share of the decay, 1 to 0."""
         schedule = self.schedule
         # A warm-up that is given in steps and ends within one: the source counts from the step before.
         begin = math.floor(self._climb) if schedule.warmup_steps else self._climb

@@ -86,7 +86,7 @@ def known_values(name_or_path: str) -> dict[str, Any]:
 
 
 def _entry(document: Document, variant: str) -> Recipe | Listed:
-    """What the file holds, in a variant of those that it has."""
+    """The values of the file, in one of its variants."""
     values, changes = _chosen(document, variant)
     where = _Where(document, variant, changes)
     if "missing" in values:
@@ -131,7 +131,7 @@ def _document(path: Path) -> Document:
 
 
 def _variants(document: Document) -> dict[str, dict[str, Any]]:
-    """What each variant changes; a batch size that is a variant's name is a number in YAML."""
+    """The changes of each variant; a batch size as a variant's name is a number in YAML."""
     variants = document.values.get("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
         raise HpctrainError(

@@ -346,7 +346,7 @@ class Recipe(Section):
         return found
 
     def _climbs(self) -> str | None:
-        """What is wrong with a rate that ends above its peak, where that is known."""
+        """The fault of a rate that ends above its peak, if the peak is known."""
         base, size = self.schedule.base_batch, self.batch.fixed_size
         if base and not size:
             return None

@@ -78,7 +78,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 
 
 def _by_step_alone(record: Record) -> dict[str, str]:
-    """Of a script: what it logged, by name, and what is known of its steps."""
+    """The curves of a script: its logged values by name, and the known values of its steps."""
     series: dict[str, list[tuple[int, float | None]]] = {
         name: [(event.iteration, event.values[name]) for event in record.logs if name in event.values]
         for name in record.logged
@@ -207,7 +207,7 @@ def _epoch(step: StepEvent) -> int:
 
 
 def _means(values: FloatArray, parts: int) -> FloatArray:
-    """Of what is finite of each part; NaN, which is a gap, where nothing is."""
+    """The mean of each part's finite values; NaN, drawn as a gap, if there is none."""
     finite = (part[np.isfinite(part)] for part in np.array_split(values, parts))
     return np.array([part.mean() if len(part) else np.nan for part in finite])
 

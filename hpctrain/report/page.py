@@ -148,7 +148,7 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
-    """What went wrong: the run's fault events, or, before the launcher wrote one, what the ranks raised."""
+    """The run's fault events or, before the launcher wrote one, the errors of the ranks."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
     return [fault.message for fault in record.faults] or raised
 

@@ -68,7 +68,7 @@ def batch_text(batch: Batch) -> str:
 
 
 def _results(entry: Recipe | Listed) -> str:
-    """What is reported for the recipe's own batch where that is known, else for all: ``0.6604 to 0.7652 (10)``."""
+    """The result reported for the recipe's batch if known, else the range of all: ``0.6604 to 0.7652 (10)``."""
     rows = entry.reported
     if isinstance(entry, Recipe) and (size := entry.batch.fixed_size) and (own := entry.reported_at(size)):
         rows = tuple(row for row in rows if row.batch == own.batch)

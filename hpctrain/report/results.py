@@ -45,7 +45,7 @@ def reported_text(recipe: Recipe) -> str:
 
 
 def reported_rows(recipe: Recipe) -> list[Reported]:
-    """What the source reports of the recipe's result for its batch, for this very batch alone where it does."""
+    """The source's rows about the recipe's result: those for its exact batch if any, else the general ones."""
     best = recipe.reported_at(recipe.global_batch)
     return [row for row in recipe.reported if best and (row.batch, row.metric) == (best.batch, best.metric)]
 

@@ -271,7 +271,7 @@ class KnownRun:
 
 
 def _waits_for(job: JobState) -> str:
-    """What a job waits for, by Slurm's word, and until when."""
+    """The reason that Slurm gives for a job's waiting, and the expected start."""
     until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(job.start)) if job.start else ""
     return f"job {job.id} waits: {job.reason or 'no reason given'}{until}"
 

@@ -135,7 +135,7 @@ def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Of a file of the source, whose faults are not the target's."""
+    """The blocks of a file of the source; an error names it, and not the target."""
     try:
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):

@@ -99,7 +99,7 @@ class Execution:
     def _further(
         self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
     ) -> Restart | Failure:
-        """What follows on a failed attempt, when its time has come, or with what failure the run ends."""
+        """What follows a failed attempt: a restart, once its time has come, or the failure that ends the run."""
         try:
             with self.interrupts.raised():
                 further = supervisor.further(failure, attempt, found)

@@ -145,7 +145,7 @@ def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Ca
 
 
 def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
-    """What became of an interrupted run: the ranks left by themselves, or were ended with ``exit_code``."""
+    """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
     # First what the ranks say: they may have saved their state, and then not have come to their end.
     if failure.stopped:
         return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")

@@ -86,7 +86,7 @@ def _merged(tree: Subtree, joined: dict[tuple[int, ...], list[int]]) -> Iterator
 
 
 def _in_order(trees: Iterator[Subtree]) -> list[Subtree]:
-    """Those of many blocks first: Slurm fills larger blocks from the start, so that only the last may lack some."""
+    """The trees with many blocks first: Slurm fills larger blocks in order, so that only the last may lack some."""
     return sorted(trees, key=lambda tree: -_count(tree))
 
 

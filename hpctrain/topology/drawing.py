@@ -116,7 +116,7 @@ def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
 
 
 def _leaves(fabric: Fabric, hosts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Of each host: what it hangs on, on each rail that the ring takes."""
+    """For each host: its switch on each rail that the ring uses."""
     on = next(hanging(fabric, rail_adapters(fabric, hosts)))
     return dict(zip(hosts, map(tuple, on.tolist()), strict=True))
 

@@ -129,7 +129,7 @@ def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _divisors(level: Ints, near: Ints, far: Ints) -> NDArray[np.int64]:
-    """Of each level: the product of the usual numbers of up links of the levels below."""
+    """For each level: the product of the usual numbers of up links on the levels below."""
     up = np.bincount(near, level[far] > level[near], minlength=len(level))
     heights = range(1, int(level.max(initial=1)) + 1)
     # Hosts that are cabled to each other have no switch, and no level need have one.

@@ -146,7 +146,7 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
 
 
 def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
-    """Of each flow: the bandwidth that its links leave it, how many they are, and names of those between switches."""
+    """For each flow: the bandwidth that its links leave it, their number, and the names of those between switches."""
     if fabric is None:
         return np.ones(len(flows)), np.zeros(len(flows), np.int32), [()] * len(flows)
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
@@ -191,7 +191,7 @@ def _link(fabric: Fabric, link: int) -> str:
 
 
 def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[list[Suspect]]:
-    """What each flow used. An adapter stands for its cable as well, a host with one measured adapter for both."""
+    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both."""
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
         for end in (flow.source, flow.target):
@@ -205,7 +205,7 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[l
 
 
 def _usual_latency(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """Of each flow: the median latency over as many links, divided by its own."""
+    """For each flow: the median latency over as many links, divided by its own."""
     latency = np.array([flow.latency for flow in flows])
     usual = np.array([np.median(latency[hops == hop]) for hop in hops.tolist()])
     relative: Floats = usual / latency

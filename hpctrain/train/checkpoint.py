@@ -226,7 +226,7 @@ class Checkpoints:
             save.blocked_seconds += time.perf_counter() - begin
 
     def _own_part(self, state: LazyState, ranks: int) -> State:
-        """What this rank writes: its part of what is equal on all, and what is its own under its number."""
+        """The arrays that this rank writes: its part of the common state, and its own arrays under its number."""
         rank = self._comm.rank
         # What is a rank's own is small, and the next forward pass changes it.
         own = {f"{name}.{rank}": state[name].copy() for name in state if name.startswith(OWN)}
@@ -297,7 +297,7 @@ class Checkpoints:
             self._tell(save, end, manifest)
 
     def _tell_for_the_dead(self, last: _Save) -> None:
-        """Whoever made it visible may have died ahead of telling."""
+        """The rank that made it visible may have died before it recorded that."""
         there = self.newest == last.progress.iteration
         if there and not self._events.tells_of_checkpoint(self.newest):
             end, _ = last.written.result()

@@ -173,7 +173,7 @@ class Loop:
         self._saved = self._checkpoints.newest
 
     def _train_epochs(self) -> str | None:
-        """What the run still lacks, wherever it was left; returns why it was stopped."""
+        """Train the remaining epochs, from wherever the run was left; returns why it was stopped."""
         self._watch.apply_rule()
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
@@ -345,7 +345,7 @@ class Loop:
 
     @property
     def _batch_size(self) -> int:
-        """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
+        """The size of the next global batch: the recipe's, or with ``batch: shrink`` that of the remaining ranks."""
         size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
         if tolerance.fault_tolerant and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
@@ -363,7 +363,7 @@ class Loop:
 
     @property
     def _average(self) -> float | None:
-        """What the average of the parameters takes of those after the next step."""
+        """The weight of the parameters in their average after the next step."""
         recipe = self._recipe
         if recipe.averaging is None:
             return None
@@ -378,7 +378,7 @@ class Loop:
 
     @property
     def _steps_left(self) -> int:
-        """Of the epoch in work."""
+        """The steps that the current epoch still lacks."""
         rest = self._feed.per_epoch - self._seen
         return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
 

@@ -235,7 +235,7 @@ def _print_error(error: BaseException, script: Script | None) -> None:
 
 
 def _of_a_wrapper(error: BaseException) -> str:
-    """What is behind an error of torch.distributed that a library raises which starts it by itself; or nothing."""
+    """The explanation of an error of torch.distributed raised by a library that starts it itself; or nothing."""
     library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
     if library is None or "MASTER_ADDR expected" not in str(error):
         return ""

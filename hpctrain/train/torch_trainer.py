@@ -243,7 +243,7 @@ class TorchTrainer:
         self.updates += 1
 
     def _of_forward(self) -> dict[str, torch.Tensor]:
-        """What a step changes before its update: statistics of batch normalisation, and random states."""
+        """The state that a step changes before its update: statistics of batch normalisation, and random states."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
 

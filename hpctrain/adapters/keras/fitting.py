@@ -166,7 +166,7 @@ def _make_folder(callback: keras.callbacks.Callback) -> None:
 
 
 def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
-    """What a callback writes, by which two of them are told to write the same; None: nothing."""
+    """The path that a callback writes, by which two that write the same are recognised; None if it writes nothing."""
     for kind, place in _WRITING.items():
         if isinstance(callback, kind):
             return kind.__name__, str(Path(getattr(callback, place)).absolute())

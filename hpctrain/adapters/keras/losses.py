@@ -101,11 +101,11 @@ class _OfGlobalBatch:
             self._values._keras_mask = mask
 
     def _per_share(self, share: tf.Tensor) -> tf.Tensor:
-        """What a rank's part of a sum is multiplied by; nothing is left of that of a rank without a sample."""
+        """The factor of a rank's part of a sum; 0 for a rank without a sample."""
         return tf.math.divide_no_nan(tf.cast(self._distribution.comm.size, share.dtype), share)
 
     def _part_of(self, mask: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """What the mean over a rank's unmasked entries is multiplied by: their part of those of all ranks."""
+        """The factor of the mean over a rank's unmasked entries: their share of those of all ranks."""
         count = tf.cast(tf.math.count_nonzero(mask), tf.float64) * tf.cast(share > 0, tf.float64)
         part = tf.math.divide_no_nan(count, total(self._distribution.comm, count))
         return tf.cast(part, share.dtype) * self._per_share(share)

@@ -37,7 +37,7 @@ class BatchShare(tf.experimental.ExtensionType):  # type: ignore[misc]
         return float(tf.convert_to_tensor(self))
 
     def numpy(self) -> np.floating[Any]:
-        """Of a share that was drawn outside a graph."""
+        """The value of a share that was drawn outside a graph."""
         return tf.convert_to_tensor(self).numpy()  # type: ignore[no-any-return]
 
 

@@ -94,7 +94,7 @@ def end_of_data(comm: Communicator) -> None:
 
 
 def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
-    """Of a batch that every rank got by itself: own samples x ranks / samples of all."""
+    """The share of a batch that every rank got by itself: own samples x ranks / samples of all."""
     if comm.size == 1:
         return None
     samples = samples_of(data)

@@ -52,7 +52,7 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
 
 
 def _is_sparse(leaf: object) -> bool:
-    """What SGD keeps of sparse gradients is; ranks that add to it in another layout than others round otherwise."""
+    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
     return isinstance(leaf, torch.Tensor) and leaf.is_sparse
 
 

@@ -173,7 +173,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
 
 
 def _records() -> list[Trained]:
-    """Of all models whose gradients are reduced, in the same order on every rank."""
+    """The records of all models whose gradients are reduced, in the same order on every rank."""
     return sorted(set(_by_reducer.values()), key=lambda each: each.number)
 
 

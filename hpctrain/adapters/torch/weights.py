@@ -285,7 +285,7 @@ class BatchWeights:
         return reached
 
     def _forwards(self) -> list[_Forward]:
-        """Those that the running backward pass has reached."""
+        """The forward passes that the running backward pass has reached."""
         if self._backward is None:
             self._backward = []
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
@@ -316,7 +316,7 @@ class BatchWeights:
         return weights.pop()
 
     def _weight_by_order(self, others: set[float]) -> float:
-        """Of a gradient whose forward pass was not seen, in a backward pass that goes through ``others`` as well."""
+        """The weight of a gradient without a known forward pass, in a backward pass that also reaches ``others``."""
         if not self._uneven or self._last is None:
             return 1.0
         if self._in_step and self._one_thread and others <= {self._weights[self._last]}:

@@ -46,7 +46,7 @@ def parse_event(line: bytes, where: str) -> Event:
 
 
 def _fault(error: ValidationError) -> str:
-    """What is wrong with an event, by its keys."""
+    """The faults of an event, by its keys."""
     missing: list[str] = []
     wrong: dict[str, str] = {}
     for each in error.errors(include_url=False, include_context=False):

@@ -118,7 +118,7 @@ class EventWriter:
 
 
 def _identity(event: Event) -> tuple[Any, ...]:
-    """What no two events of an attempt have in common."""
+    """A key that differs between any two events of an attempt."""
     return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
 
 
