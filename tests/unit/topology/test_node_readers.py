@@ -454,7 +454,7 @@ def test_cpu_lists_and_masks() -> None:
     assert first_threads((0, 2)) == (0,)
     assert first_threads((0, 2, 4, 6)) == (0, 2, 4, 6)
     for wrong in ("3-1", "a", "0-99999999", "1--2", "-1"):
-        with pytest.raises(HpctrainError, match="no list of CPUs"):
+        with pytest.raises(HpctrainError, match="not a list of CPUs"):
             cores_of_list(wrong, "x")
 
 
