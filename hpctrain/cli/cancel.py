@@ -33,7 +33,7 @@ def cancel(target: Target) -> None:
             said = True
     run, _ = read_status(found)
     if not said:
-        typer.echo("nothing to cancel: no process and no job of it lives")
+        typer.echo("nothing to cancel: no process or job of the run is alive")
     for each in [run] if isinstance(run, RunStatus) else run.tasks:
         name = "the run" if each.task is None else f"task {each.task}"
         typer.echo(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")

@@ -79,8 +79,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. A user's mistake is one message on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As stderr does: the name of a file need not be UTF-8.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        # The name of a file need not be UTF-8. Its own bytes are printed: a printed command has to run.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:

@@ -139,11 +139,13 @@ def test_only_the_whole_command_installs_completion(command: str, capsys: pytest
     assert "completion" not in capsys.readouterr().out
 
 
-def test_a_name_that_is_not_utf8_is_printed_with_its_escape(tmp_path):
+def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     RunDirectory(folder).create(recipe_plan())
-    for command in ["report", "status"]:
-        shown = subprocess.run(
-            [sys.executable, "-m", "hpctrain", command, folder], capture_output=True, encoding="utf-8", cwd=tmp_path
-        )
-        assert shown.returncode == 0 and "run-\\udcff" in shown.stdout, shown.stderr
+    for command in (["report"], ["status"]):
+        shown = subprocess.run([sys.executable, "-m", "hpctrain", *command, folder], capture_output=True, cwd=tmp_path)
+        assert shown.returncode == 0 and b"run-\xff" in shown.stdout, shown.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpctrain", "status", "--json", folder], capture_output=True, cwd=tmp_path
+    )
+    assert json.loads(shown.stdout)["run_dir"].endswith("run-\\udcff")
