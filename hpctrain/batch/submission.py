@@ -21,6 +21,7 @@ from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, write_private
+from hpctrain.files.utf8 import encodable
 from hpctrain.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.run.plan import Plan
 from hpctrain.run.resuming import resume_command
@@ -134,8 +135,10 @@ def require_log_path(directory: Path) -> None:
     """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
 
     Raises:
-        HpctrainError: its path has one of them.
+        HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
     """
+    if encodable(str(directory)) != str(directory):
+        raise HpctrainError(f"{str(directory)!r} is not UTF-8, as a job script is", "choose another one with --run-dir")
     if found := [character for character in "%\\" if character in str(directory)]:
         raise HpctrainError(
             f"{directory}: Slurm writes no log to a path with {' and '.join(found)}",
