@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -20,6 +19,7 @@ from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.comm.base import Communicator, RanksLostError
 from hpctrain.comm.forgotten import forgotten
 from hpctrain.comm.graph_errors import original
+from hpctrain.comm.leaving import leave_at_exit
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
@@ -79,7 +79,7 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         _current = _connect(wanted, launcher)
         _joined = True
-        _leave_first()
+        leave_at_exit(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -157,12 +157,6 @@ def _show_again() -> None:
     global _show
     if _show is not None:
         sys.excepthook, _show = _show, None
-
-
-def _leave_first() -> None:
-    """Register the exit handler again, so that it runs before those registered so far."""
-    atexit.unregister(_leave)
-    atexit.register(_leave)
 
 
 def _leave() -> None:
@@ -280,7 +274,7 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     if backend == "horovod":
         from hpctrain.comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator(world, reason, started=_leave_first)
+        return HorovodCommunicator(world, reason)
     return _torch_distributed(backend, reason, world)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
+from hpctrain.comm.leaving import leave_first
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.timeout import REDUCTION, Timeout, timeout_seconds
@@ -27,19 +28,12 @@ _WaitedFor = Callable[[int], Any]
 
 
 class HorovodCommunicator(MpiControl):
-    """Ranks started by MPI whose gradients Horovod reduces.
-
-    Args:
-        world: all ranks.
-        reason: why this backend was chosen.
-        started: is called each time Horovod has started for a framework and registered its own exit handler.
-    """
+    """Ranks started by MPI whose gradients Horovod reduces."""
 
     backend = "horovod"
 
-    def __init__(self, world: MPI.Intracomm, reason: str, *, started: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         super().__init__(world, reason)
-        self._started = started
         self._modules: dict[str, Any] = {}
 
     def torch(self) -> HorovodTorchEngine:
@@ -72,7 +66,7 @@ class HorovodCommunicator(MpiControl):
                 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
             # Horovod's own exit handler would end it for ranks that are not through, whose error says nothing of that.
-            self._started()
+            leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
                     f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of "
