@@ -22,7 +22,7 @@ from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix
 from hpctrain.horovod.source import fetch
 
 Progress = Callable[[str, int | None], None]
-"""Told what is being done and, while compiling, the percentage that is done."""
+"""Gets what is being done and, while compiling, the percentage that is done."""
 
 # What one compiler process on PyTorch's headers takes at its peak.
 _BYTES_PER_JOB = 2 * 1024**3

@@ -143,7 +143,7 @@ def launch_command(
         launcher: what starts them; None, and no launcher, for the backend ``single``.
         cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
             for them, which they take by themselves.
-        root: whether the superuser starts the run, which Open MPI wants to be told.
+        root: whether the superuser starts the run, which Open MPI allows only with an option.
         slurm: the settings of an mpirun inside a Slurm job; None outside.
         tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.

@@ -19,7 +19,7 @@ class Stall:
     """A rank that others wait for.
 
     Attributes:
-        iteration: the step that they are in, None if nobody told.
+        iteration: the step that they are in, None if unknown.
         waiting_for: what they wait in.
         seconds: for how long, so far.
         state: of its process, in words; "" if nobody could look.

@@ -204,7 +204,7 @@ class NonFiniteWatch:
             self._skipped += 1
 
     def _dump(self, fault: _Fault) -> str:
-        """Write what this rank has of the step; returns where it is, or why it is not: the fault is to be told."""
+        """Write this rank's record of the step; returns its path, or why it could not be written."""
         folder = self._dumps / f"step-{fault.step.iteration:08}"
         try:
             try:

@@ -23,7 +23,7 @@ class Distribution:
         optimizers: those that were distributed for this model.
         fitting: ``fit`` is on its way.
         own_data: it trains on data that ``ht.shard`` did not make.
-        told: that was said.
+        told: a warning about it was printed.
     """
 
     def __init__(self, comm: Communicator) -> None:
