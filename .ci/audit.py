@@ -80,8 +80,8 @@ def report(packages: list[dict[str, Any]]) -> int:
     """Print what was found; 1 for a vulnerability."""
     found = [(package, fault) for package in packages for fault in package.get("vulns", ())]
     for package, fault in found:
-        mend = ", ".join(fault["fix_versions"]) or "no version yet"
-        print(f"{package['name']} {package['version']}: {fault['id']}, mended in {mend}")
+        fixed = ", ".join(fault["fix_versions"]) or "no version yet"
+        print(f"{package['name']} {package['version']}: {fault['id']}, fixed in {fixed}")
     left_out = [package["name"] for package in packages if "skip_reason" in package]
     if left_out:
         print(f"the index does not know {len(left_out)} of {len(packages)} packages, such as {left_out[0]}")

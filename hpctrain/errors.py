@@ -1,4 +1,4 @@
-"""The one exception that a user of hpctrain is meant to see."""
+"""The exceptions that users of hpctrain are meant to see."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class HpctrainError(Exception):
 
 
 class TransientError(HpctrainError):
-    """A fault that another attempt may well not see: flipped bits, ranks that were lost."""
+    """A fault that another attempt will probably not see, such as flipped bits or lost ranks."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The sentence that tells the valid choices, the one the user probably meant first."""
+    """A sentence with the valid choices, beginning with the one that the user probably meant."""
     known = sorted(choices)
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""

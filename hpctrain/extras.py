@@ -1,4 +1,4 @@
-"""The extras of hpctrain's installation, which the login half does without, and what to say where one is missing."""
+"""The extras of hpctrain's installation, and the errors where one is missing. The login half needs none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require(*extras: str) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> HpctrainError | None:
-    """What to tell the user of an import that failed; None where no extra has that module."""
+    """The error for a failed import; None if no extra has that module."""
     extra = next((extra for extra, modules in MODULES.items() if error.name in modules), None)
     return None if extra is None else _error([str(error.name)], [extra])
 

@@ -1,4 +1,4 @@
-"""The entry points that serve either framework: they find out which one a value belongs to, and import only that."""
+"""Entry points for both frameworks: each finds out whose value it was given, and imports only that adapter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def shard(data: Any, **settings: Any) -> Any:
 
 
 def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
-    """Around a PyTorch loop whose number of batches differs between ranks: those that are through wait for the others.
+    """A context manager for a PyTorch loop whose number of batches differs between ranks: early ranks wait for the
+    others.
 
     See :func:`hpctrain.adapters.torch.join` for the settings.
     """
@@ -70,7 +71,7 @@ def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
 
 
 def no_sync() -> AbstractContextManager[None]:
-    """Within it, PyTorch's ``backward()`` adds up gradients on this rank and reduces nothing."""
+    """A context manager in which PyTorch's ``backward()`` accumulates gradients on this rank and reduces nothing."""
     from hpctrain.adapters import torch as adapter
 
     return adapter.no_sync()

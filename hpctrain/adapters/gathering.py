@@ -1,4 +1,4 @@
-"""What the ranks know of their own samples, put together: ``ht.gather`` and ``ht.mean``, for metrics over all samples.
+"""``ht.gather`` and ``ht.mean``: values of all ranks' samples, joined or averaged, for metrics over all samples.
 
 The names are the field's: ``gather`` is Accelerate's (Lightning calls it ``all_gather``), ``mean`` the reduction that
 Accelerate's ``reduce`` and Lightning's ``sync_dist`` offer. Unlike with Accelerate's ``gather_for_metrics`` nothing has
@@ -29,7 +29,7 @@ Parts = Sequence[tuple[int, Any]]
 
 
 def gather(value: Any, *, comm: Communicator | None = None) -> Any:
-    """Join the values of all ranks, in the order of the ranks, on every rank. Collective.
+    """Join the values of all ranks, in rank order, on every rank. Collective.
 
     Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
     between ranks; they keep their type, their dtype and their device, and carry no gradient. One without dimensions
@@ -58,12 +58,12 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
 
 
 def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
-    """The mean of the ranks' values on every rank, weighted if they stand for different numbers of samples. Collective.
+    """The mean of the ranks' values on every rank, weighted where ranks have different numbers of samples. Collective.
 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
     floating one, and their device, and carry no gradient; of dictionaries, lists and tuples each member is averaged by
     itself. The sum is made in float64, in the order of the ranks, with the same bits on every rank. The value of a rank
-    whose weight is 0 does not count, whatever it is: NaN and None too. With the number of samples behind each value the
+    whose weight is 0 does not count, whatever it is: NaN and None too. With the number of samples of each value the
     result is one process's over all samples, to the rounding of the value that each rank gave::
 
         right = seen = 0
@@ -76,7 +76,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
     Args:
         value: this rank's.
-        weight: what it counts, from 0 on, such as the samples behind it. By default every rank counts the same.
+        weight: what it counts, from 0 on, such as its number of samples. By default every rank counts the same.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
@@ -87,7 +87,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     devices: dict[str, Any] = {}
     own = float(weight)
     if not 0 <= own < math.inf:
-        raise HpctrainError(f"ht.mean: weight={own:g} is no number of samples", "give a number from 0 on")
+        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number from 0 on")
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
     weights = [own for own, _ in everyone]
@@ -98,14 +98,14 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
 @dataclass(frozen=True)
 class _Torch:
-    """A PyTorch tensor on its way: in main memory, with the kind of device that it belongs on."""
+    """A PyTorch tensor while it is sent: in main memory, with the kind of device that it came from."""
 
     tensor: torch.Tensor
     device: str
 
 
 def _travelling(value: Any, devices: dict[str, Any]) -> Any:
-    """A value as it can be sent; notes in ``devices`` where this rank keeps tensors of each kind of device."""
+    """Convert a value for sending; ``devices`` records where this rank keeps tensors of each kind of device."""
     if isinstance(value, Mapping):
         return {key: _travelling(member, devices) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ def _travelling(value: Any, devices: dict[str, Any]) -> Any:
 
 
 def _framework(value: Any) -> str:
-    """Whose tensor a value is, or ""."""
+    """The framework whose tensor a value is, or ""."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
         name = kind.__name__
@@ -152,7 +152,7 @@ def _eager(value: Any) -> Any:
 
 
 def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
-    """What was sent and joined, with PyTorch's tensors on this rank's devices."""
+    """The joined values, with PyTorch's tensors back on this rank's devices."""
     if isinstance(value, _Torch):
         return value.tensor.to(devices.get(value.device, value.device))
     if isinstance(value, dict):
@@ -163,14 +163,14 @@ def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
 
 
 def _like(given: Sequence[Any], members: list[Any]) -> Any:
-    """Members in a list or a tuple, a named one too, as they were given."""
+    """Put the members into a list, a tuple or a named tuple like the one that was given."""
     if isinstance(given, list):
         return members
     return type(given)(*members) if hasattr(given, "_fields") else tuple(members)
 
 
 def _joined(parts: Parts, where: str) -> Any:
-    """What the ranks gave, joined; ``where`` names it in an error."""
+    """Join the ranks' values; ``where`` names them in an error."""
     parts = [part for part in parts if part[1] is not None]
     if not parts:
         return None
@@ -204,7 +204,7 @@ def _by_member(parts: Parts, where: str, each: Callable[[Parts, str], Any]) -> A
 
 
 def _members(value: Any) -> str:
-    """Which members a value has, in words."""
+    """The members of a value, as text for an error."""
     if isinstance(value, dict):
         return f"a dictionary of {', '.join(sorted(map(repr, value)))}"
     return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else _kind(value)
@@ -222,7 +222,7 @@ def _dtype(array: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What is joined in one way; the words are those of errors too."""
+    """The kind of a value, which decides how it is joined; errors use the same words."""
     if isinstance(value, _Torch):
         return "torch"
     if isinstance(value, list | tuple | dict):
@@ -269,7 +269,7 @@ def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _as_given(found: np.ndarray[Any, Any], given: Any) -> Any:
-    """The mean in the type of the values; whole numbers have one that is not whole."""
+    """Convert the mean to the type of the values; the mean of integers stays a float."""
     if isinstance(given, _Torch):
         torch = sys.modules["torch"]
         dtype = given.tensor.dtype if given.tensor.is_floating_point() else torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""The guard: ranks prove now and then that they still hold the same parameters.
+"""The guard: ranks prove every few steps that they still hold the same parameters.
 
 Ranks that are reduced correctly hold bitwise equal parameters, so one differing bit means that the reduction, the
 broadcast at the start or the hardware failed. A run that goes on after that trains several different models.
@@ -83,11 +83,11 @@ class Guard:
             self.check()
 
     def updated(self) -> None:
-        """What the parameters are now is the training's doing, on all ranks alike."""
+        """Accept the current parameters as the result of training, on all ranks alike."""
         self._trained_version = self._version()
 
     def check_last(self) -> None:
-        """Compare once more if steps came since the last time: at the end of a run, or of a part of it. Collective.
+        """Compare once more if steps were done since the last comparison: at the end of a run or of a part. Collective.
 
         A difference is an error only if it is the training's. What a script wrote to the parameters after the last
         step, as rank 0 may before it saves them, can hide whether they were equal: then that is said.
@@ -112,7 +112,7 @@ class Guard:
         )
 
     def seal(self) -> None:
-        """Let go of the parameters, and keep what proves for :meth:`check_last` that they were equal."""
+        """Release the parameters, and keep the checksums that :meth:`check_last` compares."""
         # Before the first step there is nothing to prove.
         own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
         self.checksums = lambda: own
@@ -122,7 +122,7 @@ class Guard:
         self._comm.keep(self)
 
     def restart(self) -> None:
-        """Count from 0 again, on all ranks: a step that failed may have counted on some of them only."""
+        """Count steps from 0 again, on all ranks: a step that failed may have been counted on only some of them."""
         self.steps = self._checked = 0
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Guard:
         self.compare(self.steps, self.checksums())
 
     def compare(self, step: int, own: Checksums) -> None:
-        """Compare checksums that were computed elsewhere, after ``step`` steps: one reduction of two integers each."""
+        """Compare checksums that were computed elsewhere after ``step`` steps. Reduces two integers for each."""
         if error := self._find_difference(step, own):
             raise error
 
@@ -144,7 +144,7 @@ class Guard:
         return self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
 
     def _difference(self, step: int, index: int, count: int, own: int) -> TransientError:
-        """Who holds what of the first parameter that differs; a majority is taken for right."""
+        """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
         ranks = self._comm.allgather_object((own, self._comm.host))
         sides: dict[int, list[str]] = {}
         for rank, (value, host) in enumerate(ranks):

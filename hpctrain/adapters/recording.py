@@ -1,4 +1,4 @@
-"""What a user's script tells of its training: its steps, by themselves, and what it logs, as events of the run.
+"""Records a user's script as events of its run: its steps, counted automatically, and the values that it logs.
 
 Of the process, and of rank 0 alone: the other ranks record nothing, and nothing here is collective.
 """
@@ -24,7 +24,7 @@ _PRINT_SECONDS = 1.0
 
 
 class Recording:
-    """Counts steps, keeps what is logged, and prints it now and then.
+    """Counts steps, records logged values, and prints the newest now and then.
 
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
@@ -43,7 +43,7 @@ class Recording:
         self._unprinted = ""
 
     def begin_run(self, comm: Communicator, framework: str, model: object, parameters: int) -> bool:
-        """Say what is trained; returns whether its steps are to be counted: those of the first model are."""
+        """Record what is trained. Returns whether its steps are counted, which holds for the first model."""
         if self._model is not None:
             return self._model() is model
         self._model = weakref.ref(model)
@@ -97,7 +97,7 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Print the newest line if it was not."""
+        """Print the newest line unless it was printed."""
         if self._unprinted:
             print(self._unprinted, file=sys.stderr, flush=True)
             self._printed_at, self._unprinted = time.monotonic(), ""
@@ -107,13 +107,13 @@ _recording: Recording | None = None
 
 
 def begin(path: Path) -> None:
-    """Record this process's script in a run's events; on rank 0, before the script begins."""
+    """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     _recording = Recording(path)
 
 
 def recording() -> Recording | None:
-    """That of this process; None on a rank other than 0."""
+    """The recording of this process; None on ranks other than 0."""
     global _recording
     if _recording is None:
         launcher = detect()
@@ -124,7 +124,7 @@ def recording() -> Recording | None:
 
 
 def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
-    """Record numbers of the training under names: ``ht.log(loss=loss, accuracy=accuracy)``.
+    """Record numbers of the training by name: ``ht.log(loss=loss, accuracy=accuracy)``.
 
     They become events of the run: curves in its report and in TensorBoard, rows of ``hpctrain status``, and the last of
     each name a metric of ``summary.json``. The newest are printed on rank 0's stderr, at most once a second; a script
@@ -148,9 +148,9 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     if not given:
         raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
-        raise HpctrainError(f"ht.log: step={step!r} is no number of a step", "give an int from 0 up to 2**53 - 1")
+        raise HpctrainError(f"ht.log: step={step!r} is not a number of a step", "give an int from 0 up to 2**53 - 1")
     if others := [name for name in given if not isinstance(name, str)]:
-        raise HpctrainError(f"ht.log: the name {others[0]!r} is no text", "give names as str: ht.log({'0': loss})")
+        raise HpctrainError(f"ht.log: the name {others[0]!r} is not text", "give names as str: ht.log({'0': loss})")
     if own := recording():
         own.log({name: _number(name, value) for name, value in given.items()}, step)
 

@@ -1,1 +1,1 @@
-"""Jobs of a batch system: what is asked of Slurm, the script, its submission, and what became of it."""
+"""Slurm jobs: the request, the job script, its submission, and the outcome."""

@@ -1,4 +1,4 @@
-"""Ending a run: its jobs, or the launcher of one that has none."""
+"""Ends a run: cancels its jobs, or stops its launcher if it has none."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.queue import JobState, job_states
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.records import living_process
+from hpctrain.run.records import living_process, read_records
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 def cancel_jobs(found: FoundRun) -> Iterator[str]:
-    """Cancel all jobs of a run that live, and wait for their end; tells what is done as it is done.
+    """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
     A job in which the run was started by hand is not the run's to cancel.
 
@@ -54,17 +55,19 @@ def _living(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
     return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
 
 
-def stop_launcher(start: StartEvent | None, seconds: float) -> Iterator[str]:
-    """Let the launcher of a ``start`` event stop the run, and wait for it; tells what is done as it is done.
+def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: float) -> Iterator[str]:
+    """Ask the launcher of a ``start`` event to stop the run and wait for it; yields a line for each action.
 
     Args:
+        directory: of the run.
         start: the run's last one; None for a run without one.
         seconds: how long the launcher may take.
 
     Raises:
-        HpctrainError: the launcher is on another host; says what to enter there.
+        HpctrainError: the launcher is on another host, or ranks run without one; says what to enter, and where.
     """
     if start is None or "pid" not in start.model_fields_set:
+        _require_ended(directory)
         return
     host, pid = start.host, start.pid
     if host != socket.gethostname():
@@ -72,12 +75,13 @@ def stop_launcher(start: StartEvent | None, seconds: float) -> Iterator[str]:
         if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
         if pid is None:
-            hint = "end its processes where they were started"
-            raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
+            _require_ended(directory, begun=True)
+            return
         hint = f"cancel it there, or enter there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
     process = launcher_process(start)
     if process is None:
+        _require_ended(directory, elsewhere=False)
         return
     try:
         process.send_signal(signal.SIGTERM)
@@ -89,8 +93,40 @@ def stop_launcher(start: StartEvent | None, seconds: float) -> Iterator[str]:
         yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
 
 
+def _require_ended(directory: RunDirectory, *, begun: bool = False, elsewhere: bool = True) -> None:
+    """Refuse to say that nothing runs while ranks do that no launcher of hpctrain's will stop.
+
+    Args:
+        directory: of the run.
+        begun: ranks were started, even where none has recorded it yet.
+        elsewhere: ranks on other hosts, whose processes cannot be seen from here, run for as long as their records say
+            so. With a launcher on this host they have ended with it.
+
+    Raises:
+        HpctrainError: such ranks run.
+    """
+    records = read_records(directory).values()
+    running = [
+        record
+        for record in records
+        if record.status == "running" and not record.vanished and (elsewhere or record.process())
+    ]
+    if running:
+        hosts = {record.host for record in running}
+        ends = "; ".join(
+            f"on {host}: kill {' '.join(str(record.pid) for record in running if record.host == host)}"
+            for host in sorted(hosts)
+        )
+        ranks = "rank" if len(running) == 1 else "ranks"
+        names = ", ".join(str(record.rank) for record in running)
+        raise HpctrainError(f"{ranks} {names} of the run may still run, without a launcher", ends, exit_code=1)
+    if begun and not records:
+        hint = "end its processes where they were started"
+        raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
+
+
 def launcher_process(start: StartEvent) -> psutil.Process | None:
-    """The launcher of a ``start`` event, if it lives on this host, and not another that got its number later."""
+    """The launcher of a ``start`` event if it lives on this host, and not a later process with its number."""
     if start.host is None or start.pid is None:
         return None
     return living_process(start.host, start.pid, start.time)

@@ -1,4 +1,4 @@
-"""``#SBATCH`` lines. Slurm parses them itself, by rules of its own: no shell sees them."""
+"""``#SBATCH`` lines. Slurm parses them by rules of its own, without a shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLAIN = re.compile(r"[\w@%+=:,./\[\]*|&()!~^-]+", re.ASCII)
 
 
 def directive(option: str, value: str | int | None = None) -> str:
-    """One line.
+    """The line of one option.
 
     Within double quotes Slurm's parser (22.05) takes every character as it is, but for the backslash, which makes the
     next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
@@ -28,7 +28,7 @@ def directive(option: str, value: str | int | None = None) -> str:
 
 
 def directives(request: JobRequest) -> tuple[str, ...]:
-    """What the job asks of Slurm, one line an option; without those about the script itself (log, signal, requeue).
+    """The options of the job, one per line, without those about the script itself (log, signal, requeue).
 
     ``--dependency`` is not among them: it is for the first job, and the script is also that of those which follow.
     """

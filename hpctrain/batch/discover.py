@@ -1,4 +1,4 @@
-"""A cluster profile from what Slurm says of the cluster at hand."""
+"""Derives a cluster profile from what Slurm reports about the cluster at hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Keys = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A profile, and one line for each thing that was found, with where it is from."""
+    """A profile, and one line for each fact that was found, with its source."""
 
     profile: ClusterProfile
     findings: tuple[str, ...]
@@ -38,7 +38,7 @@ class Discovered:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What the programs of Slurm printed."""
+    """The output of Slurm's programs."""
 
     nodes: str
     config: str
@@ -75,7 +75,7 @@ class Nodes:
 
     @property
     def kind(self) -> NodeKind:
-        """The most frequent kind."""
+        """The most frequent kind of node."""
         return self.usable.most_common(1)[0][0]
 
 
@@ -232,7 +232,7 @@ def _whole_nodes(config: Keys, partition: Keys) -> bool:
 
 
 def _time(partition: Keys) -> str | None:
-    """What a job gets that asks for none; None without a limit."""
+    """The time limit of a job that asks for none; None without a limit."""
     times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
     return next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None)
 

@@ -1,4 +1,4 @@
-"""From what a user names, a run directory or a job, to the run and its jobs."""
+"""Finds a run and its jobs from a run directory or a job number."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from hpctrain.batch.outcome import array_task, task_number
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.resuming import array_task, task_number
 
 _RUNS_HINT = "`hpctrain run` makes them in runs/; `squeue --me` lists jobs"
 
@@ -35,11 +35,11 @@ class FoundRun:
 
     @property
     def job_directory(self) -> RunDirectory:
-        """Where the job script and the jobs' logs are."""
+        """The directory of the job script and the jobs' logs."""
         return self.directory if self.task is None else RunDirectory(self.directory.path.parent)
 
     def submitted_jobs(self) -> tuple[str, ...]:
-        """The numbers of the jobs that were submitted together; none for a run that was not."""
+        """The numbers of the jobs that were submitted together; empty for a run that was not submitted."""
         file = self.job_directory.submission
         return read_model(file, Submission).jobs if file.exists() else ()
 
@@ -77,7 +77,7 @@ def _refuse_series(path: Path) -> None:
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
-    """The jobs of a run that Slurm knows: submitted together, follow-ups that its own jobs submitted, and ``also``.
+    """The jobs of a run that Slurm knows: those submitted together, follow-ups that its jobs submitted, and ``also``.
 
     A job is a run's if its script is the run's own; another that only works in the directory is not.
 
@@ -98,7 +98,7 @@ def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> l
 
 
 def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
-    """Those of a user's jobs that have one of a run's numbers or its script; of an array, the jobs of all tasks."""
+    """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks."""
     script = found.job_directory.script
     return [job for job in jobs if job.names & {*numbers} or _same(Path(job.command), script)]
 

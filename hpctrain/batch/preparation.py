@@ -1,4 +1,4 @@
-"""From what a user asks for and a cluster's profile to a job that can be shown or submitted."""
+"""Prepares a job from the user's request and a cluster's profile, to be shown or submitted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A profile; where it is discovered, what was found, and files for the run directory by name."""
+    """A profile. For a discovered one also what was found, and files for the run directory by name."""
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Cluster:
 
 
 def find_cluster(name: str, partition: str | None) -> Cluster:
-    """A cluster by its profile's name or file, or ``auto`` for the one at hand.
+    """The cluster of a profile's name or file, or the one at hand for ``auto``.
 
     Raises:
         HpctrainError: there is no such profile, or nothing to discover.
@@ -64,7 +64,7 @@ def container_options(
 
 
 def host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
-    """As the command line says, else as the profile does; files by absolute paths, because they are read in the job."""
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them."""
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
     places = node or profile.node_map
     return HostOptions(
@@ -89,7 +89,7 @@ def prepare(
     template: Path | None,
     look_only: bool,
 ) -> Job:
-    """The job; nothing is written and Slurm is not asked.
+    """Prepare the job. Writes nothing, and does not ask Slurm.
 
     Args:
         cluster: to submit to.
@@ -159,7 +159,7 @@ def _check_container(container: Container, launcher: str) -> None:
     named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
     if not (named or "://" in image or "#" in image or Path(image).exists()):
         raise HpctrainError(
-            f"--container {image}: there is no such file, and it is no address",
+            f"--container {image}: there is no such file, and it is not an address",
             f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
         )
 

@@ -1,4 +1,4 @@
-"""What ``submit --dry-run`` prints: the script, the placement and the environment of the ranks, as far as known."""
+"""The output of ``submit --dry-run``: the script, and the placement and environment of the ranks as far as known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.run.plan import Plan
 
 
 def preview(job: Job, script: str) -> str:
-    """The text, whose first part is the script as it would be submitted.
+    """The text. It begins with the script as it would be submitted.
 
     Args:
         job: what would be submitted.

@@ -1,4 +1,4 @@
-"""What Slurm knows of jobs, from ``squeue`` and, for those that it has forgotten, ``sacct``."""
+"""Jobs as Slurm knows them, from ``squeue`` and, once that has forgotten them, ``sacct``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.cluster.programs import run_program
+from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import HpctrainError
 
 # A controller that is down lets squeue try for 18 s (Slurm 22.05) before it says so.
 _SECONDS = 30.0
 _TIME_DIGITS = 11
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
-_DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 _ENDED = frozenset(
     [
         "BOOT_FAIL",
@@ -53,7 +53,7 @@ _SACCT = ("JobID", "JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit
 
 
 class JobState(BaseModel):
-    """One job, or one task of an array; tasks that wait are one entry together.
+    """One job, or one task of an array. The waiting tasks of an array are one entry.
 
     Attributes:
         id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
@@ -89,43 +89,43 @@ class JobState(BaseModel):
 
     @property
     def live(self) -> bool:
-        """Whether it runs, or may still."""
+        """Whether it runs or may still run."""
         return self.state not in _ENDED
 
     @property
     def waits(self) -> bool:
-        """Whether it has no nodes yet, or no longer."""
+        """Whether it has no nodes yet, or lost them."""
         return self.live and not self.nodes
 
     @property
     def job(self) -> str:
-        """The number of the job, or of the array or heterogeneous job that it is a part of."""
+        """The number of the job, or of the array or heterogeneous job that it belongs to."""
         return re.split(r"[_+]", self.id)[0]
 
     @property
     def names(self) -> frozenset[str]:
-        """What Slurm takes for this job, alone or with others."""
+        """All names by which Slurm identifies this job, alone or with others."""
         return frozenset((self.id, self.job, self.number))
 
     @property
     def array_task(self) -> str | None:
-        """``3``, or ``4-9`` for tasks that wait; None for a job that is no array."""
+        """``3``, or ``4-9`` for waiting tasks; None for a job that is not part of an array."""
         task = self.id.partition("_")[2].strip("[]").partition("%")[0]
         return task or None
 
     def has_task(self, task: int) -> bool:
-        """Whether it is this task of an array, or the waiting tasks with this one among them."""
+        """Whether it is this task of an array, or contains it among the waiting tasks."""
         ranges = re.findall(r"(\d+)(?:-(\d+))?(?::([1-9]\d*))?", self.array_task or "")
         return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a text is a job's number, with or without an array task's after it (``12``, ``12_3``)."""
+    """Whether a text is a job number, with or without the number of an array task (``12``, ``12_3``)."""
     return _ID.fullmatch(text) is not None
 
 
 def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
-    """The jobs of these numbers that Slurm knows, in the order of their numbers; each task of an array is one.
+    """The jobs with these numbers that Slurm knows, sorted by number; each running task of an array is one.
 
     Args:
         ids: as :func:`is_job_id` takes them.
@@ -143,7 +143,7 @@ def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobStat
 
 
 def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
-    """All jobs of a user that live, and those that ended in the last minutes.
+    """All live jobs of a user, and those that ended in the last few minutes.
 
     Args:
         user: the number of it.
@@ -179,7 +179,7 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
 
 
 def read_squeue(text: str) -> list[JobState]:
-    """The jobs that ``squeue`` prints in the format of :func:`job_states`.
+    """The jobs in the output of ``squeue`` in the format of :func:`job_states`.
 
     Raises:
         HpctrainError: it is not such a text.
@@ -196,8 +196,8 @@ def _squeue_state(row: dict[str, str]) -> JobState:
         state=row["State"],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["StartTime"]),
-        seconds=_duration(row["TimeUsed"]) or 0,
-        limit_seconds=_duration(row["TimeLimit"]),
+        seconds=slurm_seconds(row["TimeUsed"]) or 0,
+        limit_seconds=slurm_seconds(row["TimeLimit"]),
         nodes=row["NodeList"],
         exit_code=status >> 8,
         signal=status & 0x7F,
@@ -224,7 +224,7 @@ def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
 
 
 def read_sacct(text: str) -> list[JobState]:
-    """The jobs that ``sacct`` prints in the format of :func:`job_states`.
+    """The jobs in the output of ``sacct`` in the format of :func:`job_states`.
 
     Raises:
         HpctrainError: it is not such a text.
@@ -241,8 +241,8 @@ def _sacct_state(row: dict[str, str]) -> JobState:
         state=row["State"].partition(" ")[0],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["Start"]),
-        seconds=_duration(row["Elapsed"]) or 0,
-        limit_seconds=_duration(row["Timelimit"]),
+        seconds=slurm_seconds(row["Elapsed"]) or 0,
+        limit_seconds=slurm_seconds(row["Timelimit"]),
         nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
         exit_code=int(exit_code),
         signal=int(signal or 0),
@@ -262,7 +262,7 @@ def _states(
         return found
     except ValueError as error:
         raise HpctrainError(
-            f"{program} printed what is no list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
+            f"{program} did not print a list of jobs: {error}", f"see what it prints with: {program}", exit_code=1
         ) from error
 
 
@@ -281,12 +281,3 @@ def _environment() -> dict[str, str]:
 def _time(text: str) -> float | None:
     # None that a calendar does not have, either.
     return float(text) if text.isdecimal() and len(text) <= _TIME_DIGITS else None
-
-
-def _duration(text: str) -> int | None:
-    """Seconds of ``[[days-]hours:]minutes:seconds``; None for UNLIMITED and the like."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

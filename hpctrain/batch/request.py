@@ -1,4 +1,4 @@
-"""What is asked of Slurm for one run: from a cluster's profile and the command line, checked before it is sent."""
+"""The request to Slurm for one run, from a cluster's profile and the command line, checked before it is sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.cluster.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
+from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import Section, validate
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 # One excludes the others.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 # Slurm may send the signal as much too early.
@@ -36,7 +36,7 @@ def array_tasks(spec: str) -> tuple[int, ...]:
     for part in listed.split(","):
         match = _ARRAY_PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{spec!r} is no list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
+            raise ValueError(f"{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
             raise ValueError(f"{spec!r}: {part} holds no task")
@@ -51,22 +51,8 @@ def _array(spec: str) -> str:
     return spec
 
 
-def time_seconds(limit: str) -> int:
-    """Seconds of a time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
-    match = _TIME.fullmatch(limit)
-    assert match is not None
-    first, *rest = (int(part) for part in match.groups()[1:] if part is not None)
-    if match[1] is not None:
-        hours, minutes, seconds = first, *rest, *[0] * (2 - len(rest))
-    elif len(rest) == 2:
-        hours, (minutes, seconds) = first, rest
-    else:
-        hours, minutes, seconds = 0, first, *rest, *[0] * (1 - len(rest))
-    return ((int(match[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
 class JobRequest(Section):
-    """One submission. Memory and time as Slurm writes them; None leaves a value to Slurm.
+    """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
         array: task numbers, ``%N`` after them for how many run at a time.
@@ -101,12 +87,12 @@ class JobRequest(Section):
 
     @property
     def ranks(self) -> int:
-        """One a task."""
+        """The number of ranks, one per task."""
         return self.nodes * self.tasks_per_node
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The numbers of the array's tasks; none where it is no array."""
+        """The task numbers of the array; empty without an array."""
         return array_tasks(self.array) if self.array is not None else ()
 
     @model_validator(mode="after")
@@ -117,10 +103,11 @@ class JobRequest(Section):
 
     @property
     def warning(self) -> str | None:
-        """What is to be said of a time limit that leaves no time to train before the signal; None for any other."""
+        """A warning if the time limit leaves no time to train before the signal; None otherwise."""
         least = self.signal_seconds + _EARLY_SECONDS
+        limit = None if self.time is None else slurm_seconds(self.time)
         # 0 is no limit.
-        if self.time is None or not 0 < time_seconds(self.time) <= least:
+        if limit is None or not 0 < limit <= least:
             return None
         return (
             f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "

@@ -1,4 +1,4 @@
-"""A request and a plan to the text of the job script. Pure, but for reading the templates."""
+"""Renders the job script from a request and a plan. Pure, except that it reads the templates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEMPLATE = "job.sh.j2"
 
 
 class ScriptVariables(BaseModel):
-    """What a template of a job script may use. Text goes through the filter ``quote`` on its way into bash."""
+    """The variables of a job script's template. The filter ``quote`` quotes text for bash."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -99,7 +99,7 @@ def variables(
 
 
 def list_variables() -> str:
-    """Name, type and meaning of each variable, one a line."""
+    """Name, type and meaning of each variable, one per line."""
     fields = ScriptVariables.model_fields.items()
     kinds = {name: _kind(field.annotation) for name, field in fields}
     widest = max(map(len, kinds)), max(map(len, kinds.values()))
@@ -108,7 +108,7 @@ def list_variables() -> str:
 
 
 def render(values: ScriptVariables, template: Path | None = None) -> str:
-    """The text of the job script.
+    """Render the text of the job script.
 
     Args:
         values: for the template.

@@ -1,4 +1,4 @@
-"""Files that a job copies to the fast storage of its nodes before its ranks start."""
+"""Copies files to fast storage on the nodes of a job before its ranks start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENVIRONMENT = "environment"
 
 
 class StagedPaths(BaseModel):
-    """One copy, at ``name`` in the job's folder: archives are unpacked there, folders and files copied."""
+    """One copy, to ``name`` in the job's folder: archives are unpacked, folders and files are copied."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -28,7 +28,7 @@ class StagedPaths(BaseModel):
 
 
 class Staging(BaseModel):
-    """What a job stages.
+    """What a job stages, and where.
 
     Attributes:
         folder: of the job on each node, with variables that the job's shell expands; safe within double quotes.
@@ -46,7 +46,7 @@ class Staging(BaseModel):
 def plan_staging(
     profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None = None
 ) -> Staging | None:
-    """What to stage on a cluster, None for nothing.
+    """The staging of a job on a cluster; None if there is nothing to stage.
 
     Args:
         profile: names the storage.

@@ -1,4 +1,4 @@
-"""Handing a run to Slurm: its directory with plan and script, then ``sbatch``; all of it, or nothing."""
+"""Submits a run to Slurm: makes its directory with plan and script, then calls ``sbatch``; all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.queue import jobs_of_user
 from hpctrain.batch.request import JobRequest
 from hpctrain.cluster.profile import ClusterProfile
@@ -22,15 +21,17 @@ from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, write_private
+from hpctrain.files.utf8 import encodable
 from hpctrain.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0
 
 
 class Submission(BaseModel):
-    """``RUN_DIR/submission.json``: what was submitted, and from where."""
+    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -44,7 +45,7 @@ class Submission(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a submission is made of.
+    """Everything that a submission consists of.
 
     Attributes:
         profile: of the cluster.
@@ -64,7 +65,7 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        """Of the run, or of the first task of an array."""
+        """The plan of the run, or of the first task of an array."""
         return next(iter(self.plans.values()))
 
     def script(self, directory: Path) -> str:
@@ -78,7 +79,7 @@ class Job:
 
 
 def submit(job: Job, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
-    """Make the run directory and submit; returns it with the jobs' numbers, first to last.
+    """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
 
     Args:
         job: what to submit.
@@ -133,11 +134,13 @@ def check(script: str) -> str:
 
 
 def require_log_path(directory: Path) -> None:
-    """Refuse a directory in which Slurm (22.05) could not write a job's log: it takes % and backslashes for its own.
+    """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
 
     Raises:
-        HpctrainError: its path has one of them.
+        HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
     """
+    if encodable(str(directory)) != str(directory):
+        raise HpctrainError(f"{str(directory)!r} is not UTF-8, as a job script is", "choose another one with --run-dir")
     if found := [character for character in "%\\" if character in str(directory)]:
         raise HpctrainError(
             f"{directory}: Slurm writes no log to a path with {' and '.join(found)}",

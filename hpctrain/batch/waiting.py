@@ -1,4 +1,4 @@
-"""Following a submitted run until none of its jobs can go on with it."""
+"""Waits for a submitted run until none of its jobs can continue it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CODES = {"done": 0, "resumable": 4}
 
 
 def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[str], None]) -> None:
-    """Return when no job of the run is left, however often they are requeued or followed by others.
+    """Return when no job of the run is left, including requeued jobs and follow-ups.
 
     Args:
         directory: of the run.
@@ -57,7 +57,7 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
 
 
 def exit_code(directories: Iterable[RunDirectory]) -> int:
-    """0 if all runs are done, 4 if those that are not can be resumed, else 1."""
+    """0 if all runs are done, 4 if the others can be resumed, else 1."""
     codes = {_CODES.get(_status(directory) or "", 1) for directory in directories}
     return next(code for code in (1, 4, 0) if code in codes)
 

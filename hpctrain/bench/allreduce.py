@@ -1,4 +1,4 @@
-"""One all-reduce of float32 by each engine, from small to large, and a plain copy of as many bytes as the limit.
+"""Times one float32 all-reduce with each engine, from small to large, and a plain copy of as many bytes as the limit.
 
 ``python allreduce.py OUT.json SIZES ROUNDS`` on every rank; SIZES in bytes, joined by commas. All engines live in one
 process and give the mean, in place; each one's is compared with the closed form before it is measured.
@@ -36,7 +36,7 @@ _PATTERN = 251
 
 @dataclass(frozen=True, kw_only=True)
 class TimedReduction:
-    """One engine's all-reduce of one size: the buffer, and what replaces it by its mean."""
+    """One engine's all-reduce of one size: the buffer, and the call that replaces it by its mean."""
 
     buffer: torch.Tensor
     call: Call
@@ -46,7 +46,7 @@ MakeReduction = Callable[[int], TimedReduction]
 
 
 def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
-    """Through an engine of hpctrain, as the adapters do it: on a buffer that the engine allocated."""
+    """All-reduce by one of hpctrain's engines as the adapters use it, on a buffer that the engine allocated."""
     memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
 
     def make(numel: int) -> TimedReduction:
@@ -57,7 +57,7 @@ def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
 
 
 def by_mpi(world: MPI.Intracomm) -> MakeReduction:
-    """MPI_Allreduce in place, then the factor that makes a mean of the sum."""
+    """MPI_Allreduce in place, followed by the division that turns the sum into a mean."""
 
     def make(numel: int) -> TimedReduction:
         array = np.zeros(numel, np.float32)
@@ -75,7 +75,7 @@ def by_mpi(world: MPI.Intracomm) -> MakeReduction:
 
 
 def by_process_group(device: torch.device) -> MakeReduction:
-    """torch.distributed, which takes Gloo for the CPU's memory and NCCL for a GPU's."""
+    """torch.distributed: Gloo for the CPU's memory, NCCL for a GPU's."""
 
     def make(numel: int) -> TimedReduction:
         buffer = torch.zeros(numel, device=device)
@@ -112,7 +112,7 @@ def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
 
 
 def rounds_of(nbytes: int, rounds: int) -> int:
-    """How many rounds a size gets: large ones fewer."""
+    """The number of rounds for a size; fewer for large ones."""
     return max(min(rounds, _FEWEST_ROUNDS), min(rounds, rounds * _MANY_ROUNDS_BYTES // nbytes))
 
 
@@ -124,7 +124,7 @@ def repeats_of(nbytes: int) -> int:
 def measure(
     world: MPI.Intracomm, engines: dict[str, MakeReduction], horovod: MakeReduction | None, nbytes: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of each engine in each round, at one size."""
+    """The seconds of each engine in each round, at one size."""
     numel = nbytes // _FLOAT_BYTES
     reductions = {name: make(numel) for name, make in engines.items()}
     for name, reduction in reductions.items():

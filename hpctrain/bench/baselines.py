@@ -1,4 +1,4 @@
-"""What hpctrain is measured against: Horovod and PyTorch's own process group, started beside its ranks."""
+"""The baselines of the benchmarks: Horovod and PyTorch's own process group, started beside hpctrain's ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LeftOut = dict[str, str]
 
 
 def load_horovod(world: MPI.Intracomm, left_out: LeftOut) -> HorovodCommunicator | None:
-    """A communicator over a Horovod that does not run yet (see :func:`horovod_running`), or None, and why."""
+    """A communicator over a Horovod that is not running yet (see :func:`horovod_running`); or None, and the reason."""
     communicator = HorovodCommunicator(world, "measured")
     try:
         communicator.torch()
@@ -32,7 +32,7 @@ def load_horovod(world: MPI.Intracomm, left_out: LeftOut) -> HorovodCommunicator
 
 @contextmanager
 def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
-    """Horovod with its thread, which looks for work every millisecond.
+    """A context manager with Horovod's background thread, which polls for work every millisecond.
 
     That slows what else the process does: MPI_Allreduce of 4 MB takes three to six times as long beside it (two ranks
     on two cores). So it runs only while it is measured; starting and ending it takes 1 ms.
@@ -47,7 +47,7 @@ def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
 
 
 def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:
-    """The ranks as PyTorch's default process group: over Gloo, and over NCCL as well where each has a GPU."""
+    """Make the ranks PyTorch's default process group: over Gloo, and also over NCCL where each has a GPU."""
     local_ranks = world.Split_type(MPI.COMM_TYPE_SHARED)
     gpus = world.allreduce(torch.cuda.device_count() >= local_ranks.size, MPI.LAND)
     return TorchDistributedCommunicator("nccl" if gpus else "gloo", "measured", world)

@@ -1,4 +1,4 @@
-"""What a checkpoint costs: hpctrain's, ``torch.save`` of the same state, and the disk's own rate, in turn.
+"""Times a checkpoint: hpctrain's, ``torch.save`` of the same state, and the disk's own rate, in turn.
 
 ``python checkpoint.py OUT.json FOLDER MODEL ROUNDS`` on every rank; FOLDER is empty, and seen by all ranks. The state
 is that of a training that has done one step of SGD with momentum.
@@ -42,7 +42,7 @@ _IMAGE, _BATCH = 32, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is written where.
+    """The state to write, and where.
 
     Attributes:
         folder: for all files.
@@ -76,7 +76,7 @@ def plain(case: Case, *, synchronised: bool) -> Variant:
 
 
 def disk(case: Case, *, writers: int) -> Variant:
-    """As many bytes by the first ranks, each its part in a file of its own, until they are on disk.
+    """As many bytes written by the first ranks, each into a file of its own, until they are on disk.
 
     They are written as a share is, which reaches the highest rate of all ways.
     """
@@ -97,7 +97,7 @@ def disk(case: Case, *, writers: int) -> Variant:
 
 
 def checkpointed(case: Case) -> Variant:
-    """As the training loop does it, with the step beside which it is copied, checked and written."""
+    """A checkpoint as the training loop writes it, with the step during which it is copied, checked and written."""
     path = case.folder / "events.jsonl"
     checkpoints = Checkpoints(
         case.folder, case.comm, EventWriter(path if case.comm.rank == 0 else None), policy=Policy(last=1)
@@ -132,7 +132,7 @@ def checkpointed(case: Case) -> Variant:
 
 
 def measure(world: MPI.Intracomm, variants: Sequence[Variant], rounds: int) -> dict[str, list[float]]:
-    """Seconds of the slowest rank in each round, by what took them. The first call of each is not counted."""
+    """The seconds of the slowest rank in each round, by variant. The first call of each is not counted."""
     found: dict[str, list[float]] = {}
     for variant in variants:
         found |= {name: [] for name in variant()}

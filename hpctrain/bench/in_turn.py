@@ -1,4 +1,4 @@
-"""Times alternatives in turn, so that a change of the machine's speed meets all of them alike."""
+"""Times alternatives in turn, so that a drift of the machine's speed affects all of them alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WARMUP_CALLS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TimedGroup:
-    """Alternatives between which rounds go to and fro.
+    """Alternatives whose rounds alternate.
 
     Attributes:
         calls: by name.
@@ -37,7 +37,7 @@ class TimedGroup:
 def time_in_turn(
     world: MPI.Intracomm, groups: Sequence[TimedGroup], *, rounds: int, repeats: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each alternative in each round, those of its slowest rank. Collective.
+    """The seconds of one call of each alternative in each round, on its slowest rank. Collective.
 
     Rounds come in blocks of 5. In a block one group after the other has its rounds, and in a round one alternative
     after the other, both in a rotating order, after two calls of each that are not timed.
@@ -77,6 +77,6 @@ def _time_block(
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items from another one on, and those before it after them."""
+    """The items from another one on, followed by those before it."""
     by %= len(items)
     return [*items[by:], *items[:by]]

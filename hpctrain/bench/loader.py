@@ -1,4 +1,4 @@
-"""Images a second of loaders, each with as many processes, over the same photographs.
+"""Images per second of several loaders, each with the same number of processes, over the same photographs.
 
 ``python loader.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for photographs
 that are made for it. One loader after the other has its turn with the cores in each round; the others wait.
@@ -37,7 +37,7 @@ _SHARD_SAMPLES = 32
 
 
 def ours(folder: Path, images: int, size: int, workers: int, stack: ExitStack) -> Epoch:
-    """hpctrain's own, with what published recipes ask for, in one order."""
+    """hpctrain's loader with the augmentation of published recipes, in one order."""
     source = stack.enter_context(contextlib.closing(ImageNet(folder, "train", _recipe(size, workers))))
     order = np.arange(images)
 
@@ -60,7 +60,7 @@ def _recipe(size: int, workers: int) -> Recipe:
 def measure(
     shards: Path, files: Files, size: int, workers: list[int], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds an image of each variant in each round, by workers and variant.
+    """The seconds per image of each variant in each round, by number of workers and variant.
 
     Args:
         shards: a folder of shards whose training images are those of the files.
@@ -88,7 +88,7 @@ def measure(
 
 
 def _photographs(data: str) -> Iterator[Photograph]:
-    """Those of the folder that every decoder reads, or, without one, made ones."""
+    """The images of the folder that every decoder can read, or generated ones without a folder."""
     if not data:
         yield from photographs(_MADE)
         return

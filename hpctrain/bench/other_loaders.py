@@ -1,4 +1,4 @@
-"""What the loader is measured against: PyTorch's DataLoader and webdataset, both with Pillow, and decoding alone."""
+"""The baselines of the loader: PyTorch's DataLoader and webdataset, both with Pillow, and decoding alone."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _random = np.random.default_rng()
 
 
 def require_all(count: int, batches: Iterable[int]) -> None:
-    """Raises RuntimeError where batches of such lengths are not ``count`` images."""
+    """Raise RuntimeError if batches of these lengths are not ``count`` images."""
     seen = sum(batches)
     if seen != count:
         raise RuntimeError(f"{seen} of {count} images came")
 
 
 def random_crop_by_pillow(photograph: Image.Image, size: int) -> torch.Tensor:
-    """Goyal et al.'s augmentation as it is usually written: crop of random area and ratio, resized, flipped.
+    """Goyal et al.'s augmentation as usually implemented: a crop of random area and ratio, resized, flipped.
 
     Returns:
         uint8, shape (size, size, 3), like hpctrain's.
@@ -57,7 +57,7 @@ def random_crop_by_pillow(photograph: Image.Image, size: int) -> torch.Tensor:
 
 
 class Folder(Dataset[tuple[torch.Tensor, int]]):
-    """Image files and their labels, read by Pillow."""
+    """Image files and their labels, read with Pillow."""
 
     def __init__(self, files: Files, size: int) -> None:
         self._files, self._size = files, size
@@ -97,7 +97,7 @@ def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, bat
 
 
 def raw_decode(files: Files, workers: int, stack: ExitStack) -> Epoch:
-    """simplejpeg decoding whole photographs that are in memory, in as many processes, and nothing else."""
+    """simplejpeg decoding whole photographs from memory in as many processes, and nothing else."""
     program = Path(__file__).with_name("raw_decode.py")
     processes = []
     for start in range(workers):

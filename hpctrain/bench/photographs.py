@@ -1,4 +1,4 @@
-"""A small set of photographs to measure loaders with, as files in a folder a class, and as shards of them."""
+"""A small set of photographs for timing loaders, as class folders and as shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Photograph = tuple[str, bytes, int]
 
 
 def photographs(count: int, seed: int = 0) -> Iterator[Photograph]:
-    """JPEG files of 500 x 375 pixels: parts of the two photographs that scikit-learn brings along."""
+    """JPEG files of 500 x 375 pixels, cut from the two photographs that scikit-learn ships."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -37,7 +37,7 @@ def photographs(count: int, seed: int = 0) -> Iterator[Photograph]:
 
 
 def write_folders(folder: Path, photographs: Iterable[Photograph]) -> list[tuple[Path, int]]:
-    """Write train/ and val/ with a folder a class; val/ has of each class the first one of train/.
+    """Write train/ and val/ with class folders; val/ has the first image of each class in train/.
 
     Returns:
         The files of train/ and their labels.
@@ -55,5 +55,5 @@ def write_folders(folder: Path, photographs: Iterable[Photograph]) -> list[tuple
 
 
 def write_shards(folder: Path, source: Path, shard_samples: int) -> None:
-    """What ``hpctrain data shard`` makes of :func:`write_folders`' folder."""
+    """Make the shards of :func:`write_folders`' folder with ``hpctrain data shard``."""
     make_shards(Sharding(source=source, folder=folder, shard_samples=shard_samples), map, lambda words: None)

@@ -1,4 +1,4 @@
-"""One training step of one network, by each way of reducing its gradients, and without any as the limit.
+"""Times one training step of a network with each way of reducing its gradients, and with none as the limit.
 
 Beside them what hpctrain's training loop adds to a step in order to watch over it.
 
@@ -20,13 +20,13 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.bench.supervision import supervision, with_guard
+from hpctrain.bench.loop_overhead import loop_overhead, with_guard
 from hpctrain.bench.workloads import Workload, workload
 from hpctrain.comm.base import Communicator
 
 
 def alone(work: Workload) -> Call:
-    """The limit: no rank hears of another."""
+    """The limit: no communication between ranks."""
     model = work.build()
     return _step(work, model, _sgd(model))
 
@@ -47,17 +47,17 @@ def ddp(work: Workload) -> Call:
 
 
 def adapted(work: Workload, comm: Communicator) -> Call:
-    """Through ht.distribute, with its defaults."""
+    """``ht.distribute`` with its defaults."""
     model = work.build()
     return _step(work, *ht.distribute(model, _sgd(model), comm=comm))
 
 
 def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
-    """What watches over the training of a network, which has done a step."""
+    """The calls that the training loop adds, for a network that has done a step."""
     model = work.build()
     model, optimizer = ht.distribute(model, _sgd(model), comm=comm)
     _step(work, model, optimizer)()
-    return supervision(model, optimizer, comm, folder)
+    return loop_overhead(model, optimizer, comm, folder)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -77,7 +77,7 @@ def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
 def variants(
     work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
 ) -> list[TimedGroup]:
-    """Every way there is on this machine; ``left_out`` gets why others are not. ``folder`` is for what is written."""
+    """All variants that work on this machine; ``left_out`` gets why others do not. ``folder`` is for output."""
     group = join_process_group(world)
     calls = {
         "no communication": alone(work),

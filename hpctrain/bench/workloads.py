@@ -1,4 +1,4 @@
-"""The networks whose steps are measured, with a batch for each."""
+"""The networks whose steps are timed, with a batch for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A network with freshly drawn weights, equal at every call of ``build``, and one batch of samples and labels."""
+    """A network with new weights, equal at every call of ``build``, and one batch of samples and labels."""
 
     build: Callable[[], nn.Module]
     x: torch.Tensor
@@ -30,7 +30,7 @@ class Workload:
 
 
 def convnet() -> nn.Module:
-    """13 million parameters, in the proportions of an image classifier: few in the convolutions, many after."""
+    """13 million parameters in the proportions of an image classifier: few in convolutions, many in dense layers."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 64), (64, 128), (128, 256), (256, 512)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -40,7 +40,7 @@ def convnet() -> nn.Module:
 
 
 def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
-    """A network of ``hpctrain bench step --model``; the samples differ between ranks.
+    """The network of ``hpctrain bench step --model``; the samples differ between ranks.
 
     Args:
         batch: images, or rows of 64 tokens.

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a training right after a step, each whole on disk or not there at all.
+"""Checkpoints: the state of a training after a step, each either whole on disk or not there.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and the setting aside of those that are not."""
+"""Finds the newest whole checkpoint, and renames damaged ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside_path
+from hpctrain.checkpoints.layout import checkpoint_path, damaged_path, iterations
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
@@ -29,7 +29,7 @@ class Newest:
 
 
 def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
-    """Look for it among all checkpoints in ``folder``, by the lengths and hashes of their files.
+    """Find the newest whole checkpoint in ``folder``, by the lengths and hashes of its files.
 
     It may be looked for while a run writes new ones and deletes old ones.
 
@@ -59,7 +59,7 @@ def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
 
 
 def verify(path: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with a checkpoint; nothing where every file is as its manifest says.
+    """The faults of a checkpoint; empty if every file matches its manifest.
 
     Args:
         path: of the checkpoint.
@@ -80,12 +80,12 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint another name, under which nothing looks for it; returns that.
+    """Rename a damaged checkpoint so that nothing looks for it; returns the new path.
 
     Raises:
         HpctrainError: the disk refuses.
     """
-    free = set_aside_path(path)
+    free = damaged_path(path)
     try:
         return path.rename(free)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and their deletion."""
+"""Decides which checkpoints are kept, and deletes the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpctrain.run.events.kinds import EpochEvent, StepEvent
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is kept: the newest ``last``, the ``best`` by test accuracy, and of every so many epochs the end."""
+    """Which checkpoints are kept: the newest ``last``, the ``best`` by test accuracy, the last of every few epochs."""
 
     last: int = 2
     best: bool = False
@@ -39,7 +39,7 @@ class Policy:
 
 
 def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]) -> None:
-    """Delete what the policy does not keep, and later ones than the newest, of steps that were lost.
+    """Delete the checkpoints that the policy does not keep, and those of lost steps after the newest.
 
     What cannot be deleted stays; what cannot be read stays as long as one is kept that is older.
     """
@@ -56,13 +56,13 @@ def apply(policy: Policy, folder: Path, newest: int, scores: Mapping[int, float]
 
 
 def clear(folder: Path) -> None:
-    """Delete what crashes left, as long as nobody writes: it may be what fills the disk. What cannot be stays."""
+    """Delete what crashes left. Nobody may be writing; it may be what fills the disk. What cannot be deleted stays."""
     for path in hidden(folder):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def scores(events: Iterable[Event]) -> dict[int, float]:
-    """Test accuracy by the iteration of the last step ahead of the evaluation."""
+    """The test accuracy by the iteration of the last step before the evaluation."""
     found, iteration = {}, 0
     for event in events:
         if isinstance(event, StepEvent):
@@ -73,7 +73,7 @@ def scores(events: Iterable[Event]) -> dict[int, float]:
 
 
 def _progress(folder: Path, iteration: int) -> SavedProgress | None:
-    """Of a checkpoint; None where it cannot be read."""
+    """The progress in a checkpoint; None if it cannot be read."""
     try:
         return read_manifest(checkpoint_path(folder, iteration)).progress
     except HpctrainError:
@@ -81,7 +81,7 @@ def _progress(folder: Path, iteration: int) -> SavedProgress | None:
 
 
 def delete(path: Path) -> None:
-    """In a way that a crash in the middle leaves nothing that looks like a damaged checkpoint.
+    """Delete a checkpoint so that a crash in the middle leaves nothing that looks like a damaged one.
 
     What cannot be deleted stays.
     """
@@ -90,7 +90,7 @@ def delete(path: Path) -> None:
 
 
 def hide(path: Path) -> Path | None:
-    """Give a checkpoint that is to be deleted another name; None where it is not there, or cannot be renamed."""
+    """Rename a checkpoint that is to be deleted; None if it is not there or cannot be renamed."""
     gone = hidden_path(path, "deleted")
     # Of a crash in the middle.
     shutil.rmtree(gone, ignore_errors=True)

@@ -19,33 +19,33 @@ _DAMAGED = "damaged-"
 
 
 def checkpoint_path(folder: Path, iteration: int) -> Path:
-    """Where the checkpoint of an iteration is."""
+    """The path of an iteration's checkpoint."""
     return folder / f"step-{iteration:08}"
 
 
 def hidden_path(path: Path, why: str) -> Path:
-    """Where a checkpoint is that is not there yet, or not there any more."""
+    """The path of a checkpoint while it is written or deleted."""
     return path.with_name(f".{path.name}.{why}")
 
 
 def share_name(rank: int, ranks: int) -> str:
-    """The file of a rank's share."""
+    """The name of the file with a rank's share."""
     return f"rank-{rank}-of-{ranks}.safetensors"
 
 
 def iterations(folder: Path) -> list[int]:
-    """Of all checkpoints in a folder, ascending."""
+    """The iterations of all checkpoints in a folder, ascending."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def hidden(folder: Path) -> list[Path]:
-    """What was written or deleted when a run crashed, or is just now."""
+    """Checkpoints that are being written or deleted, or were when a run crashed."""
     return [path for path in folder.glob(".step-*") if _HIDDEN.fullmatch(path.name)]
 
 
-def set_aside_path(path: Path) -> Path:
-    """A free name for a damaged checkpoint, beside it."""
+def damaged_path(path: Path) -> Path:
+    """A free name beside a damaged checkpoint, under which nothing looks for it."""
     free, number = path.with_name(f"{_DAMAGED}{path.name}"), 1
     while free.exists():
         number += 1
@@ -53,13 +53,13 @@ def set_aside_path(path: Path) -> Path:
     return free
 
 
-def set_aside(folder: Path) -> list[Path]:
-    """The checkpoints that were found damaged."""
+def damaged_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that were found damaged and renamed."""
     return sorted(folder.glob(f"{_DAMAGED}step-*"))
 
 
 def shares(sizes: Iterable[tuple[str, int]], ranks: int) -> list[list[str]]:
-    """Which rank writes what: the largest first, each to whoever has the least.
+    """Divide tensors over the ranks, the largest first, each to the rank with the least so far.
 
     Args:
         sizes: names and bytes, the same on all ranks.

@@ -1,4 +1,4 @@
-"""``state.json``, which makes a checkpoint whole: what is in it, and how far the training was.
+"""``state.json``, which makes a checkpoint whole: its content, and the progress of the training.
 
 Its own hash is in ``state.sha256``, as ``sha256sum --check`` reads it.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OtherVersionError(HpctrainError):
-    """A checkpoint that is whole, and that another version of hpctrain wrote: nothing to pass over in silence."""
+    """A whole checkpoint that another version of hpctrain wrote. It must not be passed over in silence."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class OtherVersionError(HpctrainError):
 
 
 class SavedProgress(BaseModel):
-    """How far a training was.
+    """The progress of a training.
 
     Attributes:
         iteration: steps that were done.
@@ -45,7 +45,8 @@ class SavedProgress(BaseModel):
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         ranks: how many there were.
         samples: which ones are trained on (see hpctrain.data.source.Source.fingerprint).
-        recent, skipped: the last finite losses, and how many steps in a row were left out (see hpctrain.train.numbers).
+        recent: the last finite losses.
+        skipped: how many steps in a row were left out (see hpctrain.train.non_finite).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -64,7 +65,7 @@ class SavedProgress(BaseModel):
 
 
 class FileRecord(BaseModel):
-    """A file of a checkpoint: its length, and its hash (XXH3, 128 bits) as ``xxh128sum`` prints it.
+    """The length of a file, and its hash (XXH3, 128 bits) as ``xxh128sum`` prints it.
 
     A hash that lies beside its file finds damage and no forgery, whichever it is: so it is one that takes next to
     nothing from the training, whose cores work beside it.
@@ -95,7 +96,7 @@ class CheckpointManifest(BaseModel):
 
     @property
     def bytes(self) -> int:
-        """Of all files but this one."""
+        """The size of all files except the manifest."""
         return sum(file.bytes for file in self.files.values())
 
 
@@ -121,7 +122,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
 
 def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
-    """Write it, with its hash, into a folder that has neither.
+    """Write the manifest and its hash into a folder that has neither.
 
     Raises:
         OSError: the disk is full, or refuses.

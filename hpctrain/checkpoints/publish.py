@@ -1,4 +1,4 @@
-"""Making a checkpoint out of the shares of all ranks: receipts, the manifest, and one rename that makes it visible."""
+"""Makes a checkpoint from the shares of all ranks: receipts, the manifest, and one rename that makes it visible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECEIPT = ".receipt"
 
 
 class _Receipt(BaseModel):
-    """What a rank says when its share is on disk."""
+    """A rank's statement that its share is on disk."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -39,7 +39,7 @@ class _Receipt(BaseModel):
 
 
 def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, proof: Callable[[], str] = str) -> None:
-    """Write a rank's share into a checkpoint that is being made, and the receipt for it; all of it or nothing.
+    """Write a rank's share and its receipt into a new checkpoint; both or neither.
 
     Args:
         fresh: where the checkpoint is made.
@@ -72,7 +72,7 @@ def publish(
     *,
     seconds: float,
 ) -> CheckpointManifest | None:
-    """Wait for all shares, and make the checkpoint visible; nothing of one that fails stays. Of one rank.
+    """Wait for all shares and make the checkpoint visible; one that fails is deleted. Called on one rank.
 
     Args:
         fresh: where the shares are written.
@@ -123,7 +123,7 @@ def _rename(fresh: Path, path: Path) -> None:
 
 
 def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: float) -> dict[str, _Receipt] | None:
-    """What each rank says of its share, in the order of the ranks; None where it is not wanted any more."""
+    """The receipts of all shares, in rank order; None if the checkpoint was abandoned."""
     names = [share_name(rank, ranks) for rank in range(ranks)]
     missing, deadline, poll = names, time.monotonic() + seconds, _POLL_SECONDS
     while missing:

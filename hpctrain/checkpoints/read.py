@@ -1,4 +1,4 @@
-"""The state in a checkpoint, for as many ranks as there are now."""
+"""Reads the state in a checkpoint for the current number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOSE = re.compile(r"(.+)\.(\d{1,9})")
 
 
 def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, State]:
-    """What a rank goes on from.
+    """The state from which a rank continues.
 
     Other ranks than those that were have the mean of their statistics, which is what batch normalisation is validated
     with, and one rank's random state.
@@ -70,7 +70,7 @@ def _tensors(path: Path, manifest: CheckpointManifest) -> Iterator[tuple[str, ND
 
 
 def _mean(values: dict[int, NDArray[Any]]) -> NDArray[Any]:
-    """Of the ranks' values, added up in their order; of counters the first."""
+    """The mean of the ranks' values, added up in rank order; for counters the first value."""
     import numpy as np
 
     ordered = [values[rank] for rank in sorted(values)]

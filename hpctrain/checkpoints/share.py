@@ -1,4 +1,4 @@
-"""One rank's share of a checkpoint: copied in one go, so that training goes on, and written to disk after that.
+"""One rank's share of a checkpoint: copied at once, so that training goes on, and then written to disk.
 
 The file is a safetensors file (https://github.com/huggingface/safetensors#format). It is not written by that library,
 which would copy everything again and keep other threads from running: the copy is laid out as the file is.
@@ -45,7 +45,7 @@ _PIECE_BYTES = 1 << 24
 
 
 class CheckpointShare:
-    """A copy of some tensors, in memory that is used again for the next one of the same tensors.
+    """A copy of some tensors, in memory that is reused for the next copy of the same tensors.
 
     One thread may :meth:`fill` it while another writes it.
     """
@@ -62,7 +62,7 @@ class CheckpointShare:
         self._further = threading.Condition()
 
     def prepare(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Have room for copies of these. Nobody may write the copy of before any more.
+        """Allocate memory for copies of these tensors. The previous copy must not be in use by a writer any more.
 
         Raises:
             HpctrainError: one is of a type that a checkpoint cannot hold.
@@ -73,7 +73,7 @@ class CheckpointShare:
         self._there = len(self._header)
 
     def fill(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Copy what was prepared for; it may change as soon as this returns."""
+        """Copy the tensors. They may change as soon as this returns."""
         import numpy as np
 
         end = math.inf
@@ -90,7 +90,7 @@ class CheckpointShare:
             self._advance(end)
 
     def write(self, path: Path) -> FileRecord:
-        """Write the copy to a new file; returns what the manifest says of it, once it is on disk.
+        """Write the copy to a new file; returns the manifest's entry for it, once it is on disk.
 
         Raises:
             OSError: the disk is full, or refuses.
@@ -147,7 +147,7 @@ def _type(name: str, dtype: np.dtype[Any]) -> str:
 
 
 def blocks_of_memory(nbytes: int) -> NDArray[np.uint8]:
-    """Zeros that begin where a disk's blocks can be written from."""
+    """Zeroed memory that begins at a block boundary of the disk."""
     import numpy as np
 
     # Pages, and shared: from private ones nothing may be written past the page cache while a process forks (open(2)).
@@ -159,7 +159,7 @@ def blocks_of_memory(nbytes: int) -> NDArray[np.uint8]:
 
 
 def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int], None] = lambda end: None) -> None:
-    """Write to an empty file, and return when all is on disk.
+    """Write to an empty file, and return when everything is on disk.
 
     Args:
         descriptor: of the file.
@@ -184,7 +184,7 @@ def write_through(descriptor: int, content: memoryview, wait_for: Callable[[int]
 
 
 def _write_all(descriptor: int, content: memoryview, wait_for: Callable[[int], None]) -> None:
-    """What of it is not in the file yet."""
+    """Write the rest of the content, from the file's current position on."""
     done = os.lseek(descriptor, 0, os.SEEK_CUR)
     while done < len(content):
         end = min(done + _PIECE_BYTES, len(content))

@@ -58,9 +58,9 @@ def allreduce(
     ] = None,
     sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes; K, M and G are powers of 1024.")] = _SIZES,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Of each size up to 16 MiB; larger ones have fewer, at least 7.")
+        int, typer.Option(min=1, help="Rounds for sizes up to 16 MiB; larger sizes have fewer, at least 7.")
     ] = 20,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw time over size.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot time over size.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """One all-reduce by each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed over
@@ -97,10 +97,12 @@ def allreduce(
 @app.command()
 def step(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
-    model: Annotated[ModelOption, typer.Option(help="13, 26, 10 and 0.09 million parameters.")] = ModelOption.convnet,
+    model: Annotated[
+        ModelOption, typer.Option(help="Network; they have 13, 26, 10 and 0.09 million parameters.")
+    ] = ModelOption.convnet,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples a rank (16, 8, 8, 32).")] = None,
-    image_size: Annotated[int | None, typer.Option(min=32, help="Of resnet50's images (64).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 32).")] = None,
+    image_size: Annotated[int | None, typer.Option(min=32, help="Side of resnet50's images in pixels (64).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """One training step without communication (the limit), over Horovod's own optimizer, over PyTorch's
@@ -136,8 +138,8 @@ def loader(
     workers: Annotated[
         list[int] | None, typer.Option(metavar="N", min=1, help="Processes of each loader (1 and 2); repeat for more.")
     ] = None,
-    image_size: Annotated[int, typer.Option(min=32, help="Pixels a side of what they make.")] = 224,
-    rounds: Annotated[int, typer.Option(min=1, help="Passes of each over the photographs.")] = 10,
+    image_size: Annotated[int, typer.Option(min=32, help="Side of the images that they make.")] = 224,
+    rounds: Annotated[int, typer.Option(min=1, help="Passes of each loader over the photographs.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Images a second of hpctrain's loader, PyTorch's DataLoader and webdataset, both with Pillow, and of simplejpeg
@@ -149,7 +151,7 @@ def loader(
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
-        raise HpctrainError(f"{data} is no folder of shards", "hpctrain data shard SOURCE DIR makes one")
+        raise HpctrainError(f"{data} is not a folder of shards", "hpctrain data shard SOURCE DIR makes one")
     folder = str(data.absolute()) if data else ""
     measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"])
@@ -165,10 +167,10 @@ def loader(
 @app.command()
 def checkpoint(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
-    model: Annotated[Network, typer.Option(help="With momentum 94, 204 and 356 MB.")] = Network.resnet50,
-    rounds: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 10,
+    model: Annotated[Network, typer.Option(help="Network; with momentum 94, 204 and 356 MB.")] = Network.resnet50,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each variant.")] = 10,
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where to write: what is measured is its disk.")
+        Path, typer.Option("--dir", metavar="DIR", help="Folder to write to; its disk is measured.")
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:

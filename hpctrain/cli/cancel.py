@@ -11,7 +11,7 @@ _GRACE_SECONDS = 30.0
 
 
 def cancel(target: Target) -> None:
-    """End a run and all of its jobs, those that wait with them. Does nothing where nothing runs."""
+    """End a run and all of its jobs, including waiting ones. Does nothing if nothing runs."""
     from hpctrain.batch.cancel import cancel_jobs, stop_launcher
     from hpctrain.batch.find_run import find_run
     from hpctrain.report.progress import Progress
@@ -27,12 +27,13 @@ def cancel(target: Target) -> None:
     if not said and not found.directory.summary.exists():
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
-        for line in stop_launcher(Progress.read(found.directory).start, stop.seconds + _GRACE_SECONDS):
+        start = Progress.read(found.directory).start
+        for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS):
             typer.echo(line)
             said = True
     run, _ = read_status(found)
     if not said:
-        typer.echo("nothing to cancel: no process and no job of it lives")
+        typer.echo("nothing to cancel: no process or job of the run is alive")
     for each in [run] if isinstance(run, RunStatus) else run.tasks:
         name = "the run" if each.task is None else f"task {each.task}"
         typer.echo(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")

@@ -1,4 +1,4 @@
-"""``hpctrain checkpoint``: see, check and export what a run goes on from."""
+"""``hpctrain checkpoint``: list, verify and export checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
 
 
 def _hint(found: Mapping[Path, Sequence[str]]) -> str:
-    """What is done with the damaged ones."""
+    """The advice about damaged checkpoints."""
     if all(path.name.startswith("damaged-") for path in found):
         return "it was set aside, and nothing reads it: remove it when you have seen enough"
     folder = next(iter(found)).parent

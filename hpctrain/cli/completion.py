@@ -1,4 +1,4 @@
-"""What the shell offers behind TAB. Reads names only, no file's contents: an answer is to come while one types."""
+"""Shell completion. It reads names only and no file contents, so that it answers while the user types."""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ _NAMED = 10
 @app.command()
 def fake(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the archives.")],
-    images: Annotated[int, typer.Option(metavar="N", min=10, help="One in ten is for validation.")] = 5000,
+    images: Annotated[
+        int, typer.Option(metavar="N", min=10, help="Number of images; one in ten is for validation.")
+    ] = 5000,
     classes: Annotated[int, typer.Option(metavar="N", min=1)] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
@@ -50,11 +52,13 @@ def shard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks of this machine.")] = 1,
     megabytes: Annotated[
-        float | None, typer.Option("--shard-mb", metavar="MB", min=0.001, help="Of a shard at most, x 2^20 bytes (64).")
+        float | None, typer.Option("--shard-mb", metavar="MB", min=0.001, help="Largest size of a shard in MiB (64).")
     ] = None,
-    samples: Annotated[int | None, typer.Option("--shard-samples", metavar="N", min=1, help="Of a shard.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the training images.")] = 0,
-    checksums: Annotated[bool, typer.Option(help="Compare the archives with their published MD5 sums before.")] = False,
+    samples: Annotated[
+        int | None, typer.Option("--shard-samples", metavar="N", min=1, help="Samples per shard.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the training images.")] = 0,
+    checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of ImageNet, or go on with them; remakes shards that are missing or damaged."""
@@ -65,7 +69,7 @@ def shard(
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
     if megabytes is not None and not math.isfinite(megabytes):
-        raise HpctrainError(f"--shard-mb {megabytes} is no size", "for example --shard-mb 64")
+        raise HpctrainError(f"--shard-mb {megabytes} is not a size", "for example --shard-mb 64")
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
@@ -121,10 +125,13 @@ def stage(
     nodes: Annotated[
         int, typer.Option(metavar="N", min=1, help="Copy one of N shares; the other shards are linked to.")
     ] = 1,
-    node: Annotated[int | None, typer.Option(metavar="I", help="Which share, from 0 (SLURM_NODEID).")] = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For another process of this node.")] = 3600,
+    node: Annotated[int | None, typer.Option(metavar="I", help="Number of the share, from 0 (SLURM_NODEID).")] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit to wait for another process of this node.")
+    ] = 3600,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare the SHA-256 of what is there too, and copy again what differs.")
+        bool,
+        typer.Option("--check", help="Also compare the SHA-256 of existing files, and copy those that differ again."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The options about hosts that several commands have."""
+"""Options about hosts that several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 FabricFile = Annotated[
-    Path | None, typer.Option("--fabric", metavar="FILE", help="Order the hosts by it; as `topology show` reads.")
+    Path | None,
+    typer.Option("--fabric", metavar="FILE", help="Fabric file for the order of the hosts, as for `topology show`."),
 ]
 NodeFile = Annotated[
     str | None,
@@ -34,7 +35,7 @@ class NamedHosts:
     ] = None
     hostfile: Annotated[
         Path | None,
-        typer.Option("--hostfile", metavar="FILE", help="The hosts, as Open MPI, Hydra or Slurm lists them."),
+        typer.Option("--hostfile", metavar="FILE", help="Hostfile of Open MPI, Hydra or Slurm."),
     ] = None
     fabric: FabricFile = None
     routes: Annotated[

@@ -22,11 +22,11 @@ _STATE_SECONDS = 10.0
 
 def logs(
     target: Target,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends, over requeues.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the run to its end, across requeues.")] = False,
     rank: Annotated[str | None, typer.Option(metavar="LIST", help="Only these ranks: 0, or 0-3,7.")] = None,
     job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,
 ) -> None:
-    """Print what the ranks of a run print; a line that several said alike comes once, with them in front."""
+    """Print what the ranks of a run print. A line that several ranks printed comes once, with their numbers."""
     from hpctrain.batch.find_run import find_run
 
     found = find_run(target)

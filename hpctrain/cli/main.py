@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,7 +39,7 @@ _OF_RECIPES = frozenset(("run", "submit", "plan"))
 
 
 class _Commands(TyperGroup):
-    """The commands by name and help; the one that is called replaces its stand-in."""
+    """The commands by name and help; each is loaded when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         completes_first_word = ctx.resilient_parsing and len(args) == 1
@@ -104,7 +105,10 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; a user's mistake is one message on stderr, and the exit code."""
+    """The command line. A user's mistake is one message on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The name of a file need not be UTF-8. Its own bytes are printed: a printed command has to run.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=arguments, prog_name="hpctrain")
     except HpctrainError as error:

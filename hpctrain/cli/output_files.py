@@ -1,4 +1,4 @@
-"""Files that a command writes besides what it prints: all of them, or none."""
+"""Files that a command writes besides its output: all of them, or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ELSEWHERE = "choose another place for it"
 
 
 def require_places(files: Iterable[Path]) -> None:
-    """Refuse, before anything is written, places that cannot hold these files.
+    """Refuse, before anything is written, paths where these files cannot be written.
 
     Raises:
         HpctrainError: two are the same file, one is a folder, or its folder is not there or not writable.
@@ -45,7 +45,7 @@ def _require_place(file: Path) -> None:
 
 
 def save(contents: Mapping[Path, bytes]) -> None:
-    """Write the files and say so.
+    """Write the files, and print their paths.
 
     Raises:
         HpctrainError: one cannot be written.

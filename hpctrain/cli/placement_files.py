@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.topology import launch_files
-from hpctrain.topology.node_map import NodeMap, Slot, slots
+from hpctrain.topology.node_map import NodeMap, slots
 
 _HOSTFILES = {
     "hostfile": launch_files.open_mpi_hostfile,
@@ -25,7 +25,7 @@ KINDS = (*_HOSTFILES, *_NAMES)
 
 
 def parse_write(text: str) -> tuple[str, Path]:
-    """The kind and the file of one ``--write``.
+    """The kind and the file of one ``--write`` option.
 
     Raises:
         HpctrainError: there is no such kind, or no file.
@@ -52,7 +52,7 @@ def placement_file(kind: str, order: Sequence[str], ranks: int, node_map: NodeMa
         HpctrainError: the kind needs a node map and there is none, or it lacks what the file names.
     """
     if kind in _HOSTFILES:
-        return _HOSTFILES[kind]([(host, [Slot(gpu=None, adapter=None, cores=())] * ranks) for host in order])
+        return _HOSTFILES[kind]((host, range(ranks)) for host in order)
     if node_map is None:
         raise HpctrainError(f"{_NAMES[kind]}, which the fabric does not know", "add --node FILE, or --node live")
     places = slots(node_map, ranks)

@@ -26,7 +26,7 @@ def plan(
         str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
     ],
     ranks: Annotated[
-        int | None, typer.Option("-np", metavar="N", help="Ranks of all hosts; one a GPU or host.")
+        int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
     ] = None,
     *,
     hosts: HostsWithSlots,
@@ -36,7 +36,7 @@ def plan(
     training: TrainingOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
 ) -> None:
-    """What a run would be: its ranks, hosts in order and environment. Starts nothing."""
+    """Show what a run would be: its ranks, hosts in order and environment. Starts nothing."""
     machine, missing = as_if_installed(this_machine())
     arranged, warnings = arrange(HostOptions(**hosts.given(), nodes=nodes), machine.host, ranks, whole_fabric=True)
     for warning in (*warnings, *missing):

@@ -51,14 +51,15 @@ def show(
     ] = None,
     overrides: Overrides = None,
     world: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Also what it does over a run on N ranks, epoch by epoch.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Also show batch, rate and momentum of a run on N ranks by epoch."),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw batch, rate and momentum over the run; .svg and .pdf too."),
+        typer.Option(metavar="FILE.png", help="Plot batch, rate and momentum over the run; also .svg and .pdf."),
     ] = None,
     diff: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Instead: the values in which two recipes differ.")
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Show only the values in which two recipes differ.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -76,21 +76,28 @@ class JobStart:
         str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
     ] = None
     container: Annotated[
-        str | None, typer.Option("--container", metavar="IMAGE", help="Run the ranks in it.", rich_help_panel=_HOW)
+        str | None,
+        typer.Option("--container", metavar="IMAGE", help="Container image to run the ranks in.", rich_help_panel=_HOW),
     ] = None
     container_runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="apptainer (the default) or pyxis.", rich_help_panel=_HOW)
+        str | None,
+        typer.Option(metavar="NAME", help="Container runtime: apptainer (the default) or pyxis.", rich_help_panel=_HOW),
     ] = None
     mounts: Annotated[
         list[str] | None,
-        typer.Option("--mount", metavar="SOURCE[:TARGET]", help="For the container; repeatable.", rich_help_panel=_HOW),
+        typer.Option(
+            "--mount",
+            metavar="SOURCE[:TARGET]",
+            help="Mount a folder into the container; repeatable.",
+            rich_help_panel=_HOW,
+        ),
     ] = None
     environment: Annotated[
         list[str] | None,
         typer.Option(
             "--env",
             metavar="NAME[=VALUE]",
-            help="For every rank; else this process's; repeatable.",
+            help="Set a variable for every rank, by default to its value here; repeatable.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -120,10 +127,10 @@ class StartOptions(JobStart):
         str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
     ] = None
     ssh_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Of the hosts.", rich_help_panel=_HOW)
+        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="ssh port of the hosts.", rich_help_panel=_HOW)
     ] = None
     launcher_arguments: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Further ones for mpirun or srun.", rich_help_panel=_HOW)
+        str | None, typer.Option(metavar="TEXT", help="Further arguments for mpirun or srun.", rich_help_panel=_HOW)
     ] = None
 
     def changes(self) -> dict[str, Any]:
@@ -137,17 +144,17 @@ class StopOptions:
 
     stop_signal: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Asks for a checkpoint and an end; USR2 by default.", rich_help_panel=_STOP),
+        typer.Option(
+            metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.", rich_help_panel=_STOP
+        ),
     ] = None
     stop_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="How long that may take; 60 by default.", rich_help_panel=_STOP)
+        float | None, typer.Option(metavar="S", help="Time limit of that stop; 60 by default.", rich_help_panel=_STOP)
     ] = None
     restarts: Restarts = None
     idle_restarts: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, help="Resumes without progress that are allowed; 3 by default.", rich_help_panel=_STOP
-        ),
+        typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.", rich_help_panel=_STOP),
     ] = None
 
     def changes(self) -> dict[str, Any]:

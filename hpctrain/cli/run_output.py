@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.launch.by_hand import shell_text
 from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.report.say import say
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 from hpctrain.supervision.request import ReadyRun
 from hpctrain.supervision.start import command_for
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.tables import print_table
+from hpctrain.files.utf8 import json_text
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
@@ -27,9 +27,9 @@ def status(
             metavar="[RUN_DIR|JOBID]", help="A run's directory, or a job: 12, or 12_3; by default all in runs/."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known, with stable keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
 ) -> None:
-    """How a run is: state, step, loss, speed, and the time that it still needs. Without a run: those in runs/."""
+    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in runs/."""
     if target is None:
         _show_runs(as_json=as_json)
         return
@@ -40,7 +40,7 @@ def status(
     if problem:
         typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(json_text(found.model_dump(mode="json"), indent=2))
     elif isinstance(found, ArrayStatus):
         typer.echo(_array(found))
     else:
@@ -54,7 +54,7 @@ def _show_runs(*, as_json: bool) -> None:
     if problem:
         typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
     if as_json:
-        typer.echo(json.dumps({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
+        typer.echo(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:
         print_table(runs_table(rows))
     else:

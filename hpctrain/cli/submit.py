@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.batch.outcome import resume_command
 from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
 from hpctrain.batch.request import JobRequest, job_request
 from hpctrain.batch.submission import Job, check
@@ -22,6 +21,7 @@ from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, Scrip
 from hpctrain.cli.work import read_tasks
 from hpctrain.run.directory import RunDirectory, default_directory
 from hpctrain.run.plan import Start
+from hpctrain.run.resuming import resume_command
 
 # As shells have it for Ctrl-C.
 _INTERRUPTED = 130

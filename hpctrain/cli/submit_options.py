@@ -1,4 +1,4 @@
-"""The options of ``submit`` that are Slurm's, or about its job."""
+"""Options of ``submit`` that are Slurm's or about its job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class JobOptions:
         str | None, typer.Option(help="Features that the nodes must have.", rich_help_panel=_SLURM)
     ] = None
     job_name: Annotated[
-        str | None, typer.Option(help="By default the recipe's or script's.", rich_help_panel=_SLURM)
+        str | None, typer.Option(help="Name of the job; by default the recipe's or script's.", rich_help_panel=_SLURM)
     ] = None
     array: Annotated[
         str | None,
@@ -85,7 +85,9 @@ class JobOptions:
     dependency: Annotated[str | None, typer.Option(metavar="afterok:ID", rich_help_panel=_SLURM)] = None
     chain: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Jobs, each going on where the one before had to stop.", rich_help_panel=_SLURM),
+        typer.Option(
+            metavar="N", help="Number of jobs, each resuming where the last one stopped.", rich_help_panel=_SLURM
+        ),
     ] = None
     further: Annotated[
         list[str] | None,
@@ -130,7 +132,7 @@ class ScriptOptions:
             "--list-variables",
             callback=_print_variables,
             is_eager=True,
-            help="Print what a template may use.",
+            help="Print the variables of a template.",
             rich_help_panel=_SCRIPT,
         ),
     ] = False

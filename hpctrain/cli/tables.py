@@ -1,4 +1,4 @@
-"""Tables on stdout."""
+"""Prints tables on stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNBOUNDED = 1000
 
 
 def print_table(table: RenderableType) -> None:
-    """Print it as wide as the terminal. Into a pipe or a file nothing is cut, unless COLUMNS says how wide that is."""
+    """Print a table as wide as the terminal. In a pipe or a file nothing is cut, unless COLUMNS sets the width."""
     from rich.console import Console
 
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ

@@ -1,4 +1,4 @@
-"""``hpctrain topology``: what is cabled to what, where ranks belong, and whether the links keep their promise."""
+"""``hpctrain topology``: cabling, placement of ranks, and measurement of links."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FabricFiles = Annotated[
     list[Path],
     typer.Argument(
         metavar="FABRIC...",
-        help="What ibnetdiscover, iblinkinfo or Slurm print of it: a file, or one a subnet.",
+        help="Output of ibnetdiscover, iblinkinfo or Slurm: a file, or one per subnet.",
     ),
 ]
 FabricOption = Annotated[
     list[Path],
-    typer.Option("--fabric", metavar="FABRIC", help="The same as `topology show` reads; repeatable, one a subnet."),
+    typer.Option("--fabric", metavar="FABRIC", help="Fabric file as for `topology show`; repeatable, one per subnet."),
 ]
 Routes = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
@@ -47,8 +47,8 @@ LeaveOut = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
-Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it.")]
+Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
+Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
 
 _MOST_RANKS = 1024
 _NAMED = 3
@@ -66,7 +66,7 @@ def show(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """A fabric as table and tree, and what is odd in it. The picture shows the ring over all hosts by name."""
+    """Show a fabric as table and tree, with its irregularities. The picture shows the ring over all hosts by name."""
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
@@ -89,7 +89,9 @@ def place(
     routes: Routes = None,
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
-    ranks_per_host: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="For the files that are written.")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per host in the files of --write.")
+    ] = 1,
     node: NodeFile = None,
     write: Annotated[
         list[str] | None, typer.Option(metavar="KIND=FILE", help=f"Write {', '.join(KINDS)}; repeatable.")
@@ -98,7 +100,7 @@ def place(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """The order of hosts in which a ring crosses the fewest leaves and shares its links least."""
+    """Find the order of hosts in which a ring crosses the fewest leaves and shares its links least."""
     from hpctrain.cluster.host_list import expand_hosts
     from hpctrain.launch.hosts import node_map_of
     from hpctrain.planning.hosts import on_rails
@@ -143,15 +145,17 @@ def verify(
         str | None, typer.Option(metavar="LIST", help="Hosts of the job; by default those of the Slurm allocation.")
     ] = None,
     ranks_per_host: Annotated[
-        int, typer.Option(min=1, max=_MOST_RANKS, help="One an adapter measures every rail.")
+        int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per host; one per adapter measures every rail.")
     ] = 1,
     fabric_file: Annotated[
         Path | None,
-        typer.Option("--fabric", metavar="FABRIC", help="Compare with it; by default with what Slurm knows."),
+        typer.Option("--fabric", metavar="FABRIC", help="Fabric to compare with; by default the one that Slurm knows."),
     ] = None,
     routes: Routes = None,
     size_mb: Annotated[float, typer.Option(min=0.001, help="Size of a message.")] = 16.0,
-    slow: Annotated[float, typer.Option(min=0.0, max=1.0, help="Slow is below this share of the usual.")] = 0.7,
+    slow: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Below this share of the usual bandwidth a flow is slow.")
+    ] = 0.7,
     as_json: AsJson = False,
 ) -> None:
     """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
@@ -194,13 +198,13 @@ def verify(
 @app.command()
 def convert(
     fabric_files: FabricFiles,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="topology.conf, topology.yaml, block, block.yaml.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf, topology.yaml, block, block.yaml.")],
     routes: Routes = None,
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="By default standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
-    """A fabric as Slurm's topology file."""
+    """Convert a fabric to Slurm's topology file."""
     from hpctrain.topology import convert as formats
     from hpctrain.topology.blocks import uneven
     from hpctrain.topology.build import read_fabric

@@ -1,4 +1,4 @@
-"""What the first argument of ``run`` and ``submit`` names."""
+"""The first argument of ``run`` and ``submit``: a recipe or a script."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.utf8 import encodable
 from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
@@ -16,7 +17,7 @@ from hpctrain.run.plan import Script
 
 
 def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
-    """The recipe or script.
+    """The recipe or script that an argument names.
 
     Args:
         work: a recipe's name or file, or a script's file.
@@ -40,6 +41,9 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
         path.open("rb").close()
     except OSError as error:
         raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+    for text in (str(path), *arguments):
+        if encodable(text) != text:
+            raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", "rename the file")
     return Script(path=path, arguments=tuple(arguments))
 
 
@@ -68,7 +72,7 @@ def _covers(override: str, needs: Sequence[str]) -> bool:
 
 
 def told(*recipes: Recipe) -> Recipe:
-    """The first of the recipes, after what ``--set`` changed in any besides what it was given was said once."""
+    """The first of the recipes, after printing once what ``--set`` changed besides the keys that it was given."""
     for note in dict.fromkeys(note for recipe in recipes for note in recipe.notes):
         say(f"hpctrain: {note}", sys.stderr)
     return recipes[0]
@@ -77,7 +81,7 @@ def told(*recipes: Recipe) -> Recipe:
 def read_tasks(
     work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int], *, small: bool = False
 ) -> dict[int | None, Recipe | Script]:
-    """What each task of an array does, ``%a`` in overrides and arguments being its number; of any other run under None.
+    """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
     Raises:
         HpctrainError: as of :func:`read_work`, or every task would do the same training.

@@ -1,4 +1,4 @@
-"""One thing that was checked before a run, and its outcome."""
+"""The outcome of one check before a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Status = Literal["ok", "failed", "not applicable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was found, what is wanted, and what to do where they differ.
+    """What was found, what is wanted, and what to do if they differ.
 
     Attributes:
         found: also why the check is not applicable.

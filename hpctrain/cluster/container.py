@@ -1,4 +1,4 @@
-"""The container that ranks run in: an image, what starts it, and what of the host it sees."""
+"""The container of the ranks: its image, its runtime, and the parts of the host that are mounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs of this host, and what reduces gradients best where there are so many."""
+"""The GPUs of this host, and the best backend for their number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def usable_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """How many GPUs this process may use: those that NVML shows, fewer where CUDA_VISIBLE_DEVICES narrows them."""
+    """The number of GPUs that this process may use: those of NVML, restricted by CUDA_VISIBLE_DEVICES."""
     import pynvml
 
     try:
@@ -34,7 +34,7 @@ def _visible(devices: str | None, present: int) -> int:
 
 
 def fitting_backend(framework: str | None, gpus: int, local_ranks: int, host: str) -> tuple[str, str]:
-    """The backend that ``auto`` stands for among several ranks that MPI started, and why.
+    """The backend of ``auto`` for several ranks that MPI started, and the reason.
 
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.

@@ -26,7 +26,7 @@ HostSlots = dict[str, int | None]
 
 
 def expand_hosts(text: str, where: str) -> tuple[str, ...]:
-    """The names of a list, in its order, each once.
+    """The names in a list, in its order, each once.
 
     Args:
         text: names with commas between them; ``[1-3,5]`` in a name stands for numbers, zeros in front kept.
@@ -72,7 +72,7 @@ def expand_slots(text: str, where: str) -> HostSlots:
 
 
 def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> None:
-    """Add a host, which may be there already with the same number of slots.
+    """Add a host, which may already be there with the same number of slots.
 
     Raises:
         HpctrainError: it is there with another number.
@@ -85,7 +85,7 @@ def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> Non
 
 
 def fold_hosts(names: Sequence[str]) -> str:
-    """The bracket form of names, sorted; names with long numbers (a GUID) are left as they are, after the others."""
+    """Fold names to the bracket form, sorted; names with long numbers (a GUID) come last, as they are."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     long = sorted(name for name in names if re.search(r"\d{10}", name))

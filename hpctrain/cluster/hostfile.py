@@ -1,4 +1,4 @@
-"""Files that list hosts, as Open MPI, Hydra and ``SLURM_HOSTFILE`` have them."""
+"""Reads hostfiles of Open MPI, Hydra and ``SLURM_HOSTFILE``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 def read_hostfile(path: Path) -> HostSlots:
-    """The hosts of a file in its order, with their slots.
+    """The hosts of a file, in its order, with their slots.
 
     ``HOST slots=N [max_slots=M]`` is Open MPI's form (``max_slots`` is a limit for ranks beyond the slots, which no
     run here starts), ``HOST:N`` Hydra's. Lines of names alone are Slurm's form where names repeat: a line a rank.
@@ -43,7 +43,7 @@ def read_hostfile(path: Path) -> HostSlots:
 
 
 def parse_hostfile(text: str, name: str) -> HostSlots:
-    """The hosts of a file's text; ``name`` is the file's in messages. Raises as :func:`read_hostfile`."""
+    """The hosts in a file's text; ``name`` names the file in messages. Raises as :func:`read_hostfile`."""
     hosts: HostSlots = {}
     alone: Counter[str] = Counter()
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""What the launcher says about this process, read from the environment that it set."""
+"""The environment variables in which a launcher tells this process its rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAUNCHERS = ("auto", "mpirun", "srun-pmix", "srun-pmi2")
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherClaim:
-    """The claim of one launcher: that it started ``size`` ranks, this one being ``rank``."""
+    """A launcher's claim that it started ``size`` ranks, and that this one is ``rank``."""
 
     name: str
     variable: str
@@ -37,7 +37,7 @@ SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), _TORCHRUN_MARK)
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
-    """The launcher that started this process, or None for a process started by hand."""
+    """The launcher that started this process; None for a process started by hand."""
     # An srun or mpirun that starts torchrun on each host leaves its own variables to torchrun's ranks.
     torchrun = ((TORCHRUN, "WORLD_SIZE", "RANK"),) if environment.get(_TORCHRUN_MARK) else ()
     for name, size, rank in (*torchrun, *_KNOWN):

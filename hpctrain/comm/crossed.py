@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in different places, so that none of the waits can ever end.
+"""Detects ranks that wait for each other in different places, so that none of the waits can end.
 
 A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
 collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
@@ -31,7 +31,7 @@ _HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank waits: the kind of wait, what it is in words, and how many backward passes it has begun."""
+    """Where a rank waits: the kind of wait, its description, and how many backward passes it has begun."""
 
     kind: str
     what: str
@@ -46,7 +46,7 @@ class Place:
 
 
 def crossed(places: Mapping[int, Place], names: Callable[[int], str]) -> HpctrainError | None:
-    """What to raise if the waits of all ranks cannot end; None if they are in the same place."""
+    """The error if the waits of all ranks cannot end; None if they wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
     by_place: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ def _some(names: list[str]) -> str:
 
 
 class Crossings:
-    """One rank's part in it, which hears of its waits from the thread that watches over them.
+    """One rank's part in the detection. It gets the rank's waits from the thread that watches over them.
 
     Args:
         rank, size: of the run.
@@ -100,7 +100,7 @@ class Crossings:
         self._ask_at = 0.0
 
     def look(self, wait: Wait | None, now: float) -> None:
-        """Tell rank 0 of a wait that lasts, or that it has ended."""
+        """Report to rank 0 a wait that lasts, or its end."""
         if wait != self._wait:
             if self._told:
                 self._tell(0, "out")
@@ -113,7 +113,7 @@ class Crossings:
             self._judge(now)
 
     def hear(self, source: int, kind: str, *values: object) -> None:
-        """A message of another rank's, or of this one."""
+        """Handle a message of another rank or of this one."""
         match kind, values:
             case "in", (int(number), Place() as place):
                 self._places[source] = (number, place)

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed that wait for each other in different places: see :mod:`hpctrain.comm.crossed`.
+"""Detects ranks of torch.distributed that wait in different places: see :mod:`hpctrain.comm.crossed`.
 
 They tell it through the store in which they met. A rank that waits looks into it itself, so there is no thread.
 """
@@ -21,7 +21,7 @@ _ERROR = "hpctrain.crossed"
 
 
 class StoreCrossings:
-    """One rank's part in it.
+    """One rank's part in the detection.
 
     Args:
         store: of all ranks.
@@ -40,17 +40,17 @@ class StoreCrossings:
         self._seen: list[str] = []
 
     def told(self, kind: str, what: str) -> _Told:
-        """Around a wait: call what it gives between two looks."""
+        """A context manager around a wait; call what it yields between two looks."""
         return _Told(self, kind, what)
 
     def tell(self, kind: str, what: str) -> None:
-        """This rank waits."""
+        """Announce that this rank waits."""
         self._number += 1
         place = Place(kind=kind, what=what, passes=self._passes())
         self._set(json.dumps({"number": self._number, "name": self._name, "place": asdict(place)}))
 
     def take_back(self) -> None:
-        """It does not any more."""
+        """Withdraw the announcement."""
         self._seen = []
         self._set("")
 
@@ -64,7 +64,7 @@ class StoreCrossings:
                 raise HpctrainError(message, hint, exit_code=1)
 
     def _judge(self) -> None:
-        """Of rank 0: whoever is in the same wait at two looks was there all the time between them."""
+        """On rank 0: a rank in the same wait at two looks was in it all the time between them."""
         if not self._store.check(self._keys):
             return
         before, self._seen = self._seen, [value.decode() for value in self._store.multi_get(self._keys)]
@@ -82,7 +82,7 @@ class StoreCrossings:
 
 
 class _Told:
-    """One wait: announced when it lasts, and taken back at its end."""
+    """One wait: announced when it lasts, and withdrawn at its end."""
 
     def __init__(self, crossings: StoreCrossings, kind: str, what: str) -> None:
         self._crossings = crossings

@@ -1,4 +1,4 @@
-"""Ranks that trained, each by itself: what a script forgot, said at its end."""
+"""Finds out at the end of a script whether its ranks each trained alone because a call was forgotten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras",
 
 
 def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
-    """What to tell the user at the end of a script of several ranks; None if nothing is amiss.
+    """The message for the user at the end of a script of several ranks; None if nothing is amiss.
 
     Args:
         ranks: that ran it.

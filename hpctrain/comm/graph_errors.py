@@ -1,4 +1,4 @@
-"""Errors of Python functions that TensorFlow calls from inside a graph.
+"""Passes on errors of Python functions that TensorFlow calls inside a graph.
 
 TensorFlow raises an error of its own in their place, an UnknownError that has the text but neither type nor exit code.
 """
@@ -20,7 +20,7 @@ _noted: HpctrainError | None = None
 
 
 def noting(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, for a graph to call, whose errors :func:`original` finds."""
+    """Wrap ``function`` for a graph, so that :func:`original` finds its errors."""
 
     def noted(*arguments: P.args, **settings: P.kwargs) -> R:
         global _noted
@@ -35,7 +35,7 @@ def noting(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def original(error: BaseException) -> BaseException:
-    """What was raised inside the graph that ended with ``error``, told once; any other error is its own original."""
+    """The error raised inside the graph that ended with ``error``, once; any other error is returned as it is."""
     global _noted
     of_tensorflow = type(error).__module__.startswith("tensorflow.")
     if not (of_tensorflow and _noted and _noted.message in str(error)):
@@ -46,7 +46,7 @@ def original(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Within it, what was raised inside a graph comes out as it was raised."""
+    """A context manager from which an error raised inside a graph comes out as it was raised."""
     try:
         yield
     except Exception as error:

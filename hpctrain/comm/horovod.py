@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.mpi import BUILD_HINT
 from hpctrain.comm.base import Work
+from hpctrain.comm.leaving import leave_first
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.timeout import REDUCTION, Timeout, timeout_seconds
@@ -52,8 +53,6 @@ class HorovodCommunicator(MpiControl):
 
     def _load(self, framework: str) -> Any:
         """Import and start Horovod for one framework, and make sure that it sees the same ranks as MPI."""
-        from hpctrain.comm import leave_first
-
         if framework not in self._modules:
             module = _import_horovod(framework)
             # Horovod's own guard against a rank that never submits its tensor: without a limit it only warns.
@@ -242,7 +241,7 @@ def _called(function: Callable[[], None]) -> tf.Tensor:
 
 
 def _narrows(wire: tf.DType | None, tensor: tf.Tensor) -> bool:
-    """Whole numbers would lose digits, and a narrower float gains nothing from a wider one."""
+    """Whether to narrow a tensor: integers would lose digits, and a float gains nothing from a wider type."""
     return wire is not None and tensor.dtype.is_floating and wire.size < tensor.dtype.size
 
 
@@ -254,7 +253,7 @@ def _tensorflow_wire(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _waited_for(horovod: Any, timeout: Timeout, handle: int) -> Any:
-    """What a reduction comes to. Horovod's own limits do not hold for a rank whose process is stopped as a whole."""
+    """The result of a reduction. Horovod's own limits do not apply to a rank whose whole process is stopped."""
     try:
         with timeout.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)

@@ -1,4 +1,4 @@
-"""The control plane over MPI: objects and small arrays between ranks, each wait with a limit.
+"""The control plane over MPI: objects and small arrays between ranks, with a limit on each wait.
 
 Every collective is MPI's non-blocking one, polled, so that a rank which died or took another path is
 reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ever.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class MpiControl(Communicator):
-    """A communicator whose control plane is MPI. Its data plane is the subclass's.
+    """A communicator whose control plane is MPI. The subclass adds the data plane.
 
     Attributes:
         renewable: the data plane can be formed anew without ranks that died, by :meth:`_renew`.

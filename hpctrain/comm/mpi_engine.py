@@ -1,4 +1,4 @@
-"""The communicator of the backend ``mpi``: gradients too travel by MPI, within a node through shared memory."""
+"""The communicator of the backend ``mpi``: gradients also travel by MPI, and through shared memory within a node."""
 
 from __future__ import annotations
 

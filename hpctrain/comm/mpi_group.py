@@ -1,4 +1,4 @@
-"""Neighbouring ranks on an MPI communicator of their own."""
+"""Groups of neighbouring ranks, each on an MPI communicator of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MpiGroup(Group):
-    """One of the equal parts of the ranks.
+    """One of the equal parts into which the ranks are divided.
 
     Args:
         world: all ranks.
@@ -38,5 +38,5 @@ class MpiGroup(Group):
         return received
 
     def free(self) -> None:
-        """Give the communicator back, all ranks of the group together."""
+        """Free the communicator, on all ranks of the group together."""
         self._comm.Free()

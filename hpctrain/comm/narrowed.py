@@ -1,4 +1,4 @@
-"""Gradients that are reduced as copies: in a narrower type, for engines that reduce whatever type they are given."""
+"""Reduces gradients as copies in a narrower type, for engines that reduce the type they are given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Narrowing:
-    """Makes reductions in a narrower type; one buffer of it for each name."""
+    """Makes reductions in a narrower type, with one narrow buffer for each name."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
@@ -30,7 +30,7 @@ class Narrowing:
 
 
 class CopiedWork:
-    """The reduction of a copy: waiting for it writes the result to what it is a copy of."""
+    """The reduction of a copy; waiting for it writes the result to the original."""
 
     def __init__(self, work: Work, reduced: torch.Tensor, buffer: torch.Tensor) -> None:
         self._work = work

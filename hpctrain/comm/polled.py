@@ -1,4 +1,4 @@
-"""Collectives of MPI on any communicator, polled, so that each has a limit."""
+"""MPI collectives that are polled, so that each wait has a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MESSAGE_BYTES = 2**30
 
 
 def duplicate(comm: MPI.Intracomm, timeout: Timeout, what: str) -> MPI.Intracomm:
-    """A communicator of the same ranks, whose messages are never taken for those of ``comm``."""
+    """A communicator of the same ranks whose messages cannot be mistaken for those of ``comm``."""
     made: list[MPI.Intracomm] = []
 
     def start() -> MPI.Request:
@@ -32,7 +32,7 @@ def duplicate(comm: MPI.Intracomm, timeout: Timeout, what: str) -> MPI.Intracomm
 
 
 def allgather(comm: MPI.Intracomm, timeout: Timeout, value: T, what: str) -> list[T]:
-    """The values of all ranks, in the order of the ranks; of any size."""
+    """The values of all ranks, in rank order; values may have any size."""
     payload = memoryview(pickle.dumps(value))
     lengths = np.empty(comm.size, dtype=np.int64)
     own = np.array([len(payload)], dtype=np.int64)

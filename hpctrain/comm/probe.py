@@ -1,4 +1,4 @@
-"""A program that proves that a launcher and the MPI of the ranks belong together: ``python -m hpctrain.comm.probe N``.
+"""Proves that a launcher and the ranks' MPI belong together: ``python -m hpctrain.comm.probe N``.
 
 Exits 0 on every rank, and rank 0 prints one line of JSON, if the ranks see each other: N of them. Needs mpi4py alone.
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def main(expected: int) -> int:
-    """The exit status of this rank."""
+    """Run the probe; returns the exit status of this rank."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -1,4 +1,4 @@
-"""The rendezvous of ranks that MPI started for torch.distributed: a store on rank 0's host, its address sent by MPI."""
+"""The rendezvous for torch.distributed of ranks that MPI started: a store on rank 0's host, its address sent by MPI."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMEDY = f"name the network interface between the hosts: {_INTERFACE}=NAME; `ip
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The store that all ranks reach, this rank's place, and the address of this host at which it is reached."""
+    """The store that all ranks reach, this rank's place, and this host's address."""
 
     store: TCPStore
     rank: int
@@ -130,7 +130,7 @@ def _address_of(interface: str) -> str:
 
 @contextlib.contextmanager
 def listening_at(address: str | None) -> Iterator[None]:
-    """Let Gloo's groups that are made meanwhile listen at the interface with this address; None leaves it to Gloo.
+    """A context manager in which new Gloo groups listen at the interface with this address; None leaves it to Gloo.
 
     By itself Gloo takes the address that the host's name has, which may be another network's, or the loopback's.
     """

@@ -17,7 +17,7 @@ NUMBERS = 100_003
 
 
 def main() -> None:
-    """Exit 0 if this rank received the mean of what all ranks sent."""
+    """Check that this rank received the mean of what all ranks sent; exits 0 if so."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=("torch", "keras"), required=True)
     framework = parser.parse_args().framework

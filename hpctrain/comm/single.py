@@ -1,4 +1,4 @@
-"""The communicator of one process: every collective returns what it was given."""
+"""The communicator of a single process: every collective returns its argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SingleCommunicator(Communicator):
-    """One rank, no messages."""
+    """One rank, without messages."""
 
     backend = "single"
     # There is nothing to reduce.
@@ -46,7 +46,7 @@ class SingleCommunicator(Communicator):
         return SingleTensorFlowEngine()
 
     def abort(self, exit_code: int) -> None:
-        """Nothing to end: the caller's own exit is the end of the run."""
+        """Do nothing: the run ends when the caller exits."""
 
     def shutdown(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What another process of this host is doing: its state, and its Python stack, which it writes when a signal asks.
+"""The state of another process of this host, and its Python stack, which it writes when it gets a signal.
 
 The stack comes from ``faulthandler``, whose handler is C code that needs no lock of the interpreter, so it also answers
 in the middle of an extension's call.
@@ -24,7 +24,7 @@ _STACK_LINES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Where a process writes its stack, None as ``descriptor`` if it cannot; the file also proves who it is."""
+    """A process and the file to which it writes its stack, if it can; the file also proves its identity."""
 
     pid: int
     descriptor: int | None = None
@@ -71,7 +71,7 @@ class StackFile:
 
 
 def look_at(process: Process) -> tuple[str, str]:
-    """The state of a process of this host in words, and its Python stack, main thread first; "" where there is none."""
+    """The state of a process of this host as text, and its Python stack, main thread first; "" if there is none."""
     if process.descriptor is None or not process.lives():
         return "state unknown: its process cannot be seen", ""
     state = _state(process.pid)

@@ -1,4 +1,4 @@
-"""Which ranks the others wait for: a failure detector among the waiting ranks, started by whoever waits too long.
+"""Finds the ranks that others wait for: a failure detector among the waiting ranks, started by one that waits long.
 
 One thread a rank watches over its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other;
 those that wait too answer, and send probes of their own, so that all of them soon know who did not answer: a rank
@@ -42,7 +42,7 @@ _TAG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A rank: its number at the start of the run, by which messages name it, its host and its process."""
+    """A rank: its number at the start of the run, which messages use, its host and its process."""
 
     first_rank: int
     host: str
@@ -78,7 +78,7 @@ class _Probe:
 
 
 class FailureDetector:
-    """Watches over the waits of this rank. Making and closing it is collective over ``world``.
+    """Watches the waits of this rank. Creating and closing it is collective over ``world``.
 
     Args:
         world: the ranks, of which a communicator of its own is taken.
@@ -112,7 +112,7 @@ class FailureDetector:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave nothing behind: every message that was sent is received, by ranks that all come here."""
+        """Receive all messages that were sent, and stop. Collective."""
         self._timeout.finish(self._comm.Ibarrier, "shutdown")
         self.abandon()
         self._timeout.wait(self._all_sent, "shutdown")
@@ -122,7 +122,7 @@ class FailureDetector:
         self._comm.Free()
 
     def abandon(self) -> None:
-        """Stop watching, without the others: the communicator is left to MPI. Idempotent."""
+        """Stop watching without the others, and leave the communicator to MPI. Idempotent."""
         self._closing.set()
         self._thread.join()
         # A later detector may speak by now.
@@ -240,7 +240,7 @@ class FailureDetector:
         return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"
 
     def _waits(self, probe: _Probe) -> str:
-        """What is waited for; where it is not the same for all, with the ranks."""
+        """The text of what ranks wait for; with the ranks if it differs between them."""
         by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
         for rank, (what, _) in sorted(probe.answers.items()):
             by_what.setdefault(what, []).append(self._members[rank].first_rank)

@@ -1,4 +1,4 @@
-"""Ranks that die, and the others that find out and form a communicator without them: Open MPI's ULFM.
+"""Detects dead ranks and forms a communicator without them, with Open MPI's ULFM.
 
 User-Level Failure Mitigation (Bland et al. 2013, https://doi.org/10.1177/1094342013488238; its functions are in
 https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html): calls that need a dead rank fail instead of waiting for it, and
@@ -28,7 +28,7 @@ _NEEDED = "it needs Open MPI 5, and mpirun --with-ft ulfm"
 
 
 def missing_mitigation() -> str | None:
-    """What the MPI of this process lacks for going on without a rank that died; None where it lacks nothing."""
+    """What this process's MPI lacks to continue without a dead rank; None if it lacks nothing."""
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()
@@ -45,7 +45,7 @@ def missing_mitigation() -> str | None:
 
 
 class Survival:
-    """What this rank knows of the death of others.
+    """What this rank knows about the death of others.
 
     Args:
         comm: the ranks. No message is sent by it with tag 1.
@@ -83,7 +83,7 @@ class Survival:
             raise
 
     def check(self) -> None:
-        """Raise where a rank is known to have died, and in other threads until the ranks have formed anew.
+        """Raise if a rank is known to have died, and in other threads until the ranks have re-formed.
 
         Raises:
             RanksLostError: names it, if MPI does.
@@ -93,7 +93,7 @@ class Survival:
             raise self._error()
 
     def explain(self, error: BaseException) -> None:
-        """Raise RanksLostError where ``error`` is MPI's way to say that a rank died; else return.
+        """Raise RanksLostError if ``error`` is MPI's error for a dead rank; else return.
 
         Raises:
             RanksLostError: it is.
@@ -102,14 +102,14 @@ class Survival:
             raise self._error() from error
 
     def begin(self) -> None:
-        """Let waits of other threads end from here to :meth:`end`: this one forms the ranks anew."""
+        """From here to :meth:`end`, end the waits of other threads: this thread re-forms the ranks."""
         self._recovering = threading.get_ident()
 
     def end(self) -> None:
         self._recovering = None
 
     def give_up(self, timeout: Timeout) -> None:
-        """Have every rank that is left come to :meth:`shrink` next, wherever it is: in a wait, or in :meth:`agree`.
+        """Make every remaining rank call :meth:`shrink` next, whether it is in a wait or in :meth:`agree`.
 
         Open MPI's Shrink begins with agreements of its own, which are told apart by their number on the communicator
         (Herault et al. 2015, https://doi.org/10.1145/2807591.2807665): a rank that shrinks would take part in the
@@ -120,7 +120,7 @@ class Survival:
             self._vote(0, timeout, "agreeing to go on without the ranks that died")
 
     def shrink(self) -> list[LostRank]:
-        """Replace :attr:`comm` by the ranks of it that are left; returns those that are not.
+        """Replace :attr:`comm` by its remaining ranks; returns the others.
 
         Collective over those that are left, all after :meth:`give_up`.
         """

@@ -1,4 +1,4 @@
-"""How a rank waits for the others: every wait of every collective goes through here, and none is without end."""
+"""Limits how long a rank waits for the others: every wait of every collective goes through here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def timeout_seconds() -> float:
 
 
 def stall_seconds() -> float:
-    """How long a rank waits until it names those that it waits for, from ``HPCTRAIN_STALL``.
+    """How long a rank waits before it names the ranks that it waits for, from ``HPCTRAIN_STALL``.
 
     At most half of ``HPCTRAIN_TIMEOUT``, so that whoever gives up knows for whom it waited.
     """
@@ -57,7 +57,7 @@ def _seconds(variable: str, default: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One wait that has not ended.
+    """A wait that has not ended.
 
     Attributes:
         what: is waited for, in words.
@@ -87,7 +87,7 @@ def _as_it_is(error: BaseException) -> None:
 
 
 class Blocking:
-    """Says that a thread is inside a blocking MPI call: ``with`` it for each call, in one thread at a time."""
+    """Marks a thread as being inside a blocking MPI call. Used with ``with``, in one thread at a time."""
 
     def __init__(self, what: str, explain: Callable[[BaseException], None] = _as_it_is, kind: str = CONTROL) -> None:
         self.what = what
@@ -109,7 +109,7 @@ class Blocking:
 
 
 class Timeout:
-    """Waits until something that other ranks do is done.
+    """Waits, with a limit, for something that other ranks do.
 
     Args:
         who: this rank and its host, for messages.
@@ -230,15 +230,15 @@ class Timeout:
             del self._waits[thread]
 
     def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
-        """For blocking MPI calls of a few microseconds, which cannot be polled; the same object for the same words."""
+        """For blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
         return self._blocking.setdefault(what, Blocking(what, self._explain, kind))
 
     def oldest(self) -> Wait | None:
-        """The wait that lasts longest of those of all threads. For a thread that watches over them."""
+        """The longest current wait of all threads, for a thread that watches over them."""
         return min(self._all_waits(), key=lambda wait: wait.since, default=None)
 
     def leading(self) -> Wait | None:
-        """The longest of those during which the rank does nothing else."""
+        """The longest current wait during which the rank does nothing else."""
         return min((wait for wait in self._all_waits() if wait.leads), key=lambda wait: wait.since, default=None)
 
     def _all_waits(self) -> list[Wait]:
@@ -252,7 +252,7 @@ class Timeout:
         return waits
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
-        """What to raise when the time for a wait is over."""
+        """The error when the time for a wait is over."""
         numbers = [self.first_ranks[rank] for rank in missing] if self.first_ranks else missing
         ranks = ", ".join(self.stalled() or [f"rank {number}" for number in numbers]) or "the other ranks"
         return HpctrainError(

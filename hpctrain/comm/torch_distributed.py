@@ -38,7 +38,7 @@ _joined = itertools.count()
 
 
 class TorchDistributedCommunicator(Communicator):
-    """Ranks of torch.distributed's default group, which this makes and ends.
+    """The ranks of torch.distributed's default group, which this object creates and destroys.
 
     Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
     that reaches its port could write to.
@@ -252,7 +252,7 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
 
 
 class TorchDistributedGroup(Group):
-    """Some of the ranks: tensors on GPUs travel with NCCL, others with Gloo."""
+    """A subset of the ranks: tensors on GPUs travel by NCCL, others by Gloo."""
 
     def __init__(self, comm: TorchDistributedCommunicator, group: Any, what: str) -> None:
         self._comm = comm

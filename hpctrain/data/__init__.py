@@ -1,4 +1,4 @@
-"""The samples that recipes name."""
+"""Opens the samples that a recipe names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLASSES = 1000
 
 
 def open_sources(recipe: Recipe) -> tuple[Source, Source]:
-    """What a recipe trains on, and what it is validated with.
+    """The training and the validation samples of a recipe.
 
     Raises:
         HpctrainError: the recipe's data are not there, or not whole.

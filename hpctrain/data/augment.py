@@ -54,7 +54,7 @@ def _posterize(image: Image.Image, bits: int) -> Image.Image:
 
 
 def _solarize_add(image: Image.Image, add: int) -> Image.Image:
-    """What is darker than the middle gets brighter."""
+    """Brighten the pixels that are darker than the middle."""
     return _mapped(image, lambda level: min(255, level + add) if level < 128 else level)
 
 
@@ -135,7 +135,7 @@ _INCREASING: Mapping[str, _Argument] = {
 
 
 def drawn(settings: Augmentation, size: int, random: np.random.Generator) -> list[tuple[str, float]]:
-    """Operations of :data:`OPERATIONS` with their arguments, to be done in this order.
+    """Draw operations of :data:`OPERATIONS` with their arguments, to be applied in this order.
 
     Args:
         settings: the recipe's.
@@ -155,7 +155,7 @@ def drawn(settings: Augmentation, size: int, random: np.random.Generator) -> lis
 
 
 def augment(pixels: Pixels, settings: Augmentation, random: np.random.Generator) -> Pixels:
-    """A square image, changed as :func:`drawn`."""
+    """Apply operations that :func:`drawn` gives to a square image."""
     image, moving = Image.fromarray(pixels), Moving(settings)
     for name, argument in drawn(settings, len(pixels), random):
         image = OPERATIONS[name](image, argument, moving)
@@ -163,7 +163,7 @@ def augment(pixels: Pixels, settings: Augmentation, random: np.random.Generator)
 
 
 def erase(pixels: Pixels, settings: Erasing, colour: Pixels, random: np.random.Generator) -> Pixels:
-    """An image of which a random rectangle may have a colour, of shape (3,).
+    """Fill a random rectangle of an image, if one is drawn, with a colour of shape (3,).
 
     Area and, on a logarithmic scale, ratio are uniform; after ten tries that do not fit nothing is erased, as in
     torchvision's RandomErasing.

@@ -1,4 +1,4 @@
-"""Makes the images of a folder of shards, one by one: in a rank, or in a worker of it."""
+"""Makes images from a folder of shards, one by one, in a rank or in one of its workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAINING = "train"
 
 
 class DecodingJob(BaseModel):
-    """What images are made of, and how.
+    """The shards and settings from which images are made.
 
     Attributes:
         folder: of the shards.
@@ -65,7 +65,7 @@ class Decoder:
         self._blank = mean_colour(job.images)
 
     def write(self, indices: Sequence[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
-        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns what is broken.
+        """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
 
         Args:
             indices: of the samples, or a part of an epoch's order.
@@ -103,7 +103,7 @@ class Decoder:
 
 
 class _Random:
-    """The random numbers of each sample: Philox with the key (seed, epoch), from a counter that is the sample's own.
+    """The random numbers of each sample: Philox with the key (seed, epoch), from a counter for each sample.
 
     One generator is set anew for each: making one takes four times as long, as it asks the system for entropy.
     """

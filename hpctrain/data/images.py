@@ -47,7 +47,7 @@ class Crop:
 
 
 def size_at(images: Images, epoch: int) -> int:
-    """Pixels a side in training in an epoch, counted from 0."""
+    """The side of training images in pixels in an epoch, counted from 0."""
     if not images.size_ramp:
         return images.size
     epochs, sizes = zip(*images.size_ramp, strict=True)
@@ -80,7 +80,7 @@ def _augmented(image: Pixels, images: Images, random: np.random.Generator) -> Pi
 
 
 def mean_colour(images: Images) -> Pixels:
-    """What comes closest to 0 when it is normalised, of shape (3,)."""
+    """The colour that is closest to 0 when normalised, of shape (3,)."""
     colour: Pixels = np.rint(255 * np.array(images.mean, np.float32)).astype(np.uint8)
     return colour
 
@@ -110,7 +110,7 @@ def _middle(width: int, height: int) -> Crop:
 
 
 def random_crop(width: int, height: int, images: Images, random: np.random.Generator) -> Crop:
-    """A part whose area and whose ratio, on a logarithmic scale, are uniform in the recipe's bounds.
+    """A random rectangle whose area and (logarithmic) aspect ratio are uniform within the recipe's bounds.
 
     After ten tries that do not fit: the largest part in the middle whose ratio is within the bounds (Szegedy et al.
     2015, section 6; the rules for what does not fit are torchvision's).
@@ -129,7 +129,7 @@ def random_crop(width: int, height: int, images: Images, random: np.random.Gener
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
-    """Bilinear, and antialiased where it shrinks.
+    """Resize an image with bilinear interpolation, antialiased where it shrinks.
 
     Pillow's filter is a triangle as wide as two pixels of the result, of variance r^2 / 6 where the image shrinks by r.
     Interpolation alone has 1 / 6; a blur of three pixels before it adds the rest, in a sixth of Pillow's time.
@@ -156,7 +156,7 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _deviation(variance: float) -> float:
-    """Of the Gaussian whose three middle samples (a, 1, a) / (1 + 2a) have a variance, as far as three can."""
+    """The standard deviation of a Gaussian whose three middle samples have a variance, as far as three can."""
     outer = min(max(variance / 2, 1e-4), 0.3)
     return math.sqrt(-0.5 / math.log(outer / (1 - 2 * outer)))
 

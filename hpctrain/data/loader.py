@@ -1,4 +1,4 @@
-"""ImageNet as a stream of pieces, which worker processes make ready ahead of what is trained on."""
+"""Streams ImageNet in pieces that worker processes prepare ahead of training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TASKS_AHEAD = 3
 
 @dataclass(kw_only=True)
 class _Piece:
-    """What is being made ready.
+    """A piece that is being prepared.
 
     Attributes:
         indices: of the samples, with their repetitions.
@@ -46,7 +46,7 @@ class _Piece:
 
 
 class WorkerPool:
-    """What makes images for the sources of one folder, one stream at a time: worker processes, or none.
+    """Makes images for the sources of one folder, one stream at a time, in worker processes or without any.
 
     Nothing is started before the first stream.
 
@@ -63,7 +63,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """The process ids of the running workers."""
         return self._workers.pids if self._workers else []
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class WorkerPool:
             self._open = None
 
     def close(self) -> None:
-        """End the stream that is open, and the workers. Idempotent; another stream starts them again."""
+        """End the open stream and the workers. Idempotent; another stream starts them again."""
         if self._open:
             self._open.close()
         self._end()
@@ -183,7 +183,7 @@ class ImageNet:
 
 
 class _Ring:
-    """The pieces of one stream, each in the next of a few places in the workers' memory.
+    """The pieces of one stream, each in one of a few places in the workers' memory.
 
     Args:
         workers: what makes them.

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: which images of a global batch are mixed, and in which shares.
+"""Mixup and CutMix: the images of a global batch that are mixed, and their shares.
 
 What is drawn depends on the seed, the epoch and the group's place in the epoch alone, and partners are found in the
 global batch: a run on other ranks, or in other micro-batches, mixes the same.
@@ -42,7 +42,7 @@ class Mixture:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What a rank computes at once of a global batch, and what it is mixed with.
+    """The samples of a global batch that a rank computes together, and those that they are mixed with.
 
     Attributes:
         positions: in the batch: of what is computed, then of partners that are not among them.
@@ -56,7 +56,7 @@ class Piece:
 
 
 def piece(positions: Indices, length: int, group: int | None) -> Piece:
-    """The partners of some samples of a global batch of ``length``.
+    """The samples and their partners in a global batch of ``length``.
 
     The batch is cut into groups of at most ``group``, in the fewest parts that differ by one at most, as over the ranks
     of the sources. The partner of each is the one before it in its group, of the first the last.
@@ -89,7 +89,7 @@ class Mixer:
         self._seed = seed
 
     def mixture(self, part: Piece, epoch: int, first: int, height: int, width: int) -> Mixture:
-        """How a piece is mixed.
+        """The mixture of a piece.
 
         Args:
             part: of a global batch.

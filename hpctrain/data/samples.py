@@ -44,7 +44,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class InMemory:
-    """A :class:`hpctrain.data.source.Source` of samples that are all there."""
+    """A :class:`hpctrain.data.source.Source` of samples in memory."""
 
     samples: Samples
     broken: set[str] = field(default_factory=set)
@@ -62,4 +62,4 @@ class InMemory:
         return (self.samples[sample_of(piece)] for piece in pieces)
 
     def close(self) -> None:
-        """Nothing works for it."""
+        """Do nothing: there are no workers."""

@@ -1,4 +1,4 @@
-"""Which samples a rank trains on: one global order an epoch, cut into global batches, each cut over the ranks.
+"""The samples of each rank: one global order per epoch, cut into global batches, each divided over the ranks.
 
 The order depends on the seed and the epoch alone, so a run on other ranks sees the same batches, and every
 sample is seen exactly once an epoch for any number of ranks and any batch size (Goyal et al. 2017, section 2.3:
@@ -56,12 +56,12 @@ def sample_of(order: Indices) -> Indices:
 
 
 def repetition_of(order: Indices) -> Indices:
-    """Which repetition each is, from 0 on."""
+    """The number of each sample's repetition, from 0."""
     return order >> _REPETITION
 
 
 def global_batches(order: Indices, size: int, *, drop_last: bool) -> Iterator[Indices]:
-    """``order`` cut into batches of ``size``; the last may be smaller, and is left out with ``drop_last``.
+    """Cut ``order`` into batches of ``size``; the last may be smaller, and is left out with ``drop_last``.
 
     Repetitions of a sample stand as far apart in a batch as they can: in the sources they are on different ranks, and
     neither normalised nor mixed together.
@@ -72,7 +72,7 @@ def global_batches(order: Indices, size: int, *, drop_last: bool) -> Iterator[In
 
 
 def batch_count(samples: int, size: int, *, drop_last: bool) -> int:
-    """How many global batches an epoch has."""
+    """The number of global batches in an epoch."""
     return samples // size if drop_last else -(-samples // size)
 
 
@@ -87,7 +87,7 @@ def share(batch: Indices, rank: int, ranks: int) -> RankShare:
 
 
 def parts(own: RankShare, count: int) -> list[Indices]:
-    """A share in ``count`` parts, which differ by one sample at most and are never empty.
+    """Cut a share into ``count`` parts whose sizes differ by at most one; none is empty.
 
     Where there are fewer samples than parts the last one comes again, after the rank's own ``count``.
     """
@@ -96,7 +96,7 @@ def parts(own: RankShare, count: int) -> list[Indices]:
 
 
 def cut(indices: Indices, size: int | None) -> list[Indices]:
-    """``indices`` in order, in the fewest parts of at most ``size``, which differ by one at most; None leaves it whole.
+    """Cut ``indices`` into the fewest parts of at most ``size``; None keeps them whole.
 
     What is empty has no part.
     """

@@ -1,4 +1,4 @@
-"""Where samples come from, whatever they are stored in."""
+"""The interface of samples, however they are stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.data.sampling import Indices
 
 
 class Source(Protocol):
-    """One set of samples, known by their indices from 0 on."""
+    """A set of samples, identified by indices from 0."""
 
     @property
     def broken(self) -> set[str]:
@@ -19,12 +19,12 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other samples, or the same in another order."""
+        """A text that differs for other samples, and for the same samples in another order."""
 
     def __len__(self) -> int: ...
 
     def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
-        """The samples of each piece, in order, while the pieces after it are already being made ready.
+        """The samples of each piece, in order, while later pieces are already being prepared.
 
         What is random about a sample follows from the recipe's seed, the epoch, the sample's index and the repetition
         that it is (:func:`hpctrain.data.sampling.repetition_of`) alone. A stream that is closed before its end drops
@@ -40,24 +40,24 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """End what works for this source. Idempotent."""
+        """End the workers of this source. Idempotent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class First:
-    """The first samples of a source, which belongs to it."""
+    """The first samples of a source. It owns the source."""
 
     source: Source
     count: int
 
     @property
     def broken(self) -> set[str]:
-        """Those of the source."""
+        """The broken samples of the source."""
         return self.source.broken
 
     @property
     def fingerprint(self) -> str:
-        """That of the source."""
+        """The fingerprint of the source."""
         return self.source.fingerprint
 
     def __len__(self) -> int:
@@ -68,5 +68,5 @@ class First:
         return self.source.stream(pieces, epoch)
 
     def close(self) -> None:
-        """End what works for the source."""
+        """Close the source."""
         self.source.close()

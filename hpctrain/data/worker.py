@@ -1,4 +1,4 @@
-"""A process that makes images ready for a rank: ``python -m hpctrain.data.worker TASKS RESULTS MEMORY JOB``.
+"""A process that prepares images for a rank: ``python -m hpctrain.data.worker TASKS RESULTS MEMORY JOB``.
 
 The first three are the numbers of inherited files: the sockets that tasks come from and results go to, and the memory
 that images are written to. It ends when its rank is gone, because then nobody is at the other end of the sockets.
@@ -62,18 +62,18 @@ class DecodedTask:
 
 
 def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
-    """Raises OSError where nobody is at the other end, or with MSG_DONTWAIT where it takes no more now."""
+    """Send a message. Raises OSError if nobody listens, or, with MSG_DONTWAIT, if the socket is full."""
     end.send(json.dumps(asdict(message)).encode(), flags)
 
 
 def receive_task(end: socket.socket, flags: int = 0) -> DecodingTask | None:
-    """The next one, for whichever process asks first; None where nobody is at the other end."""
+    """The next task, for the first process that asks; None if the sender is gone."""
     message = end.recv(_MESSAGE_BYTES, flags)
     return DecodingTask(**json.loads(message)) if message else None
 
 
 def receive_result(end: socket.socket) -> DecodedTask | None:
-    """The next one; None where all workers are gone."""
+    """The next result; None if all workers are gone."""
     message = end.recv(_MESSAGE_BYTES)
     return DecodedTask(**json.loads(message)) if message else None
 

@@ -1,4 +1,4 @@
-"""The processes that make images ready for a rank, seen from the rank.
+"""The rank's side of the processes that prepare images.
 
 They are programs of their own and no forks, since the rank has MPI and threads. What they share with it has no name in
 the file system, so that nothing is left of it when the last of them is gone, however they ended.
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = (
 
 
 class Workers:
-    """Processes that take tasks as they get done with others, on the cores that this process may use.
+    """Processes that take tasks as they become free, on the cores that this process may use.
 
     Args:
         job: what they make.
@@ -68,11 +68,11 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes."""
+        """The process ids."""
         return [process.pid for process in self._processes]
 
     def reserve(self, size: int) -> mmap.mmap:
-        """At least so many bytes that the workers write to; those of before are kept.
+        """Make sure of so many bytes for the workers to write to; earlier memory is kept.
 
         Raises:
             HpctrainError: there is not so much memory.
@@ -90,13 +90,13 @@ class Workers:
         return self._memory
 
     def put(self, task: DecodingTask) -> None:
-        """Let one of the processes do it."""
+        """Give a task to the processes."""
         self._unsent.append(task)
         self._waiting += 1
         self._send()
 
     def take(self) -> DecodedTask:
-        """The next task that is done, of those that were put.
+        """The next finished task.
 
         Raises:
             HpctrainError: a process died, hangs, or could not read a shard.
@@ -125,7 +125,7 @@ class Workers:
         return result
 
     def drop(self) -> bool:
-        """Forget all that was put; true where nothing writes to the memory any more, in about the time of a task."""
+        """Discard all tasks; True once nothing writes to the memory any more, in about the time of a task."""
         self._waiting -= len(self._unsent)
         self._unsent.clear()
         with contextlib.suppress(BlockingIOError):
@@ -140,7 +140,7 @@ class Workers:
         return not self._waiting
 
     def end(self) -> None:
-        """End the processes, and give the memory back. Idempotent."""
+        """End the processes and free the memory. Idempotent."""
         if self._ended:
             return
         self._ended = True

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from hpctrain.cluster.rdma import all_ports, kernel_text
 from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import NodeMap
 
@@ -138,8 +139,8 @@ def read_host(
         ports=tuple(_ports(root)),
         verbs=tuple(_verbs(root)),
         node_map=node_map,
-        modules=frozenset(line.split()[0] for line in _value(root / "proc/modules").splitlines()),
-        driver=_value(root / "proc/driver/nvidia/version"),
+        modules=frozenset(line.split()[0] for line in kernel_text(root / "proc/modules").splitlines()),
+        driver=kernel_text(root / "proc/driver/nvidia/version"),
         kernel=_kernel(root),
         acs=_acs(root, gpus),
         visible=visible if visible is not None else (environment.get("CUDA_VISIBLE_DEVICES"),) * ranks,
@@ -152,7 +153,7 @@ def _limit(kind: int) -> tuple[float, float]:
 
 
 def _kernel(root: Path) -> tuple[int, int]:
-    version = re.match(r"(\d+)\.(\d+)", _value(root / "proc/sys/kernel/osrelease"))
+    version = re.match(r"(\d+)\.(\d+)", kernel_text(root / "proc/sys/kernel/osrelease"))
     return (int(version[1]), int(version[2])) if version else (0, 0)
 
 
@@ -166,34 +167,33 @@ def _interfaces(root: Path) -> Iterator[Interface]:
     known = psutil.net_if_addrs() if root == Path("/") else {}
     inet = (socket.AF_INET, socket.AF_INET6)
     for entry in sorted((root / "sys/class/net").glob("*")):
-        flags = _value(entry / "flags")
+        flags = kernel_text(entry / "flags")
         # A bridge without a network card in it joins virtual machines or containers.
         inner_bridge = (entry / "bridge").is_dir() and not any(entry.glob("brif/*/device"))
         yield Interface(
             name=entry.name,
             up=bool(int(flags, 16) & _UP) if flags else False,
-            host_only=_value(entry / "type") == _LOOPBACK or inner_bridge or bool(_HOST_ONLY.match(entry.name)),
+            host_only=kernel_text(entry / "type") == _LOOPBACK or inner_bridge or bool(_HOST_ONLY.match(entry.name)),
             addresses=tuple(a.address.partition("%")[0] for a in known.get(entry.name, ()) if a.family in inet),
         )
 
 
 def _ports(root: Path) -> Iterator[PortFacts]:
-    for entry in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        rate = re.match(r"[\d.]+", _value(entry / "rate"))
+    for port in all_ports(root / "sys/class/infiniband"):
+        rate = re.match(r"[\d.]+", kernel_text(port.path / "rate"))
         yield PortFacts(
-            adapter=entry.parents[1].name,
-            number=int(entry.name),
-            link_layer=_value(entry / "link_layer"),
-            # "4: ACTIVE"
-            state=_value(entry / "state").rpartition(" ")[2],
+            adapter=port.adapter.name,
+            number=port.number,
+            link_layer=port.link_layer,
+            state=port.state,
             rate=float(rate[0]) if rate else math.nan,
-            roce_v2=tuple(_roce_v2(entry)),
+            roce_v2=tuple(_roce_v2(port.path)),
         )
 
 
 def _roce_v2(port: Path) -> Iterator[int]:
     for gid in sorted(port.glob("gids/*"), key=lambda path: int(path.name)):
-        if _value(gid) not in ("", _NO_GID) and _value(port / "gid_attrs/types" / gid.name) == "RoCE v2":
+        if kernel_text(gid) not in ("", _NO_GID) and kernel_text(port / "gid_attrs/types" / gid.name) == "RoCE v2":
             yield int(gid.name)
 
 
@@ -227,11 +227,3 @@ def _acs_control(config: Path) -> int | None:
         if offset < _READABLE_CONFIG:
             break
     return 0
-
-
-def _value(path: Path) -> str:
-    """What a file holds; empty where there is none, or where the kernel refuses: a port that is down has no GIDs."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

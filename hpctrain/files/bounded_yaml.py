@@ -1,4 +1,4 @@
-"""YAML from outside: parsed no deeper than its format goes, and without what the format has no use for."""
+"""Parses YAML from outside with a bound on nesting, and refuses what the format does not use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from yaml.composer import ComposerError
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader with a bound on nesting, which Python could not follow, and a word on each node.
+    """YAML's safe loader with a bound on nesting, which would exhaust Python's stack, and a check of each node.
 
     Attributes:
         deepest: how many nodes may lie within each other.
@@ -22,7 +22,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth = 0
 
     def refusal(self, event: Any) -> str | None:
-        """Why the node that begins with ``event`` has no place in the file; None if it has."""
+        """Why the node that begins with ``event`` is not allowed; None if it is."""
         raise NotImplementedError
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:

@@ -1,4 +1,4 @@
-"""YAML files that a pydantic model describes: every fault is told with its line, its key and what is valid."""
+"""YAML files that a pydantic model describes; errors name line, key and valid values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Location = tuple[int | str, ...]
 
 
 class Section(BaseModel):
-    """A part of such a file: unknown keys are refused, values do not change after they were checked."""
+    """A section of such a file: unknown keys are refused, and values cannot change after the check."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -72,7 +72,7 @@ _Reader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes whatever PyYAML's own loader or the one above would take for something else than a string."""
+    """Quotes every string that PyYAML's loader or the one above would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -85,7 +85,7 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def read_text(path: Path, kind: str, hint: str) -> str:
-    """What a file holds.
+    """The text of a file.
 
     Raises:
         HpctrainError: it cannot be read, with ``hint``, or is not text.
@@ -99,7 +99,7 @@ def read_text(path: Path, kind: str, hint: str) -> str:
 
 
 def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) -> M:
-    """The model of a file.
+    """Load a file into its model.
 
     Args:
         text: what the file holds.
@@ -118,7 +118,7 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A file's values before any model has seen them.
+    """The values of a file before a model has checked them.
 
     Attributes:
         values: by their keys.
@@ -130,7 +130,7 @@ class Document:
 
 
 def read_document(text: str, path: Path, kind: str) -> Document:
-    """The values of a file; arguments and errors are those of :func:`load_checked`."""
+    """Parse a file; arguments and errors are those of :func:`load_checked`."""
     root = _parse(text, kind, lambda error: f"{path}{_line_of(error)}: not valid YAML: {_problem(error)}")
     if not isinstance(root, yaml.MappingNode):
         raise HpctrainError(f"{path} holds no {kind}: its top level is not a mapping of keys to values")
@@ -139,13 +139,13 @@ def read_document(text: str, path: Path, kind: str) -> Document:
 
 
 def dump(values: dict[str, Any]) -> str:
-    """The YAML of plain values, in their order; :func:`load_checked` reads the same."""
+    """Write plain values as YAML, in their order; :func:`load_checked` reads them back."""
     # A width that no line reaches: folded lines are hard to edit. Left unescaped, U+0085 comes back as a line break.
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
 
 
 def parse_value(text: str, kind: str, where: str) -> Any:
-    """The value that one line of YAML stands for.
+    """The value of one line of YAML.
 
     Raises:
         HpctrainError: it is not valid; begins with ``where``.
@@ -155,7 +155,7 @@ def parse_value(text: str, kind: str, where: str) -> Any:
 
 
 def validate(values: Any, model: type[M], where: Callable[[Location], str], kind: str, hint: str) -> M:
-    """The model of plain values.
+    """Validate plain values with a model.
 
     Args:
         values: as YAML or JSON have them.
@@ -176,7 +176,7 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
 
 
 def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The section that lies under a key; None where the key holds a value."""
+    """The section under a key; None if the key holds a value."""
     annotation = section.model_fields[key].annotation
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)

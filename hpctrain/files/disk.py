@@ -1,4 +1,4 @@
-"""What to tell a user whose disk refuses, and what survives a crash of the machine."""
+"""Errors for disks that refuse, and durability of names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRONG_PLACE = frozenset(
 def disk_error(
     error: OSError, path: Path | None, elsewhere: str = "choose another place with --run-dir"
 ) -> HpctrainError:
-    """What to tell a user whose file cannot be written; ``elsewhere`` says how to write another one."""
+    """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free some space there, or {elsewhere}"
         return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
@@ -26,7 +26,7 @@ def disk_error(
 
 
 def synchronise_folder(folder: Path) -> None:
-    """Let the names in a folder survive a crash of the machine.
+    """Make the names in a folder survive a crash of the machine.
 
     Raises:
         OSError: the disk refuses.

@@ -1,8 +1,9 @@
-"""One process at a time in a folder."""
+"""Locks between processes, by ``flock``."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -13,12 +14,14 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 
 _LOCK = ".lock"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+# File systems that have no locks between hosts, or none at all.
+_NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 @contextlib.contextmanager
 def locked(folder: Path, *, seconds: float) -> Iterator[None]:
-    """Make the folder where it is not there, and keep it for this process; a process that ends gives it up.
+    """Create the folder if needed, and lock it for this process; the lock ends with the process.
 
     Args:
         seconds: how long to wait for another one.
@@ -33,30 +36,43 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, path, "choose another folder") from error
     try:
-        _take(descriptor, folder, time.monotonic() + seconds, seconds)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _take(descriptor: int, folder: Path, until: float, seconds: float) -> None:
-    while not _taken(descriptor):
-        if time.monotonic() >= until:
+        # Without locks nothing is mixed either: each file is written under a name of its own.
+        if not lock(descriptor, path, seconds):
             waited = f", which was waited for {seconds:g} s" if seconds else ""
             raise HpctrainError(
                 f"another process writes in {folder}{waited}",
                 "let it end, or end it; what is done is kept",
                 exit_code=1,
             )
-        time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system without locks: each file is written under a name of its own, so that nothing is mixed.
-        return True
-    return True
+def lock(descriptor: int, path: Path, seconds: float) -> bool:
+    """Lock an open file until it is closed or this process ends.
+
+    Args:
+        descriptor: the open file.
+        path: its path, for messages.
+        seconds: how long to wait for another process that has the lock.
+
+    Returns:
+        False if the other process still has it; True also on a file system without locks.
+
+    Raises:
+        HpctrainError: the file system has locks, and refuses.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise disk_error(error, path) from error
+            return True

@@ -1,4 +1,4 @@
-"""Folders and files that only their owner can look into, whatever the umask."""
+"""Folders and files that only their owner can read, whatever the umask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Make a folder for its owner alone, and those above it that were missing likewise.
+    """Create a folder for its owner alone, and missing parents likewise.
 
     One that is there already keeps its mode, as its owner may share it.
 
@@ -21,7 +21,7 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """The ``opener`` of :func:`open` for files that only their owner reads."""
+    """An ``opener`` for :func:`open` that makes files readable by their owner only."""
     return os.open(path, flags, 0o600)
 
 

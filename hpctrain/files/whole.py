@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ELSEWHERE = "choose another folder"
 
 
 def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
-    """Refuse to begin what cannot end.
+    """Refuse to begin writing more than the disk can hold.
 
     Args:
         wanted: bytes that are to be ``done``, as "written".
@@ -35,7 +35,7 @@ def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
 def write_whole(
     path: Path, content: bytes, *, opener: Callable[[str, int], int] | None = None, elsewhere: str = _ELSEWHERE
 ) -> None:
-    """Write or replace a file; it survives a crash of the machine.
+    """Write or replace a file so that it survives a crash of the machine.
 
     Args:
         opener: as of :func:`open`.
@@ -59,17 +59,17 @@ def write_whole(
 
 
 def temporary(path: Path) -> Path:
-    """A hidden name beside a file that no other process takes."""
+    """A hidden name beside a file that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
 
 
 def put_in_place(fresh: Path, path: Path) -> None:
-    """Rename a file that is on disk whole."""
+    """Rename a complete file that is on disk to its final name."""
     fresh.replace(path)
     synchronise_folder(path.parent)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed had not finished."""
+    """Remove unfinished files of processes that were killed."""
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What has to change in Horovod's 2023 sources for the frameworks of today, as data."""
+"""Changes to Horovod's 2023 sources for today's frameworks, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """One text of one file that is replaced, and why.
+    """A text in one file that is replaced, and the reason.
 
     ``package`` is the framework that needs it; None where every build does.
     """

@@ -1,4 +1,4 @@
-"""Does the installed Horovod fit what is installed now? Reads files only, so it is cheap enough for every launch."""
+"""Checks whether the installed Horovod fits what is installed now. Reads files only, so that each launch can do it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require(framework: str | None) -> None:
 
 
 def report() -> list[Check]:
-    """Every part of the build; nothing is missing where no status is ``failed``."""
+    """The state of every part of the build; nothing is missing if no status is ``failed``."""
     installed = find_installed()
     checks = [_horovod(installed), _mpi(installed), *(_framework(name, installed) for name in PACKAGES)]
     return [replace(check, source=_SOURCE) for check in (*checks, _nccl(installed))]

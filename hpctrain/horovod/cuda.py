@@ -1,4 +1,4 @@
-"""CUDA and NCCL, where a framework can use them: found by their files, without importing a framework."""
+"""Finds CUDA and NCCL where a framework can use them, by their files, without importing a framework."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpctrain.cluster.programs import program_output
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=]*= *'(?P<version>[\d.]+)'", re.MULTILINE)
 _TENSORFLOW_CUDA = re.compile(r"'is_cuda_build', True")
@@ -53,13 +54,12 @@ def framework_has_cuda() -> bool:
 
 
 def find_toolkit() -> Toolkit | None:
-    """The CUDA toolkit of ``CUDA_HOME``, else the one whose nvcc is on the PATH."""
+    """The CUDA toolkit of ``CUDA_HOME``, or that of the nvcc on the PATH."""
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=f"{home}/bin" if home else None)
     if nvcc is None:
         return None
-    answer = subprocess.run([nvcc, "--version"], check=False, capture_output=True, text=True)
-    match = _NVCC_RELEASE.search(answer.stdout)
+    match = _NVCC_RELEASE.search(program_output(nvcc, "--version"))
     if match is None:
         return None
     return Toolkit(version=match["version"], home=Path(home) if home else Path(nvcc).resolve().parent.parent)

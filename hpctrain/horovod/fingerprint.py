@@ -1,4 +1,4 @@
-"""Everything that a Horovod wheel depends on, and the key of the cache that follows from it."""
+"""Everything that a Horovod wheel depends on, and the cache key derived from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.planning.machine import installed_version
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What one wheel was, or is to be, built from and for; None for what it does without."""
+    """What a wheel was or will be built from and for; None for what it does not use."""
 
     horovod: str
     adaptations: str
@@ -63,12 +63,12 @@ def environment_prefix(mpi: MpiInstallation) -> Path | None:
 
 
 def mpi_identity(mpi: MpiInstallation) -> str:
-    """One MPI, told apart from every other: a wheel finds MPI relative to itself or at one absolute path."""
+    """A text that identifies an MPI: a wheel finds it relative to itself or at an absolute path."""
     return f"{mpi.name} {'of this environment' if environment_prefix(mpi) else f'at {mpi.mpirun.resolve()}'}"
 
 
 def package_version(package: str) -> str | None:
-    """The version of an installed framework, without importing it; None if it is not installed."""
+    """The version of an installed framework, read without importing it; None if it is not installed."""
     if importlib.util.find_spec(package) is None:
         return None
     return installed_version(package) or "of unknown version"

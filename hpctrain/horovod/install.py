@@ -1,4 +1,4 @@
-"""From nothing to a proved Horovod: compile it if no cached wheel fits, install it, prove it."""
+"""Installs and proves Horovod, and compiles it first if no cached wheel fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]
     """Make the installed Horovod fit this environment's frameworks and MPI.
 
     Args:
-        progress: is told what is being done.
+        progress: gets what is being done.
         force: compile and install even where the installed Horovod or a cached wheel fits.
 
     Returns:

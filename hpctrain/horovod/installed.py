@@ -1,4 +1,4 @@
-"""What the installed Horovod says of itself, read from its files: it is never imported."""
+"""Reads the facts about the installed Horovod from its files, without importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a compiler's output: how far it is, and what went wrong first."""
+"""Reads a compiler's output: the progress, and the first error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_LINES = 5
 
 
 def percent_done(line: str) -> int | None:
-    """How much is compiled, from a line of make (``[ 42%]``) or ninja (``[3/7]``); None for any other line."""
+    """The percentage in a line of make (``[ 42%]``) or ninja (``[3/7]``); None for any other line."""
     if match := _PERCENT.match(line):
         return int(match["percent"])
     if match := _COUNT.match(line):

@@ -1,4 +1,4 @@
-"""The proof of a build: two real ranks reduce numbers through it in each framework and check them."""
+"""Proves a build: two ranks reduce numbers with it in each framework, and check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling Horovod into a wheel, and the cache of the wheels that were compiled."""
+"""Compiles Horovod into a wheel, and caches the wheels."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hpctrain.horovod.fingerprint import Fingerprint, environment_prefix
 from hpctrain.horovod.source import fetch
 
 Progress = Callable[[str, int | None], None]
-"""Told what is being done and, while compiling, the percentage that is done."""
+"""Gets what is being done and, while compiling, the percentage that is done."""
 
 # What one compiler process on PyTorch's headers takes at its peak.
 _BYTES_PER_JOB = 2 * 1024**3
 
 
 def wheel_home(fingerprint: Fingerprint) -> Path:
-    """The cache's folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "hpctrain" / "wheels" / fingerprint.key
 
 
 def cached_wheel(fingerprint: Fingerprint) -> Path | None:
-    """The wheel that was compiled for exactly this, if any."""
+    """The wheel that was compiled for exactly this fingerprint, if there is one."""
     return next(wheel_home(fingerprint).glob("*.whl"), None)
 
 

@@ -1,37 +1,32 @@
-"""The attempts of one run: what the next one begins from, and that there is one at a time."""
+"""The attempts of one run: where the next one begins, and the lock that allows one at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import itertools
 import os
 import re
-import shlex
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.checkpoints.layout import set_aside
+from hpctrain.checkpoints.layout import damaged_checkpoints
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
+from hpctrain.files.locks import lock
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
+from hpctrain.run.resuming import resume_command
 
 _SQUEUE_SECONDS = 20.0
 # A job that was requeued or follows another can start while the launcher before it still ends.
 _LOCK_SECONDS = 60.0
-_LOCK_POLL_SECONDS = 0.5
 # What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
 WORK_SECONDS = 600.0
-# File systems that have no locks between hosts, or none at all.
-_NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +46,7 @@ class Attempt:
     restart: int = 0
 
     def start(self, plan: Plan, launcher: str) -> StartEvent:
-        """The event with which it begins."""
+        """The event that begins the attempt."""
         return StartEvent(
             attempt=self.number,
             iteration=self.iteration,
@@ -64,14 +59,9 @@ class Attempt:
         )
 
 
-def resume_command(directory: RunDirectory) -> str:
-    """What a user types to go on with a run."""
-    return shlex.join(["hpctrain", "run", "--resume", "--run-dir", str(directory.path)])
-
-
 @contextlib.contextmanager
 def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
-    """Be the only launcher of a run, as far as a lock on ``RUN_DIR/lock`` tells, on file systems that have locks.
+    """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
 
     Yields:
         A warning, where the lock is still that of this Slurm job before it was requeued: its node is gone, and nobody
@@ -93,7 +83,7 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
 
 def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
     warning = None
-    if not _locked(descriptor, _LOCK_SECONDS if job_id(environment) else 0.0):
+    if not lock(descriptor, directory.path / "lock", _LOCK_SECONDS if job_id(environment) else 0.0):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_earlier(holder, environment):
             raise HpctrainError(
@@ -109,25 +99,8 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
     return warning
 
 
-def _locked(descriptor: int, seconds: float) -> bool:
-    """Whether the lock could be had in this time, or there are none."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return True
-
-
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The Slurm job of this process as Slurm's programs name it, ``JOB_TASK`` for one of an array; None outside."""
+    """The Slurm job of this process as Slurm names it, ``JOB_TASK`` for a task of an array; None outside Slurm."""
     array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
@@ -145,7 +118,7 @@ def _is_earlier(holder: str, environment: Mapping[str, str]) -> bool:
 
 
 def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
-    """Refuse where the last attempt is still going on without its launcher.
+    """Refuse to start while the last attempt still runs without its launcher.
 
     The records tell ranks on this host that outlived it; Slurm tells a job whose attempt has no end. What lives on
     another host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
@@ -187,7 +160,7 @@ def _is_running(job: str) -> bool:
 def next_attempt(
     directory: RunDirectory, events: Sequence[Event], idle_restarts: int, *, script: bool = False
 ) -> Attempt | None:
-    """How a run that somebody resumes goes on; None where it is done.
+    """The next attempt of a run that is resumed; None if it is done.
 
     Args:
         directory: with a plan; one that was only submitted yet has no attempt.
@@ -216,7 +189,7 @@ def next_attempt(
 
 
 def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attempt | None:
-    """The next attempt: from the beginning, or the newest whole checkpoint; None where the run is done.
+    """The next attempt: from the beginning, or from the newest whole checkpoint; None if the run is done.
 
     Args:
         directory, events: as of :func:`next_attempt`.
@@ -240,7 +213,7 @@ def _require_none_written(
     """Refuse to begin a run again whose checkpoints are lost, of which a crash can have left no event."""
     written = [f"step {event.iteration}" for event in events if isinstance(event, CheckpointEvent)]
     faults = [fault for _, fault in damaged] + [
-        f"{path} was found damaged" for path in set_aside(directory.checkpoints)
+        f"{path} was found damaged" for path in damaged_checkpoints(directory.checkpoints)
     ]
     if written or faults:
         raise HpctrainError(
@@ -252,7 +225,7 @@ def _require_none_written(
 
 
 def is_done(events: Sequence[Event]) -> bool:
-    """Whether the run came to its end; ``events`` are those of :func:`run_events`."""
+    """Whether the run is done; ``events`` are those of :func:`run_events`."""
     return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
@@ -269,13 +242,13 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
-        f"remove the cause, then: {resume_command(directory)} --idle-restarts {allow}",
+        f"remove the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
         exit_code=1,
     )
 
 
 def run_events(directory: RunDirectory) -> list[Event]:
-    """What happened to the run as a whole, from its first start on; nothing where it was only submitted yet.
+    """The events about the run as a whole, from its first start on; empty if it was only submitted.
 
     Raises:
         HpctrainError: the file is damaged; names the line.
@@ -288,7 +261,7 @@ def run_events(directory: RunDirectory) -> list[Event]:
 
 
 def _start(attempt: Sequence[Event]) -> StartEvent:
-    """Of one of the attempts of :func:`run_events`, which all have it."""
+    """The start of an attempt of :func:`run_events`; all of them have one."""
     start = attempt[0]
     assert isinstance(start, StartEvent)
     return start

@@ -1,4 +1,4 @@
-"""A run as text for a shell: what ``hpctrain run --dry-run`` prints, and whoever executes it has the same run."""
+"""Prints a run as text for a shell, as ``hpctrain run --dry-run`` does; executing it gives the same run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.run.plan import Plan
 
 
 def shell_text(command: Command, plan: Plan, directory: RunDirectory, attempt: Attempt | None, launcher: str) -> str:
-    """Text for a POSIX shell: first what the ranks expect in their run directory, then the command.
+    """Text for a POSIX shell: it prepares the run directory for the ranks, then runs the command.
 
     Args:
         command: starts the ranks.

@@ -1,9 +1,8 @@
-"""What a run has changed since its checkpoint, and which of that the checkpoint cannot be gone on from with."""
+"""Settings that changed since a run's checkpoint, and those with which the checkpoint cannot be resumed."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,19 @@ from typing import Any
 from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.attempts import resume_command
 from hpctrain.recipes.difference import flat, settings
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 
 # What a checkpoint holds the state of, or is part of the way through.
 _HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_fraction", "data.split_seed")
 
 
 def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
-    """The values of a recipe that are not those of the checkpoint of an iteration, by dotted key: its own and the new.
+    """The values of a recipe that differ from an iteration's checkpoint: old and new, by dotted key.
 
     Raises:
         HpctrainError: the checkpoint cannot be read.
@@ -36,14 +35,14 @@ def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[s
 
 
 def take_back_command(directory: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> str:
-    """What a user types to go on with the values of the checkpoint."""
+    """The command that resumes with the values of the checkpoint."""
     texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in changes.items())
     words = [word for text in texts for word in ("--set", text)]
-    return shlex.join([*shlex.split(resume_command(directory)), "--accept-changes", *words])
+    return resume_command(directory, "--accept-changes", *words)
 
 
 def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:
-    """Refuse a recipe that the checkpoint of an iteration cannot be of use for, accepted or not.
+    """Refuse a recipe that cannot be resumed from an iteration's checkpoint, even if the changes are accepted.
 
     Args:
         directory, iteration, plan: as of :func:`changes_since`.

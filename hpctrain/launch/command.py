@@ -1,4 +1,4 @@
-"""A plan to the command that starts its ranks. Making it is pure: launcher and interpreter come in as arguments."""
+"""Turns a plan into the command that starts its ranks. Pure: launcher and interpreter are arguments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
 from hpctrain.run.plan import Plan
+from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Srun:
-    """Slurm's srun, and its plugin for MPI."""
+    """Slurm's srun, and its MPI plugin."""
 
     mpi: Literal["pmix", "pmi2"]
 
@@ -89,7 +90,7 @@ class Command:
             raise HpctrainError(f"cannot start {self.arguments[0]}: {error.strerror}") from error
 
     def shell(self) -> str:
-        """The same as text that a POSIX shell executes, one setting a line; files first."""
+        """The command as text for a POSIX shell, one setting per line, after the files."""
         files = [f"printf %s {shlex.quote(text)} > {shlex.quote(str(path))} &&\n" for path, text in self.files.items()]
         settings = [f"-u {name}" for name in self.without]
         settings += [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
@@ -104,7 +105,7 @@ class Command:
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
-    """The variables that every rank gets; the user's own go before hpctrain's."""
+    """The variables that every rank gets; the user's own take precedence over hpctrain's."""
     threads = str(plan.threads_per_rank)
     return {
         "HPCTRAIN_BACKEND": plan.backend,
@@ -142,7 +143,7 @@ def launch_command(
         launcher: what starts them; None, and no launcher, for the backend ``single``.
         cores: physical cores of each host; ranks are bound to cores where there are enough, unless the plan has places
             for them, which they take by themselves.
-        root: whether the superuser starts the run, which Open MPI wants to be told.
+        root: whether the superuser starts the run, which Open MPI allows only with an option.
         slurm: the settings of an mpirun inside a Slurm job; None outside.
         tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
@@ -203,7 +204,7 @@ def _mpirun(
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
         hostfile = run_directory / "hostfile"
         options += ["-machinefile", str(hostfile)]
-        files[hostfile] = "".join(f"{host.host}:{host.slots}\n" for host in plan.hosts)
+        files[hostfile] = hydra_hostfile((host.host, range(host.slots)) for host in plan.hosts)
     if plan.start.ssh_port:
         ssh_options, ssh_environment = _ssh_port(mpi, plan.start.ssh_port)
         options += ssh_options
@@ -267,7 +268,7 @@ def _srun(
         launcher=("srun", *options, *_pyxis(plan, run_directory), *plan.start.arguments),
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
         without=OF_THE_JOB,
-        files={hostfile: "".join(f"{host.host}\n" for host in plan.hosts for _ in range(host.slots))},
+        files={hostfile: slurm_hostfile((host.host, range(host.slots)) for host in plan.hosts)},
     )
 
 
@@ -276,7 +277,7 @@ OF_THE_JOB = ("SLURM_HINT", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE", "
 
 
 def _apptainer(plan: Plan, run_directory: Path) -> list[str]:
-    """What stands before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
+    """The arguments before the interpreter. Without GPUs ``--nv`` gives a warning and nothing else.
 
     Source: https://apptainer.org/docs/user/latest/gpu.html.
     """

@@ -1,4 +1,4 @@
-"""Which fabric a run is on: a file that the user gives, what Slurm knows, else a flat one."""
+"""Finds the fabric of a run: from a file of the user, from Slurm, or else a flat one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_fabric(
     hosts: Sequence[str],
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Fabric, str]:
-    """The fabric of :func:`given_fabric`, else of :func:`known_fabric`, and where it is known from."""
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`, and its source."""
     fabric = given_fabric(given, routes)
     return (fabric, str(given)) if fabric else known_fabric(hosts, environment)
 
@@ -80,7 +80,7 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
 
 
 def _known(hosts: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[Iterable[Record], str]]:
-    """What each source tells of the fabric, from the best to the one that is always there."""
+    """The fabric from each source, from the best to the one that is always available."""
     # One host needs no fabric, and asking takes its time.
     tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
     # A Slurm without a topology plugin prints nothing of the kind.

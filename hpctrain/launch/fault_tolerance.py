@@ -1,4 +1,4 @@
-"""Runs whose ranks go on without one that died: what they need, and where they go on when a whole host is lost."""
+"""Checks what a fault-tolerant run needs, whose ranks continue without one that died."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WITHOUT = "--set fault_tolerance=stop ends the run resumably instead"
 
 
 def require_choices(plan: Plan) -> None:
-    """Refuse a launcher that was chosen and cannot go on without a dead rank, as the planner does with backends.
+    """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends.
 
     Raises:
         HpctrainError: says which, and what to choose.
@@ -29,7 +29,7 @@ def require_choices(plan: Plan) -> None:
 
 
 def require_mitigation(plan: Plan, launcher: Launcher) -> None:
-    """Refuse a launcher that would end the ranks which are left: all but the mpirun of an Open MPI 5 with ULFM.
+    """Refuse a launcher that would end the remaining ranks: any but the mpirun of an Open MPI 5 with ULFM.
 
     Source: https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html.
 

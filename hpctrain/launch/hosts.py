@@ -1,4 +1,4 @@
-"""The hosts of a run and their order: what the user says, what Slurm says, and what the fabric makes of it."""
+"""The hosts of a run and their order, from the user, from Slurm, and from the fabric."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arrange(
     *,
     whole_fabric: bool = False,
 ) -> tuple[Hosts, tuple[str, ...]]:
-    """The hosts in the order of the plan with their slots, and warnings.
+    """The hosts in the plan's order with their slots, and warnings.
 
     Args:
         options: of the command line. Without hosts in it they are those of the Slurm allocation.
@@ -83,7 +83,7 @@ def _fabric(
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody said what the hosts have room for: a list, a hostfile, or Slurm's allocation."""
+    """Whether the slots of the hosts are given: by a list, a hostfile, or Slurm's allocation."""
     return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
 
 
@@ -103,7 +103,7 @@ def _as_many(names: Sequence[str], room: Mapping[str, int] | None, node_map: Nod
 
 
 def node_map_of(node: str) -> NodeMap:
-    """The node map that ``--node`` names: a file's, or this machine's own.
+    """The node map that ``--node`` names: from a file, or of this machine.
 
     Raises:
         HpctrainError: it cannot be read.

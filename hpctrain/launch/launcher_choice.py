@@ -1,4 +1,4 @@
-"""Which launcher starts a plan's ranks: the one that the plan names, else the first that proves to work here."""
+"""Chooses the launcher of a plan's ranks: the one that the plan names, or the first that works here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choose_launcher(
     say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
     folder: Path = Path(),
 ) -> Launcher:
-    """The launcher of a plan of several ranks.
+    """Choose the launcher for a plan of several ranks.
 
     Inside a Slurm job ``auto`` starts the plan's ranks with each launcher in turn, on the plan's hosts, in its
     container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
@@ -82,12 +82,12 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
 
 
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether only starting the plan's ranks tells which launcher works. A fault-tolerant run can have but one."""
+    """Whether a trial start is needed to find out which launcher works. A fault-tolerant run has only one choice."""
     return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
 
 
 def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> Launcher:
-    """The first launcher of :func:`choose_launcher` that is here; starts nothing.
+    """The first launcher of :func:`choose_launcher` that is installed; starts nothing.
 
     Raises:
         HpctrainError: the named one is not here, or none is.
@@ -104,7 +104,7 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is in a Slurm job."""
+    """Whether this process runs in a Slurm job."""
     return bool(environment.get("SLURM_JOB_ID"))
 
 
@@ -121,7 +121,7 @@ def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many of a host's ``cores`` ranks can be bound to.
+    """The number of a host's ``cores`` that ranks can be bound to.
 
     0 in a step, whose processors are not those of its launchers, and on a Slurm node that is not a machine of its own
     (one of several slurmd on a machine): the ranks of each node would be bound to the same cores.
@@ -132,7 +132,7 @@ def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> i
 
 
 def require_image(plan: Plan) -> None:
-    """Refuse a container image that is a file and is not there.
+    """Refuse a container image whose file does not exist.
 
     Raises:
         HpctrainError: it is not there.
@@ -156,7 +156,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
-            f"{srun.name} starts ranks inside a Slurm job, and this is none",
+            f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
         )
     if srun.mpi not in (plugins := _plugins()):

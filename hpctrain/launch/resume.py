@@ -1,4 +1,4 @@
-"""The plan of a further attempt: that of the run, on the hosts of now."""
+"""The plan of a further attempt: the run's own, on the hosts that there are now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpctrain.run.plan import Plan, Script
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A further attempt: where it begins, its plan on this machine, and what the user has to know about it.
+    """A further attempt: where it begins, its plan on this machine, and notes for the user.
 
     ``changed`` are the values that are not those of the attempts before, by dotted key: the old and the new one.
     """
@@ -37,7 +37,7 @@ class Resumption:
     warnings: tuple[str, ...]
 
     def begin(self, directory: RunDirectory) -> None:
-        """Put its plan in the place of the one of before, on record before anything else can happen.
+        """Replace the run's plan by this one, and record it before anything else happens.
 
         Raises:
             HpctrainError: that cannot be written.
@@ -60,7 +60,7 @@ def resumption(
     changes: Mapping[str, Mapping[str, Any]],
     look_only: bool,
 ) -> Resumption | None:
-    """How a run goes on; None where it is done.
+    """The next attempt of a run; None if it is done.
 
     Args:
         directory: of the run.
@@ -157,7 +157,7 @@ def resumed_plan(
     framework: str | None = None,
     changes: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on the hosts of now, and warnings.
+    """The plan on the current hosts, and warnings.
 
     Args:
         plan: of the run.
@@ -190,7 +190,7 @@ def resumed_plan(
 
 
 def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on the hosts that are left, in their best order, and warnings.
+    """The plan on the remaining hosts in their best order, and warnings.
 
     Args:
         plan: of the run.

@@ -1,4 +1,4 @@
-"""The networks that recipes name, one definition a framework."""
+"""The networks that recipes name, one definition per framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over which images batch normalisation computes its statistics, worked out for one rank; the same for all frameworks.
+"""The images over which one rank's batch normalisation computes statistics; the same for all frameworks.
 
 What the frameworks' layers have in common beside that: the running variance is the unbiased one (divided by the number
 of values less one), as in PyTorch and cuDNN, which the published accuracies were measured with; Keras' own layer keeps
@@ -22,7 +22,7 @@ from hpctrain.recipes.schema import BatchNormSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Where the statistics of one rank come from; by default from all images that it computes at once.
+    """The images whose statistics a rank uses; by default all that it computes together.
 
     Attributes:
         part: a rank's images are normalised in the fewest parts of at most so many, which differ by one at most
@@ -38,7 +38,7 @@ WHOLE = Extent()
 
 
 def moved_by(momentum: float, number: int, count: int) -> float:
-    """How far the running statistics move towards those of a step's ``number``-th part of ``count``, from 1 on.
+    """The step of the running statistics towards those of a step's ``number``-th part of ``count``, from 1.
 
     After the last part they have moved once, by 1 - ``momentum`` towards the plain mean of the parts.
     """
@@ -46,7 +46,7 @@ def moved_by(momentum: float, number: int, count: int) -> float:
 
 
 def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communicator) -> list[NDArray[np.floating]]:
-    """The plain mean of each array over the ranks, in float64. One small reduction.
+    """The plain mean of each array over the ranks in float64, by one small reduction.
 
     Of the ranks' variances as of their means (Akiba et al. 2017, arXiv 1711.04325, section 3): what the layers
     normalised with in training varied about that, and not about the variance of all images together. Where they are
@@ -59,7 +59,7 @@ def means_over_ranks(statistics: Sequence[NDArray[np.floating]], comm: Communica
 
 
 def extent(settings: BatchNormSettings, comm: Communicator | None = None, *, at_once: int = 1) -> Extent:
-    """What ``span`` comes to. Collective over all ranks where ranks normalise together.
+    """Resolve ``span`` for a rank. Collective over all ranks if ranks normalise together.
 
     Args:
         settings: of the recipe.
@@ -67,7 +67,7 @@ def extent(settings: BatchNormSettings, comm: Communicator | None = None, *, at_
         at_once: the most images that a rank computes at once. Needed where ``span`` is a number.
 
     Raises:
-        HpctrainError: a span that is no multiple of ``at_once``, or that asks for groups that do not divide the ranks.
+        HpctrainError: a span that is not a multiple of ``at_once``, or whose groups do not divide the ranks.
     """
     span, ranks = settings.span, comm.size if comm else 1
     together = ranks_together(span, at_once, ranks)

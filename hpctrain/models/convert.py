@@ -1,4 +1,4 @@
-"""Weights of one framework's network for the other's: by the names of PyTorch's state dict, as NumPy arrays.
+"""Converts weights between the frameworks' networks, as NumPy arrays under the names of PyTorch's state dict.
 
 Keras layers have the names of PyTorch's modules. Only the order of axes differs, and what a dense layer after a
 ``Flatten`` reads: (height, width, channel) in Keras and (channel, height, width) in PyTorch.
@@ -30,7 +30,7 @@ _PYTORCH_ALONE = "num_batches_tracked"
 
 
 def state_of(model: keras.Model) -> dict[str, Array]:
-    """The state dict of the same network in PyTorch, running statistics included.
+    """The state dict of a Keras network as the same network in PyTorch has it, with running statistics.
 
     ``load_state_dict({name: torch.from_numpy(array) for name, array in state_of(model).items()})`` takes it.
     """

@@ -38,7 +38,7 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         self._in_graphs = tf.Variable(self._moved_by, trainable=False, dtype=tf.float64)
 
     def get_config(self) -> dict[str, Any]:
-        """What Keras saves of a model.
+        """The settings that Keras saves with a model.
 
         Raises:
             HpctrainError: ranks normalise together, which are there in this run alone.
@@ -52,11 +52,11 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> KerasBatchNorm:
-        """What :meth:`get_config` describes."""
+        """Make the layer that :meth:`get_config` describes."""
         return cls(**{key: value for key, value in config.items() if key != "part"}, extent=Extent(part=config["part"]))
 
     def begin_part(self, number: int, count: int) -> None:
-        """Say which part of a step comes next, from 1 on: all of them move the running statistics once."""
+        """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
         before, self._moved_by = self._moved_by, moved_by(self.momentum, number, count)
         if self._moved_by != before:
             self._in_graphs.assign(self._moved_by)
@@ -155,7 +155,7 @@ def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
 
 
 def begin_part(model: keras.Model, number: int, count: int) -> None:
-    """Say to all batch norms which part of a step comes next: see :meth:`KerasBatchNorm.begin_part`."""
+    """Tell all batch norms which part of a step comes next: see :meth:`KerasBatchNorm.begin_part`."""
     for layer in model._flatten_layers():
         if isinstance(layer, KerasBatchNorm):
             layer.begin_part(number, count)

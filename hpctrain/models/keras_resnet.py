@@ -24,7 +24,7 @@ _GOYAL = InitialWeights()
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
-    """What the layers of one network have in common."""
+    """The settings that all layers of one network share."""
 
     norm: Norm
     weights: InitialWeights
@@ -43,7 +43,7 @@ class _Layers:
         return layers.Conv2D(outputs, size, stride, padding, use_bias=False, kernel_initializer=drawn, name=name)(x)
 
     def last_norm(self, x: Any, name: str) -> Any:
-        """The batch norm in front of a block's sum."""
+        """The batch norm before a block's sum."""
         return self.norm(name=name, gamma_initializer="zeros" if self.zero_gamma else "ones")(x)
 
     def logits(self, x: Any, classes: int) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +14,6 @@ from hpctrain.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 # Outputs, mean and unbiased variance.
 Normalised = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _STATISTICS = ("running_mean", "running_var")
-# Models that were trained since their statistics were averaged, as far as somebody wants to be warned.
-_own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class TorchBatchNorm(nn.BatchNorm2d):
@@ -37,7 +32,7 @@ class TorchBatchNorm(nn.BatchNorm2d):
         self._extent = extent
 
     def begin_part(self, number: int, count: int) -> None:
-        """Say which part of a step comes next, from 1 on: all of them move the running statistics once."""
+        """Say which part of a step comes next, from 1; all parts together move the running statistics once."""
         self.momentum = moved_by(self._kept, number, count)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +98,7 @@ def _of_channels(values: torch.Tensor) -> torch.Tensor:
 
 
 def begin_part(model: nn.Module, number: int, count: int) -> None:
-    """Say to all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
+    """Tell all batch norms which part of a step comes next: see :meth:`TorchBatchNorm.begin_part`."""
     for module in model.modules():
         if isinstance(module, TorchBatchNorm):
             module.begin_part(number, count)
@@ -116,57 +111,7 @@ def average_statistics(model: nn.Module, comm: Communicator) -> None:
     They are the buffers that PyTorch's own normalisations, and those of others that follow them, call ``running_mean``
     and ``running_var``.
     """
-    _own.discard(model)
     statistics = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] in _STATISTICS]
     means = means_over_ranks([buffer.double().cpu().numpy().ravel() for buffer in statistics], comm)
     for buffer, mean in zip(statistics, means, strict=True):
         buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
-
-
-def warn_of_own_statistics(model: nn.Module, warn: Callable[[], None]) -> None:
-    """Call ``warn`` once, where a model evaluates or is saved with statistics of this rank's samples alone.
-
-    Nothing is averaged here: whether the other ranks evaluate or save too, this rank cannot know.
-    """
-    norms = (module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor))
-    if norm := next((module for module in norms if not isinstance(module, nn.SyncBatchNorm)), None):
-        watch = _Watch(model, warn)
-        norm.register_forward_pre_hook(_Hook(watch.before_forward))
-        model.register_state_dict_pre_hook(_Hook(watch.before_saving))
-
-
-class _Hook:
-    """A hook that is nothing in what is copied or saved: there it needs no hpctrain either."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: object) -> None:
-        self._call(*arguments)
-
-    def __reduce__(self) -> tuple[Any, tuple[object, str]]:
-        # Takes whatever it is called with, and returns None.
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-class _Watch:
-    """A model that is warned of."""
-
-    def __init__(self, model: nn.Module, warn: Callable[[], None]) -> None:
-        self._model = weakref.ref(model)
-        self._warn: Callable[[], None] | None = warn
-
-    def before_forward(self, module: nn.Module, _: object) -> None:
-        # What is compiled leaves no trace: the hook would be a part of the graph.
-        if self._warn is None or torch.compiler.is_compiling():
-            return
-        if not module.training:
-            self.before_saving()
-        elif model := self._model():
-            _own.add(model)
-
-    def before_saving(self, *_: object) -> None:
-        model = self._model()
-        if self._warn and model in _own:
-            warn, self._warn = self._warn, None
-            warn()

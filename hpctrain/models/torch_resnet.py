@@ -35,7 +35,7 @@ def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions around a shortcut. ``last`` is the batch norm in front of the sum."""
+    """Two 3x3 convolutions around a shortcut. ``last`` is the batch norm before the sum."""
 
     expansion = 1
 
@@ -57,7 +57,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut. ``last`` is the batch norm in front of the sum."""
+    """1x1, 3x3 and 1x1 convolutions around a shortcut. ``last`` is the batch norm before the sum."""
 
     expansion = 4
 

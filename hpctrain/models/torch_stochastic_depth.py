@@ -1,4 +1,4 @@
-"""Stochastic depth in PyTorch: in training, whole blocks of a residual network are left out of some samples' way."""
+"""Stochastic depth in PyTorch: in training, some samples skip whole blocks of a residual network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.models.torch_resnet import Basic, Bottleneck
 
 
 class StochasticDepth:
-    """Leaves out what blocks add to their shortcuts, sample by sample (Huang et al. 2016, arXiv 1603.09382).
+    """Drops what blocks add to their shortcuts, per sample (Huang et al. 2016, arXiv 1603.09382).
 
     The first block is never left out, the last with probability ``rate``, those between in equal steps; what is kept is
     divided by the probability that it is (timm's drop_path_rate).

@@ -1,4 +1,4 @@
-"""A small transformer encoder in PyTorch (Vaswani et al. 2017, arXiv 1706.03762), to measure with."""
+"""A small transformer encoder in PyTorch for benchmarks (Vaswani et al. 2017, arXiv 1706.03762)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe's optimizer in Keras 3."""
+"""Makes a recipe's optimizer in Keras 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPERATIONS = Operations(
 
 
 def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
-    """The optimizer that a recipe names, for the trainable variables of a model that is built.
+    """The optimizer of a recipe for the trainable variables of a built model.
 
     Keras' own for adam and adamw. Assign ``learning_rate`` before each step, and for rmsprop_to_sgd ``sgd_share``
     (:func:`hpctrain.optim.schedule.sgd_share`) too. The optimizer clips gradients as the recipe says.
@@ -48,7 +48,7 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
 
 
 def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
-    """What each of ``model.trainable_variables`` is to the layer that owns it, however deep that is nested.
+    """The kind of each of ``model.trainable_variables`` in the layer that owns it, at any depth of nesting.
 
     ``norm`` is all that Keras' normalisations, and classes derived from them, own, ``shortcut_norm`` where the layer's
     name has a part ``downsample``; ``bias`` is another layer's ``bias``.
@@ -72,7 +72,7 @@ def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
 
 
 class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """An update rule of :mod:`hpctrain.optim.rules`.
+    """A Keras optimizer with an update rule of :mod:`hpctrain.optim.rules`.
 
     Args:
         settings: the recipe's, any but adam and adamw; as a mapping from a saved model.
@@ -93,7 +93,7 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             self.sgd_share = self.add_variable((), initializer="ones", name="sgd_share")
 
     def build(self, variables: list[Any]) -> None:
-        """Make what each variable keeps from step to step.
+        """Create the state of each variable.
 
         Raises:
             HpctrainError: there are more or fewer variables than kinds.

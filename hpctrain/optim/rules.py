@@ -1,4 +1,4 @@
-"""The update rules of recipes, written once for both frameworks: pure functions of one parameter's arrays.
+"""The update rules of recipes, written once for both frameworks as pure functions of one parameter's arrays.
 
 w is the parameter, g its gradient, beta its decay, rate the step's learning rate, m the momentum.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.recipes.schema import Kind, Optimizer
+from hpctrain.recipes.schema import Kind, Optimizer, OptimizerName
 
 # The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
 ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
@@ -20,7 +20,7 @@ State = dict[str, Array]
 
 # Numbers, where other states are arrays of the parameter's shape.
 SCALARS = frozenset({"previous_rate", "updates"})
-_EPSILONS = {"lars": 0.0, "lamb": 1e-6}
+_EPSILONS: dict[OptimizerName, float] = {"lars": 0.0, "lamb": 1e-6}
 # Of what a recipe names.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
     "norm": frozenset({"norm", "shortcut_norm"}),
@@ -31,7 +31,7 @@ _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """What the rules need of a framework besides the operators of its arrays; types stay as they are.
+    """The framework's functions that the rules need besides array operators; they keep types.
 
     Attributes:
         norm: the Euclidean one of all elements.
@@ -47,7 +47,7 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStep:
-    """What changes from step to step for all parameters alike.
+    """The values of one step that are the same for all parameters.
 
     Attributes:
         rate: the learning rate.
@@ -74,17 +74,17 @@ class Rule:
 
     @property
     def decay(self) -> float:
-        """Beta."""
+        """The weight decay of the kind."""
         return decay(self.settings, self.kind)
 
     @property
     def adapted(self) -> bool:
-        """Whether lars and lamb have a trust ratio for the kind."""
+        """Whether lars and lamb use a trust ratio for the kind."""
         return not _among(self.kind, self.settings.unadapted)
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of what a parameter keeps from step to step; all are zero at first."""
+        """The names of a parameter's state; all values are zero at first."""
         momentum = ("momentum",) if self.settings.momentum else ()
         match self.settings.name:
             case "lamb":
@@ -95,12 +95,12 @@ class Rule:
                 return (*momentum, *(("previous_rate",) if momentum and self.settings.momentum_correction else ()))
 
     def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
-        """What is to be subtracted from ``w``, and what takes the place of ``state``."""
+        """The change to subtract from ``w``, and the new state."""
         return _RULES[self.settings.name](self, step, w, g, state)
 
 
 def decay(settings: Optimizer, kind: ParameterKind) -> float:
-    """What the recipe says, 0 for kinds that are not decayed."""
+    """The weight decay of a kind of parameter; 0 for kinds that are not decayed."""
     return 0.0 if _among(kind, settings.undecayed) else settings.weight_decay
 
 
@@ -109,7 +109,7 @@ def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
 
 
 def epsilon(settings: Optimizer) -> float:
-    """The recipe's, or the optimizer's own: PyTorch's for adam and adamw, of which Keras has another."""
+    """The recipe's epsilon, or the optimizer's default: PyTorch's for adam and adamw, as Keras's differs."""
     return _EPSILONS.get(settings.name, 1e-8) if settings.epsilon is None else settings.epsilon
 
 
@@ -198,7 +198,7 @@ def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: Stat
     return change, {"square": square, **new}
 
 
-_RULES: dict[str, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
+_RULES: dict[OptimizerName, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
     "sgd": sgd,
     "lars": lars,
     "lamb": lamb,

@@ -36,12 +36,12 @@ class LearningRate:
 
     @property
     def begin(self) -> float:
-        """Where the warm-up begins, and stays if it is constant: no higher than where it ends unless it is told so."""
+        """The rate at the start of the warm-up; constant warm-up stays there. By default at most the peak."""
         start = self.schedule.warmup_from
         return min(self.learning_rate, self.peak) if start is None else start
 
     def __call__(self, iteration: float) -> float:
-        """The rate of the step after ``iteration`` steps; at the number of all steps, the rate the run ends at.
+        """The rate of the step after ``iteration`` steps; at the number of all steps, the final rate.
 
         A part of a step is one of ``batch_size`` samples.
         """
@@ -81,7 +81,7 @@ class LearningRate:
                 return self._between(self._left(iteration))
 
     def _left(self, iteration: float) -> float:
-        """What part of the decay is ahead, 1 to 0."""
+        """The remaining share of the decay, 1 to 0."""
         schedule = self.schedule
         # A warm-up that is given in steps and ends within one: the source counts from the step before.
         begin = math.floor(self._climb) if schedule.warmup_steps else self._climb

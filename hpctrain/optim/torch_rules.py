@@ -1,4 +1,4 @@
-"""A recipe's optimizer in PyTorch."""
+"""Makes a recipe's optimizer in PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPERATIONS = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=t
 
 
 def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that a recipe names, over the parameters of a model, a group for each kind of them.
+    """The optimizer of a recipe for the parameters of a model, with one group for each kind of parameter.
 
     PyTorch's own where its update is the recipe's. Set ``lr`` of all groups before each step, and of rmsprop_to_sgd
     ``sgd_share`` (:func:`hpctrain.optim.schedule.sgd_share`) too.
@@ -40,7 +40,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimiz
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
-    """What each parameter is to the layer that owns it, by its name in ``model.named_parameters()``.
+    """The kind of each parameter in the layer that owns it, by its name in ``model.named_parameters()``.
 
     ``norm`` is all that layers of torch.nn's normalisations, and of classes derived from them, own, ``shortcut_norm``
     where the layer is a part of a ``downsample``; ``bias`` is what another layer calls so. A parameter that several
@@ -65,7 +65,7 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> No
 
 
 class TorchRuleOptimizer(torch.optim.Optimizer):
-    """An update rule of :mod:`hpctrain.optim.rules`.
+    """A PyTorch optimizer with an update rule of :mod:`hpctrain.optim.rules`.
 
     Args:
         groups: of parameters, each with its ``kind``.

@@ -1,4 +1,4 @@
-"""Which hosts, in which order, and what each rank finds there. Pure."""
+"""Chooses the hosts and their order, and the slot of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASC
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts in the order of their ranks, what that order is worth, and the network settings of all ranks."""
+    """Hosts in rank order, the benefit of that order, and the network settings of all ranks."""
 
     slots: tuple[Slots, ...]
     order: HostOrder | None = None
@@ -38,7 +38,7 @@ def place_hosts(
     node_map: NodeMap | None = None,
     interface: str | None = None,
 ) -> Hosts:
-    """Order hosts so that a ring over them crosses as few leaves as it can, and give each rank its slot.
+    """Order hosts so that a ring over them crosses as few leaves as possible, and give each rank its slot.
 
     Args:
         names: the hosts in the order in which they were named.
@@ -57,7 +57,7 @@ def place_hosts(
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
-            f"--interface {interface!r} is no name of a network interface", "for example ib0; `ip link` lists them"
+            f"--interface {interface!r} is not a name of a network interface", "for example ib0; `ip link` lists them"
         )
     room = slots_of or _even(names, ranks)
     filled, worth = _filled(names, ranks, room, fabric, known_from)
@@ -140,5 +140,5 @@ def _on_rails(fabric: Fabric | None, names: Sequence[str]) -> bool:
 
 
 def on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
-    """Whether a host hangs on several leaves: its adapters are on rails."""
+    """Whether a host is connected to several leaves, so that its adapters are on rails."""
     return any(len(fabric.leaves[host]) > 1 for host in hosts)

@@ -1,4 +1,4 @@
-"""What planning has to know of the machine and the environment it plans for."""
+"""The facts about the machine and its environment that planning needs."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Machine:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Whether two names are of one host: a name without a domain is that of any."""
+    """Whether two names are of the same host; a name without a domain matches any domain."""
     if "." in one and "." in other:
         return one == other
     return one.partition(".")[0] == other.partition(".")[0]
 
 
 def this_machine() -> Machine:
-    """The facts of the machine this runs on; imports no framework."""
+    """The facts about this machine; imports no framework."""
     return Machine(
         host=socket.gethostname(),
         cores=usable_cores(),
@@ -71,7 +71,7 @@ def this_machine() -> Machine:
 
 
 def as_if_installed(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
-    """For a plan that is only looked at: a machine without a framework, as if both were there, and a warning."""
+    """For a plan that is only shown: a machine without frameworks as if it had both, and a warning."""
     if machine.frameworks:
         return machine, ()
     warning = "this Python has neither PyTorch nor Keras, so nothing can train in it: pip install 'hpctrain[torch]'"
@@ -79,7 +79,7 @@ def as_if_installed(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
 
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """Physical cores within this process's affinity, which a batch system or a container may have narrowed."""
+    """The physical cores that this process may use, which a batch system or container may restrict."""
     logical = psutil.cpu_count()
     physical = psutil.cpu_count(logical=False)
     allowed = usable_processors(environment)
@@ -87,7 +87,7 @@ def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
-    """Hardware threads within this process's affinity.
+    """The hardware threads that this process may use.
 
     Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one.
     """
@@ -102,7 +102,7 @@ def _versions() -> dict[str, str]:
 
 
 def installed_version(package: str) -> str | None:
-    """The version that an installed package states of itself, without importing it; None where none does."""
+    """The version of an installed package, read without importing it; None if it is not installed."""
     for distribution in _DISTRIBUTIONS[package]:
         try:
             return metadata.version(distribution)

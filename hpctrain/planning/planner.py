@@ -1,4 +1,4 @@
-"""Recipe or script, ranks and machine to a plan. Pure: the facts come in as arguments."""
+"""Makes a plan from a recipe or script, ranks and machine. Pure: all facts are arguments."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def unplaced_plan(
 
 
 def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
-    """The plan on these hosts, with all that follows from them.
+    """The plan on these hosts, with all settings that follow from them.
 
     Args:
         plan: with or without hosts of before.
@@ -131,7 +131,7 @@ def _threads(hosts: Hosts, machine: Machine) -> int:
 
 
 def oversubscription(plan: Plan, machine: Machine) -> str | None:
-    """The warning for a plan with more ranks than cores, None for any other."""
+    """A warning if a plan has more ranks than cores; None otherwise."""
     if len(plan.hosts) > 1 or plan.ranks <= machine.cores:
         return None
     return (

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     say = partial(print, file=sys.stderr)
     failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say)
     if failure:
-        raise HpctrainError(str(failure), exit_code=1)
+        # What rank 0 printed was shown as it came, and its log goes with the folder.
+        raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.cluster.rdma import ADAPTERS, all_ports
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_ADAPTERS = Path("/sys/class/infiniband")
-_PORT_ACTIVE = "4:"
+_ADAPTERS = ADAPTERS
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 # The first messages set up connections and register memory.
@@ -53,17 +54,10 @@ def choose_adapter() -> str:
 def _active_ports(layer: str) -> dict[str, int]:
     """The first port of each adapter that is up and trains over that layer: over Ethernet only bonds do."""
     ports: dict[str, int] = {}
-    for port in sorted(_ADAPTERS.glob("*/ports/*"), key=lambda path: int(path.name)):
-        adapter = port.parents[1]
-        own, state = ((port / name).read_text().strip() for name in ("link_layer", "state"))
-        whole = not (adapter / "device/physfn").exists()
-        if (
-            own == layer
-            and whole
-            and state.startswith(_PORT_ACTIVE)
-            and (own == "InfiniBand" or "bond" in adapter.name)
-        ):
-            ports.setdefault(adapter.name, int(port.name))
+    for port in all_ports(_ADAPTERS):
+        name, whole = port.adapter.name, not (port.adapter / "device/physfn").exists()
+        if port.link_layer == layer and whole and port.active and (layer == "InfiniBand" or "bond" in name):
+            ports.setdefault(name, port.number)
     return ports
 
 

@@ -1,4 +1,4 @@
-"""The schema of augmentation: what is changed at random about photographs, batches and labels, and what is averaged."""
+"""The schema of augmentation: random changes to photographs, batches and labels, and averaging of parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -86,7 +86,7 @@ class Mixing(Section):
 
 
 class Averaging(Section):
-    """An exponential moving average of the parameters, which is what is validated and exported.
+    """An exponential moving average of the parameters. Validation and export use the average.
 
     Statistics of batch normalisation are averaged alike. A step whose update is left out does not enter.
     """
@@ -101,7 +101,7 @@ class Averaging(Section):
     )
 
     def weight(self, *, epoch: int, step: int, batch: int, epochs: int) -> float | None:
-        """Of the parameters in the update of their average after a step; None where there is none.
+        """The weight of the parameters in the update of their average after a step; None if it is not updated.
 
         Args:
             epoch, step: of the run, and of the epoch, both from 0.

@@ -1,4 +1,4 @@
-"""How the images that share their batch statistics lie over ranks."""
+"""How images that share batch statistics are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.recipes.schema import Recipe
 
 
 def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int) -> int:
-    """How many ranks have ``span`` images together; 1 where one has as many or more.
+    """How many ranks hold ``span`` images together; 1 if one rank has as many or more.
 
     Args:
         span: images that share their statistics, of a recipe.
@@ -25,7 +25,7 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     if size == 0 or (not rest and ranks % size == 0):
         return max(1, size)
     possible = [at_once * count for count in range(1, ranks + 1) if ranks % count == 0]
-    why = f"no multiple of the {at_once} images that a rank computes at once"
+    why = f"not a multiple of the {at_once} images that a rank computes at once"
     if not rest:
         why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
     raise HpctrainError(
@@ -36,7 +36,7 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
 
 
 def require_span(recipe: Recipe, ranks: int) -> None:
-    """Refuse a span that the ranks' shares of a batch do not come out at, before anything is started.
+    """Refuse a span that does not fit the ranks' shares of a batch, before anything is started.
 
     Args:
         recipe: that :meth:`~hpctrain.recipes.schema.Recipe.at` made for the ranks.

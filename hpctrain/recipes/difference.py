@@ -14,7 +14,7 @@ _ABOUT = {"name", "source", "cost", "reported", "notes"}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a tree with dotted keys."""
+    """The values of a nested mapping, by dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -28,7 +28,7 @@ def settings(work: BaseModel) -> dict[str, Any]:
 
 
 def differences(one: BaseModel, other: BaseModel) -> dict[str, tuple[Any, Any]]:
-    """The values of two recipes, or scripts, in which they differ, by dotted key; None for one that is not there."""
+    """The values that differ between two recipes or scripts, by dotted key; None for a key that one lacks."""
     first, second = settings(one), settings(other)
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
@@ -53,7 +53,7 @@ _INDIFFERENT = (
 
 
 def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
-    """The keys in which two recipes differ so that a result of the one is none of the other."""
+    """The keys whose difference means that a result of one recipe is not a result of the other."""
     indifferent = list(_INDIFFERENT)
     if one.model.name == "digits_cnn" or one.model.batch_norm.span is not None:
         # Else what a rank computes at once shares its batch statistics.

@@ -1,4 +1,4 @@
-"""Recipe files: the published ones and any other, with their variants, and those that only say what is known."""
+"""Recipe files: published ones and others, with their variants, and entries that cannot be run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HINT = "hpctrain recipes show digits prints a complete recipe"
 
 
 class Listed(Section):
-    """A published training whose source does not establish all that it takes: it is shown, and does not run."""
+    """A published training whose source does not give all details: it is listed and cannot be run."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ class Listed(Section):
 
 
 def all_entries() -> Iterator[Recipe | Listed]:
-    """Every published recipe in each of its variants; ``load_entry(entry.name)`` is the same again."""
+    """Every published recipe in each of its variants; ``load_entry(entry.name)`` loads the same."""
     for name in recipe_names():
         document = _document(_find(name)[0])
         for variant in _variants(document) or ("",):
@@ -48,7 +48,7 @@ def variant_names(name_or_path: str) -> tuple[str, ...]:
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:
-    """A published recipe by its name, or that of any recipe file by its path.
+    """Load a published recipe by its name, or a recipe file by its path.
 
     Args:
         name_or_path: a published name, or a path (it holds a slash or ends in .yaml or .yml), each with
@@ -69,7 +69,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
 
 
 def known_values(name_or_path: str) -> dict[str, Any]:
-    """What the file says of a :class:`Listed` entry's training, without what it says is missing.
+    """What the file says about a :class:`Listed` entry's training, without what it says is missing.
 
     Raises:
         HpctrainError: as of :func:`load_entry`.
@@ -81,7 +81,7 @@ def known_values(name_or_path: str) -> dict[str, Any]:
 
 
 def _entry(document: Document, variant: str) -> Recipe | Listed:
-    """What the file holds, in a variant of those that it has."""
+    """The values of the file, in one of its variants."""
     values, changes = _chosen(document, variant)
     where = _Where(document, variant, changes)
     if "missing" in values:
@@ -126,7 +126,7 @@ def _document(path: Path) -> Document:
 
 
 def _variants(document: Document) -> dict[str, dict[str, Any]]:
-    """What each variant changes; a batch size that is a variant's name is a number in YAML."""
+    """The changes of each variant; a batch size as a variant's name is a number in YAML."""
     variants = document.values.get("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
         raise HpctrainError(

@@ -15,7 +15,7 @@ from hpctrain.recipes.schema import Recipe
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe that can be run, with ``key=value`` overrides.
+    """Load a recipe that can be run, with ``key=value`` overrides.
 
     Args:
         name_or_path: as :func:`~hpctrain.recipes.entries.load_entry` takes it.
@@ -32,13 +32,13 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def needs_of(name_or_path: str) -> tuple[str, ...]:
-    """The keys that a recipe can only be run with overrides of; errors are those of :func:`load_entry`."""
+    """The keys that must be overridden before a recipe can be run; errors are those of :func:`load_entry`."""
     entry = load_entry(name_or_path)
     return entry.needs if isinstance(entry, Listed) else ()
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with ``key=value`` overrides; arguments and errors are those of :func:`load_recipe`.
+    """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
     ``fault_tolerance=shrink`` leaves the rest of its section as it is, or as other overrides have it. A run of fewer
     epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one is changed that

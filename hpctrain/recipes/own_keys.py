@@ -1,4 +1,4 @@
-"""Keys that some kinds of a section have, and others do not."""
+"""Keys that only some kinds of a section have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpctrain.files.checked_yaml import Section
 
 
 class SectionOfKind(Section):
-    """A section whose ``name`` decides which of its keys mean anything.
+    """A section whose ``name`` decides which of its keys are used.
 
     Attributes:
         own_keys: the names that use a key, for each key that not all use.
@@ -20,12 +20,12 @@ class SectionOfKind(Section):
     name: Any
 
     def uses(self, key: str) -> bool:
-        """Whether the section's kind has a use for a key."""
+        """Whether the section's kind uses a key."""
         return self.name in self.own_keys.get(key, (self.name,))
 
 
 def require_own_keys(section: Section, name: str, owners: Mapping[str, Sequence[str]]) -> None:
-    """Refuse what a section was given and its kind has no use for.
+    """Refuse keys that the kind of a section does not use.
 
     Args:
         section: is of the kind ``name``.

@@ -1,4 +1,4 @@
-"""The sections of a recipe for faults: what a run does when something goes wrong."""
+"""The sections of a recipe about faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Count
+from hpctrain.recipes.bounds import Count
 
 
 class GuardSettings(Section):
@@ -32,7 +32,7 @@ class FaultTolerance(Section):
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether the ranks go on without one that died, from the first step on."""
+        """Whether the ranks continue without one that died, from the first step on."""
         return self.lost_rank == "shrink"
 
     @model_validator(mode="after")
@@ -46,7 +46,7 @@ class FaultTolerance(Section):
 
 
 class Checkpointing(Section):
-    """When the state of a run is written, after the last step of each epoch and at a stop anyway, and what is kept."""
+    """When checkpoints are written besides the end of each epoch and a stop, and which are kept."""
 
     every_steps: Count | None = Field(None, description="also after each so many steps of the run")
     keep_last: Count = Field(2, description="the newest so many; the second is what a damaged newest one falls back to")
@@ -55,7 +55,7 @@ class Checkpointing(Section):
 
 
 class Numbers(Section):
-    """What the run does when a loss or gradient is not finite on any rank, and which losses it reports as spikes."""
+    """What happens when a loss or gradient is not finite on any rank, and which losses are reported as spikes."""
 
     non_finite: Literal["stop", "skip", "roll_back"] = Field(
         "stop",

@@ -1,4 +1,4 @@
-"""What a recipe needs of a run, before anything is started."""
+"""Checks of a recipe against its run, before anything is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.recipes.schema import Recipe
 
 
 def require_recipe(recipe: Recipe, ranks: int) -> None:
-    """Refuse values that cannot be for this number of ranks, or that are not there.
+    """Refuse values that do not fit this number of ranks, or whose data is missing.
 
     Args:
         recipe: that :meth:`~hpctrain.recipes.schema.Recipe.at` made for the ranks the run was begun with.
@@ -32,7 +32,7 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
 
 
 def shard_folder(recipe: Recipe) -> Path:
-    """Where the photographs of a recipe on imagenet are.
+    """The folder of shards of a recipe on imagenet.
 
     Raises:
         HpctrainError: the recipe does not say.

@@ -1,4 +1,4 @@
-"""The schema of a recipe's learning rate. What it comes to at a step is in hpctrain.optim.schedule."""
+"""The schema of a recipe's learning rate. hpctrain.optim.schedule computes the rate of a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.recipes.numbers import Count, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 
 _OWN_KEYS = {
@@ -72,19 +72,19 @@ class Schedule(SectionOfKind):
 
     @property
     def climbs(self) -> bool:
-        """Whether the rate climbs at first, or stays where it begins, before the schedule's name says what it does."""
+        """Whether the rate first climbs or stays at its beginning, before the schedule begins to apply."""
         return bool(self.peak_epoch or self.warmup_epochs or self.warmup_steps)
 
     @property
     def climb_share(self) -> float:
-        """Of a schedule whose warm-up is given in steps: the part of its own steps that the warm-up takes."""
+        """For a schedule whose warm-up is given in steps: the warm-up's share of its steps."""
         assert self.warmup_steps
         assert self.decay_steps
         ahead = self.warmup_steps if self.decay_from == "warmup" else 0
         return min(1.0, self.warmup_steps / (ahead + self.decay_steps))
 
     def climb_steps(self, iterations_per_epoch: int) -> float:
-        """Steps in which the rate climbs from where it begins to the scaled rate."""
+        """The number of steps in which the rate climbs from its beginning to the scaled rate."""
         return self.warmup_steps or (self.peak_epoch or self.warmup_epochs) * iterations_per_epoch
 
     @model_validator(mode="after")

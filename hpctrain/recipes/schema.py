@@ -1,4 +1,4 @@
-"""The schema of a recipe: what to train, with every number that decides the result."""
+"""The schema of a recipe: what to train, with every number that affects the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
-from hpctrain.recipes.numbers import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.bounds import Count, Fraction, NotNegative, Positive
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.recipes.schedule import Schedule
@@ -89,7 +89,7 @@ class Data(SectionOfKind):
     )
 
     def per_epoch(self, images: int) -> int:
-        """Samples of an epoch over so many training images; repetitions count as samples of their own."""
+        """The samples of an epoch over this many training images; repetitions count as samples."""
         return images // _ROUND * _ROUND or images if self.repeats > 1 else images
 
 
@@ -157,7 +157,7 @@ class Batch(Section):
         return self
 
     def at(self, ranks: int) -> Batch:
-        """The same with ``size`` for a number of ranks; emulated ranks keep what each computes at once."""
+        """This batch with ``size`` for a number of ranks; emulated ranks keep what each computes together."""
         if self.per_rank is None:
             return self
         size = self.per_rank * (self.emulated_ranks or ranks)
@@ -166,20 +166,20 @@ class Batch(Section):
 
     @property
     def fixed_size(self) -> int | None:
-        """Samples of one step over all ranks; None where that depends on their number."""
+        """The samples of one step over all ranks; None if it depends on their number."""
         return self.at(1).size if self.size or self.emulated_ranks else None
 
     def iterations(self, samples: int) -> int:
-        """Steps of an epoch over so many samples, of a batch that :meth:`at` made."""
+        """The steps of an epoch over this many samples, for a batch that :meth:`at` made."""
         assert self.size is not None
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def parts(self, samples: int, ranks: int) -> int:
-        """Into how many parts each of so many ranks cuts its share of a step's samples: into as many as all others."""
+        """The number of parts into which each rank cuts its share of a step's samples; the same on all ranks."""
         return -(-samples // (ranks * self.micro_batch)) if self.micro_batch else 1
 
     def at_once(self, ranks: int) -> int:
-        """The most samples that one of so many ranks computes at once, of a batch that :meth:`at` made."""
+        """The most samples that one of this many ranks computes together, for a batch that :meth:`at` made."""
         assert self.size is not None
         return -(-self.size // (ranks * self.parts(self.size, ranks)))
 
@@ -188,7 +188,10 @@ class Batch(Section):
 # network's projected shortcuts, and any other layer's bias.
 Kind = Literal["norm", "main_path_norm", "bias"]
 
-_OWN_KEYS = {
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
+
+# The optimizers that each key is for.
+_OWN_KEYS: dict[str, tuple[OptimizerName, ...]] = {
     "momentum": ("sgd", "lars", "rmsprop_to_sgd"),
     "nesterov": ("sgd", "lars"),
     "decoupled_decay": ("sgd",),
@@ -220,7 +223,7 @@ class Optimizer(SectionOfKind):
 
     own_keys = _OWN_KEYS
 
-    name: Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
+    name: OptimizerName
     learning_rate: Positive
     momentum: Fraction = 0.0
     nesterov: bool = False
@@ -265,7 +268,7 @@ class Optimizer(SectionOfKind):
 
 
 class Communication(Section):
-    """How gradients travel."""
+    """How gradients are sent."""
 
     bucket_mb: Positive = Field(25.0, description="size of a gradient bucket in MB (10^6 bytes)")
     compression: Literal["none", "fp16", "bf16"] = Field("none", description="type of the gradients on the wire")
@@ -285,7 +288,7 @@ class Reported(Section):
 
 
 class Recipe(Section):
-    """One training, complete. Values that the file leaves out have the defaults given here."""
+    """One complete training. Values that the file leaves out have the defaults given here."""
 
     name: str
     source: str
@@ -327,12 +330,12 @@ class Recipe(Section):
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all ranks, of a recipe that :meth:`at` made for a number of ranks."""
+        """The samples of one step over all ranks, for a recipe that :meth:`at` made for a number of ranks."""
         assert self.batch.size is not None
         return self.batch.size
 
     def at(self, ranks: int) -> Recipe:
-        """The recipe with everything that depends on the number of ranks worked out.
+        """The recipe with everything resolved that depends on the number of ranks.
 
         Raises:
             HpctrainError: the rate that is scaled to their batch is below the one that it is to fall to.
@@ -343,7 +346,7 @@ class Recipe(Section):
         return found
 
     def _climbs(self) -> str | None:
-        """What is wrong with a rate that ends above its peak, where that is known."""
+        """The fault of a rate that ends above its peak, if the peak is known."""
         base, size = self.schedule.base_batch, self.batch.fixed_size
         if base and not size:
             return None
@@ -354,7 +357,7 @@ class Recipe(Section):
         return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which falls to it"
 
     def reported_at(self, batch: int) -> Reported | None:
-        """What the source reports for a batch; None where it reports other batches only, and for a smoke run."""
+        """The source's result for a batch; None if it reports other batches only, and for a smoke run."""
         rows = [row for row in self.reported if row.batch in (None, batch) and not self.smoke]
         return next(iter(sorted(rows, key=lambda row: row.batch is None)), None)
 

@@ -1,4 +1,4 @@
-"""A recipe made so small that two cores go through all of it in a minute or two."""
+"""Shrinks a recipe so that two cores go through all of it in a minute or two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hpctrain.recipes.augmentation import Averaging, Mixing
 from hpctrain.recipes.schedule import Schedule
-from hpctrain.recipes.schema import Batch, Images, Optimizer, Recipe, Transition
+from hpctrain.recipes.schema import Batch, Images, Optimizer, OptimizerName, Recipe, Transition
 
 EPOCHS = 3
 # Of each split of imagenet.
@@ -21,7 +21,7 @@ _GHOST = 2
 _SMALLEST_GROUP = 2
 # Of the parameters' average.
 _DECAY = 0.5
-_ADAPTIVE = ("adam", "adamw", "lamb", "lars")
+_ADAPTIVE: tuple[OptimizerName, ...] = ("adam", "adamw", "lamb", "lars")
 # An epoch of the recipe in the small run.
 _Shrunk = Callable[[float], float]
 

@@ -1,4 +1,4 @@
-"""The values of a recipe that it makes use of."""
+"""Selects the values of a recipe that take effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.recipes.schema import Recipe
 
 
 def used_values(section: BaseModel) -> dict[str, Any]:
-    """The values by key, without defaults that say "none", and those that belong to other kinds of a section.
+    """The values by key, without defaults that mean "none" and without keys of other kinds of a section.
 
     What is left is the same recipe when it is read again: only defaults are left out.
     """

@@ -1,4 +1,4 @@
-"""The section of a recipe that says how the weights of its network are drawn at first."""
+"""The section of a recipe about the initial weights of its network."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from hpctrain.files.checked_yaml import Section
-from hpctrain.recipes.numbers import Positive
+from hpctrain.recipes.bounds import Positive
 
 
 class InitialWeights(Section):
-    """How the convolutions and the last layer of a residual network are drawn; other biases are 0."""
+    """The initial weights of a residual network's convolutions and last layer; other biases are 0."""
 
     fan: Literal["in", "out"] = Field(
         "out",

@@ -1,4 +1,4 @@
-"""The picture of ``hpctrain bench allreduce``: time over size, a panel for each number of ranks."""
+"""The plot of ``hpctrain bench allreduce``: time over size, with a panel for each number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TICK_FACTOR = 16
 
 
 def plot(rows: Sequence[Row]) -> bytes:
-    """The rows of :func:`hpctrain.report.benchmarks.allreduce_rows`, of any numbers of ranks, as a PNG file."""
+    """Plot the rows of :func:`hpctrain.report.benchmarks.allreduce_rows`, for any numbers of ranks, into a PNG file."""
     numbers = list(dict.fromkeys(row["ranks"] for row in rows))
     with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "lines.markersize": 4.5}):
         figure = Figure(figsize=(6.4 * len(numbers), 4.6), layout="constrained")

@@ -1,4 +1,4 @@
-"""Times of alternatives, round by round, to rows with ratios, and to tables."""
+"""Turns the times of alternatives in each round into rows with ratios, and into tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 
 
 def ratio(seconds: Seconds, name: str, other: str | None) -> float | None:
-    """The median of the ratios round by round, which a drift of the machine's speed leaves alone; None without other.
+    """The median over rounds of the ratios, which a drift of the machine's speed does not affect; None without the
+    other.
 
     Args:
         seconds: of each alternative in each round.
@@ -33,7 +34,7 @@ def ratio(seconds: Seconds, name: str, other: str | None) -> float | None:
 
 
 def step_rows(seconds: Seconds) -> list[Row]:
-    """A row a variant of ``bench step``."""
+    """The rows of ``bench step``, one per variant."""
     return [
         {
             "variant": name,
@@ -47,7 +48,7 @@ def step_rows(seconds: Seconds) -> list[Row]:
 
 
 def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
-    """A row a number of processes and loader of ``bench loader``.
+    """The rows of ``bench loader``, one per number of processes and loader.
 
     Args:
         seconds: of an image, by processes, then by loader.
@@ -66,7 +67,7 @@ def loader_rows(seconds: Mapping[str, Seconds]) -> list[Row]:
 
 
 def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
-    """A row for each thing that takes time in ``bench checkpoint``.
+    """The rows of ``bench checkpoint``, one per measured part.
 
     Args:
         seconds: of each in each round.
@@ -88,7 +89,7 @@ def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
 
 
 def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed: bool) -> list[Row]:
-    """A row an engine and size of ``bench allreduce``.
+    """The rows of ``bench allreduce``, one per engine and size.
 
     Args:
         seconds: by bytes, then by engine; the plain copy among them.
@@ -121,7 +122,7 @@ def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed
 
 
 def step_table(rows: Sequence[Row], title: str) -> Table:
-    """Of :func:`step_rows`."""
+    """The table of :func:`step_rows`."""
     from rich.table import Table
 
     table = Table("variant", "median", "to the limit", "to Horovod by hand", "to DDP", title=title)
@@ -132,7 +133,7 @@ def step_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def loader_table(rows: Sequence[Row], title: str) -> Table:
-    """Of :func:`loader_rows`."""
+    """The table of :func:`loader_rows`."""
     from rich.table import Table
 
     table = Table("processes", "loader", "images/s", "of the limit", "hpctrain to it", title=title)
@@ -143,7 +144,7 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
-    """Of :func:`checkpoint_rows`."""
+    """The table of :func:`checkpoint_rows`."""
     from rich.table import Table
 
     table = Table("what", "median", "MB/s", "to torch.save", "of the disk", title=title)
@@ -155,7 +156,7 @@ def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
-    """Of :func:`allreduce_rows` of one number of ranks: medians, and ratios of hpctrain's own engine."""
+    """The table of :func:`allreduce_rows` for one number of ranks: medians, and ratios to hpctrain's own engine."""
     from rich import box
     from rich.table import Table
 
@@ -177,7 +178,7 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
 
 
 def size_text(nbytes: float) -> str:
-    """``64 KiB``; in MB, 10^6 bytes, what is no whole number of KiB to read."""
+    """A size as ``64 KiB``, or in MB (10^6 bytes) if it is not a whole number of KiB."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor and nbytes % factor == 0 and nbytes / factor <= 1024:
             return f"{nbytes / factor:.0f} {unit}"
@@ -185,12 +186,12 @@ def size_text(nbytes: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """In µs below a millisecond, else in ms; three digits."""
+    """A time in µs below a millisecond, else in ms, with three digits."""
     value, unit = (seconds * 1e6, "µs") if seconds < 1e-3 else (seconds * 1e3, "ms")
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} {unit}"
 
 
 def ratio_text(value: float | None) -> str:
-    """To a hundredth, or, where it is small, to two digits; nothing where there is none."""
+    """A ratio with two decimals, or two digits if it is small; empty without one."""
     return "" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""The checkpoints of a run in a table."""
+"""Lists the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.keep import scores
-from hpctrain.checkpoints.layout import checkpoint_path, iterations, set_aside
+from hpctrain.checkpoints.layout import checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.checkpoints.manifest import SavedProgress, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
@@ -53,7 +53,7 @@ class Row(BaseModel):
 
 
 def checkpoint_rows(directory: RunDirectory) -> list[Row]:
-    """The run's checkpoints, the oldest first, then those that were set aside.
+    """The run's checkpoints, oldest first, then those that were set aside.
 
     Raises:
         HpctrainError: this is no run's directory, or its events are damaged.
@@ -69,7 +69,7 @@ def checkpoint_rows(directory: RunDirectory) -> list[Row]:
         whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
         row = Row(path=path, state="damaged" if fault else whole, fault=fault)
         rows.append(_known(row, accuracies.get(iteration)))
-    return rows + [_known(Row(path=path, state="set aside")) for path in set_aside(folder)]
+    return rows + [_known(Row(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
 
 
 def require_checkpoints(directory: RunDirectory) -> Path:
@@ -84,7 +84,7 @@ def require_checkpoints(directory: RunDirectory) -> Path:
 
 
 def checkpoint_table(rows: Iterable[Row]) -> Table:
-    """One row a checkpoint."""
+    """The table, with one row per checkpoint."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a progress bar on a terminal, one plain line an epoch everywhere."""
+"""The output of a run while it goes on: a progress bar on a terminal, and one plain line per epoch everywhere."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Console:
         self.close()
 
     def close(self) -> None:
-        """Take the bar off the terminal. Idempotent."""
+        """Remove the progress bar from the terminal. Idempotent."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
     def show(self, event: Event) -> None:
-        """Show one event; kinds that are not for the eye are passed over."""
+        """Show one event; some kinds are not shown."""
         match event:
             case StartEvent():
                 self._start(event)
@@ -90,7 +90,7 @@ class Console:
                 self._progress_line(text)
 
     def line(self, text: str) -> None:
-        """Pass on a line that a rank printed."""
+        """Print a line that a rank printed."""
         if self._bar and self._stdout.isatty():
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(text, highlight=False)
@@ -98,7 +98,7 @@ class Console:
             say(text, self._stdout)
 
     def notice(self, text: str) -> None:
-        """Say what the user has to know now."""
+        """Print a message that the user has to see now."""
         self._progress_line(f"hpctrain: {text}")
 
     def _progress_line(self, text: str) -> None:
@@ -167,7 +167,7 @@ def _number(value: float | None) -> str:
 
 
 class _Bar(Progress):
-    """The bar with the figures of the last steps in a row of their own, so that 60 columns are enough."""
+    """The progress bar, with the figures of the last steps in a row of their own, so that 60 columns are enough."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What a recipe does over a run, for a number of ranks: its batch, its rate and its momentum."""
+"""A recipe's batch, learning rate and momentum over a run, for a number of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDINGS = ", ".join(f".{kind}" for kind in _FORMATS)
 
 
 def training_samples(data: Data) -> int:
-    """How many there are: of ImageNet the whole set's, whatever ``path`` holds, or the first ``limit``."""
+    """The number of training samples: on ImageNet those of the whole set, whatever ``path`` holds, or ``limit``."""
     if data.name == "imagenet":
         return min(_IMAGENET, data.limit or _IMAGENET)
     return _DIGITS - math.ceil(_DIGITS * data.test_fraction)
@@ -59,7 +59,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
 
 
 def course(recipe: Recipe) -> dict[str, Any]:
-    """The run in figures; the lists have a value for the start of each epoch and one for the end of the last.
+    """The figures of the run; the lists have a value for the start of each epoch and one for the end of the last.
 
     Args:
         recipe: of :func:`at_world`.
@@ -85,12 +85,12 @@ def course(recipe: Recipe) -> dict[str, Any]:
 
 
 def momentum(optimizer: Optimizer) -> float:
-    """What is kept of the mean of past gradients; of Adam and its like the first of ``betas``."""
+    """The decay of the mean of past gradients; for Adam and similar optimizers the first of ``betas``."""
     return optimizer.betas[0] if optimizer.name in ("adam", "adamw", "lamb") else optimizer.momentum
 
 
 def table(found: dict[str, Any]) -> Table:
-    """Of :func:`course`."""
+    """The table of :func:`course`."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -111,7 +111,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def picture_format(file: Path) -> str:
-    """What a picture of that name holds.
+    """The format of a picture with that name.
 
     Raises:
         HpctrainError: no picture that can be drawn.
@@ -123,7 +123,7 @@ def picture_format(file: Path) -> str:
 
 
 def plot(recipe: Recipe, kind: str = "png") -> bytes:
-    """Batch, rate and momentum over the run as a picture.
+    """Plot batch, rate and momentum over the run into a picture.
 
     Args:
         recipe: of :func:`at_world`.

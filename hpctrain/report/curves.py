@@ -1,4 +1,4 @@
-"""The pictures of a report: matplotlib figures as inline SVG that takes its colours from the page."""
+"""The plots of a report: matplotlib figures as inline SVG with the colours of the page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MARKED = 30
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
-    """The curves that the run's events allow, each as the text of an SVG element by its caption.
+    """The curves that the run's events allow, each as an SVG element under its caption.
 
     Args:
         record: the run's events.
@@ -78,7 +78,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 
 
 def _by_step_alone(record: Record) -> dict[str, str]:
-    """Of a script: what it logged, by name, and what is known of its steps."""
+    """The curves of a script: its logged values by name, and the known values of its steps."""
     series: dict[str, list[tuple[int, float | None]]] = {
         name: [(event.iteration, event.values[name]) for event in record.logs if name in event.values]
         for name in record.logged
@@ -93,7 +93,9 @@ def _by_step_alone(record: Record) -> dict[str, str]:
 
 
 def overlap(timeline: Sequence[Moment]) -> str:
-    """One step's communication over time as an SVG element: a row a bucket, gradients as ticks, reductions as bars."""
+    """One step's communication over time as an SVG element: a row per bucket, with gradients as ticks and reductions as
+    bars.
+    """
     buckets = sorted({bucket for _, _, bucket in timeline})
     height = 0.9 + 0.3 * min(len(buckets), 20)
     # Not wider: its text is to be readable on a telephone too.
@@ -186,7 +188,7 @@ def _by_step(
 
 
 def epochs_done(record: Record, steps: Sequence[StepEvent]) -> FloatArray:
-    """How many epochs are done with each step; where ranks that died made batches smaller, an epoch has more steps.
+    """The number of epochs done after each step. Where ranks died and batches became smaller, an epoch has more steps.
 
     The record is of a recipe's run: see :attr:`Record.by_epoch`.
     """
@@ -206,7 +208,7 @@ def _epoch(step: StepEvent) -> int:
 
 
 def _means(values: FloatArray, parts: int) -> FloatArray:
-    """Of what is finite of each part; NaN, which is a gap, where nothing is."""
+    """The mean of each part's finite values; NaN, drawn as a gap, if there is none."""
     finite = (part[np.isfinite(part)] for part in np.array_split(values, parts))
     return np.array([part.mean() if len(part) else np.nan for part in finite])
 

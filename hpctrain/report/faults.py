@@ -1,4 +1,4 @@
-"""What went wrong or is not as it was, in one line: a fault, a stall, a damaged checkpoint, other settings."""
+"""One-line texts about trouble: faults, stalls, damaged checkpoints, changed settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpctrain.run.events.kinds import (
 
 
 def fault_line(fault: FaultEvent) -> str:
-    """What went wrong, and whether the others went on."""
+    """The line of a fault, with whether the others went on."""
     if isinstance(fault, RecoveredFaultEvent):
         samples = fault.samples_affected
         return (
@@ -32,7 +32,7 @@ def fault_line(fault: FaultEvent) -> str:
 
 
 def stall_line(stall: StallEvent) -> str:
-    """Who is waited for, and where."""
+    """The line of a stall: which rank is waited for, and where."""
     step = "" if stall.iteration is None else f" of step {stall.iteration}"
     return (
         f"rank {stall.rank} ({stall.host}) stalled: others have waited {stall.seconds:.0f} s for it in "
@@ -41,7 +41,7 @@ def stall_line(stall: StallEvent) -> str:
 
 
 def non_finite_line(event: NonFiniteEvent) -> str:
-    """Which step it was, and what became of it."""
+    """The line of a step with numbers that are not finite, and what was done about it."""
     went_on = {
         "skip": "its update was left out",
         "roll_back": f"the run goes on after it with the parameters of step {event.to}",
@@ -52,7 +52,7 @@ def non_finite_line(event: NonFiniteEvent) -> str:
 
 
 def spike_line(spikes: Sequence[SpikeEvent]) -> str:
-    """The line of steps in a row."""
+    """The line of consecutive steps with a loss spike."""
     first, last = spikes[0], spikes[-1]
     steps = f"step {first.iteration}" if first is last else f"steps {first.iteration} to {last.iteration}"
     highest = max(spike.loss for spike in spikes)
@@ -60,7 +60,7 @@ def spike_line(spikes: Sequence[SpikeEvent]) -> str:
 
 
 def in_a_row(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
-    """Groups of steps that follow each other."""
+    """Group consecutive steps."""
     groups: list[list[SpikeEvent]] = []
     for spike in spikes:
         if groups and spike.iteration == groups[-1][-1].iteration + 1:
@@ -71,7 +71,7 @@ def in_a_row(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
 
 
 def broken_images_line(broken: BrokenImagesEvent) -> str:
-    """How many, and which."""
+    """The line of broken images: how many, and which."""
     count, names = broken.count, broken.names
     more = "" if count == len(names) else f" and {count - len(names)} more"
     images = "1 image" if count == 1 else f"{count} images"
@@ -79,12 +79,12 @@ def broken_images_line(broken: BrokenImagesEvent) -> str:
 
 
 def damaged_line(damaged: DamagedEvent) -> str:
-    """Which checkpoint it was, and where it is now."""
+    """The line of a damaged checkpoint, with its new name."""
     return f"checkpoint {damaged.path} was damaged, and passed over: {damaged.fault}; it is {damaged.kept_as} now"
 
 
 def changed_line(changed: ChangedEvent) -> str:
-    """The old and the new values."""
+    """The line of changed settings, with old and new values."""
     values = (f"{key} {old} → {new}" for key, (old, new) in changed.differences.items())
     return f"the run went on with other settings: {', '.join(values)}"
 
@@ -94,7 +94,7 @@ _TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, BrokenImagesEvent, NonFinite
 
 
 def event_line(event: Event) -> str | None:
-    """The line of an event by itself; None for kinds that have none, and for spikes, which are told in a row."""
+    """The line of an event; None for kinds without one, and for spikes, which share a line."""
     match event:
         case DamagedEvent():
             return damaged_line(event)
@@ -112,7 +112,7 @@ def event_line(event: Event) -> str | None:
 
 
 def trouble_lines(events: Sequence[Event]) -> list[str]:
-    """The lines of all but the faults, of which the reader wants to know whether they ended the run; kind by kind."""
+    """The lines of everything except faults, kind by kind."""
     lines = [event_line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
     spikes = in_a_row(event for event in events if isinstance(event, SpikeEvent))
     return [*filter(None, lines), *map(spike_line, spikes)]

@@ -1,4 +1,4 @@
-"""What a run prints, read while it may still print."""
+"""Reads the logs of a run, also while it still writes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RankLogs:
         self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(among))
 
     def lines(self, *, last: bool) -> Iterator[str]:
-        """What is new; ``last`` says that nobody writes any more. What ranks say later than others stands alone."""
+        """New lines; ``last`` says that nobody writes any more. Lines that other ranks print later are not merged."""
         for path in self._directory.logs.glob("rank-*.log"):
             name = _RANK.fullmatch(path.name)
             if name and (self._ranks is None or int(name[1]) in self._ranks):
@@ -56,7 +56,7 @@ class JobLogs:
         self._tails: dict[Path, Tail] = {}
 
     def lines(self, *, last: bool) -> Iterator[str]:
-        """What is new; ``last`` says that nobody writes any more. A line in front of each job's names its log."""
+        """New lines; ``last`` says that nobody writes any more. With several jobs, a heading names the log."""
         for path in sorted(self._folder.glob(self._names), key=lambda path: (len(path.name), path.name)):
             self._tails.setdefault(path, Tail(path, whole=True))
         for path, tail in self._tails.items():

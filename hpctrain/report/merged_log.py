@@ -1,4 +1,4 @@
-"""The lines of many ranks as one text: what several of them said alike stands there once."""
+"""Merges the logs of many ranks: a line that several ranks printed appears once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Numbered = tuple[str, int]
 
 
 def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """All lines, each with the ranks that said it.
+    """All lines, each with the ranks that printed it.
 
     The lines of a rank come in their order, each exactly once. The n-th time that a line occurs on one rank and on
     another is the same event, unless the orders of the ranks contradict each other; the ranks then say it one after
@@ -63,7 +63,7 @@ def _numbered(lines: Sequence[str]) -> Iterator[_Numbered]:
 
 
 def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
-    """What is put before a line for the ranks that said it, such as ``[0-2,5] ``; nothing where there is one rank."""
+    """A function that gives the prefix of a line, such as ``[0-2,5] ``; empty if there is one rank."""
     # A twentieth of a second that `hpctrain --help` does not need.
     from ClusterShell.RangeSet import RangeSet
 
@@ -71,6 +71,6 @@ def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
 
 
 def printable(line: bytes) -> str:
-    """A line for a terminal: without colours, and with other control characters written out."""
+    """A line for a terminal, without colours and with other control characters escaped."""
     text = _COLOURS.sub("", line.decode(errors="replace"))
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

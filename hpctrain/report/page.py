@@ -1,4 +1,4 @@
-"""``report.html``: one run on one page that needs nothing beside itself."""
+"""``report.html``: one run on one self-contained page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
+from hpctrain.files.utf8 import encodable
 from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.curves import curves, overlap
@@ -35,7 +36,7 @@ def write_report(directory: RunDirectory) -> Path:
     """
     page = render(directory)
     try:
-        write_private(directory.report, page)
+        write_private(directory.report, encodable(page))
     except OSError as error:
         elsewhere = "copy the run directory to a place of your own"
         raise disk_error(error, directory.report, elsewhere) from error
@@ -43,7 +44,7 @@ def write_report(directory: RunDirectory) -> Path:
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary of a run: the one it left, or one of what it recorded so far.
+    """The summary that a run left, or one of what it has recorded so far.
 
     Raises:
         HpctrainError: the directory holds no run.
@@ -56,7 +57,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
 
 
 def render(directory: RunDirectory) -> str:
-    """The page's text."""
+    """Render the page."""
     plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
@@ -129,7 +130,7 @@ def _hidden_share(timeline: Sequence[Moment]) -> float | None:
 
 
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
-    """The plan as tables: a title, and rows of a dotted key and its value."""
+    """The plan as tables: titles, and rows of dotted keys and values."""
     tables = {
         "Launch": [
             ("ranks", plan.ranks),
@@ -148,7 +149,7 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
-    """What went wrong: the run's fault events, or, before the launcher wrote one, what the ranks raised."""
+    """The run's fault events or, before the launcher wrote one, the errors of the ranks."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
     return [fault.message for fault in record.faults] or raised
 

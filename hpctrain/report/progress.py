@@ -1,4 +1,4 @@
-"""How far a run is, read quickly from a file of events that may be long."""
+"""The progress of a run, read quickly from an events file that may be long."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from hpctrain.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.run.events.lines import mark
+from hpctrain.run.events.reader import whole
 
 # Steps over which speed is taken: enough to be calm, few enough to follow a change.
 _WINDOW = 100
@@ -34,7 +35,7 @@ Frequent = TypeVar("Frequent", StepEvent, LogEvent)
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The last events of a run, without what its last start took back.
+    """The last events of a run, without those that its last start discarded.
 
     Attributes:
         start, run, epoch: the last events of these kinds; None where there is none.
@@ -62,15 +63,13 @@ class Progress:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Progress:
-        """The progress of a run that may still be going on; of its steps only the last ones are parsed.
+        """Read the progress of a run that may still be going on; only the last steps are parsed.
 
         Raises:
             HpctrainError: a line that is looked into is no event.
         """
-        lines = directory.events.read_bytes().splitlines(keepends=True) if directory.events.exists() else []
-        # A crash can cut the last one short.
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
+        text = directory.events.read_bytes() if directory.events.exists() else b""
+        lines = text[: whole(text)].splitlines()
         where = str(directory.events)
         numbers = [number for number, line in enumerate(lines) if not (_is(StepEvent, line) or _is(LogEvent, line))]
         others = [_parse(lines, number, where) for number in numbers]
@@ -94,7 +93,7 @@ class Progress:
 
     @property
     def iteration(self) -> int | None:
-        """How many steps are done, those before this attempt with them."""
+        """The number of steps done, including earlier attempts."""
         begun = self.start.iteration if self.start else None
         iteration = self.steps[-1].iteration if self.steps else begun
         # A script can count by itself, and says nothing of its steps until it does.
@@ -108,7 +107,7 @@ class Progress:
 
     @property
     def iterations(self) -> int | None:
-        """How many there are in all, or at least; ranks that died can have made batches smaller, and steps more."""
+        """The least number of steps in all: when ranks die, batches can become smaller and steps more."""
         if self.run is None:
             return None
         epoch = self.steps[-1].epoch if self.steps else self.run.epochs
@@ -116,18 +115,18 @@ class Progress:
 
     @property
     def timed_steps(self) -> Sequence[StepEvent]:
-        """The steps that tell the speed: the first one also compiles, traces and allocates."""
+        """The steps that show the speed, without the first, which also compiles, traces and allocates."""
         return self.steps[1:] or self.steps
 
     @property
     def step_seconds(self) -> float | None:
-        """From one step to the next, with all that is between them; None before there are two steps to tell it."""
+        """The mean time from one step to the next, with everything between them; None before two steps."""
         times = [step.time for step in self.timed_steps]
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
 def iterations(run: RunEvent, iteration: int, epoch: int) -> int | None:
-    """How many steps a run has at least of which one is known, and its epoch; as a rule it is exactly so many.
+    """The least number of steps of a run for a known step and its epoch; usually the exact number.
 
     None for a script's, of which nobody knows.
     """

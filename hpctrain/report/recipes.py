@@ -1,4 +1,4 @@
-"""Recipes in tables: all of them, and what sets two apart."""
+"""Tables of recipes, and of the differences between two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_row(entry: Recipe | Listed) -> dict[str, Any]:
-    """What programs get of a recipe; ``missing`` is why it cannot be run, empty for one that can."""
+    """The JSON of a recipe; ``missing`` says why it cannot be run, and is empty if it can."""
     known: dict[str, Any] = {"model": None, "data": None, "batch": None, "epochs": None, "missing": []}
     if isinstance(entry, Recipe):
         batch = entry.batch.model_dump(mode="json", exclude_none=True)
@@ -26,7 +26,7 @@ def list_row(entry: Recipe | Listed) -> dict[str, Any]:
 
 
 def list_tables(entries: Iterable[Recipe | Listed]) -> Iterator[Table]:
-    """Those that can be run, one a row, then those that cannot, with the first of what is missing."""
+    """Tables of the recipes that can be run, and of the others with the first thing that is missing."""
     entries = list(entries)
     runnable = _table("name", "model", "batch", "epochs", "reported")
     for recipe in (entry for entry in entries if isinstance(entry, Recipe)):
@@ -63,12 +63,12 @@ def _add(table: Table, *values: str) -> None:
 
 
 def batch_text(batch: Batch) -> str:
-    """``8192``, or ``32 a rank``."""
+    """A batch as ``8192``, or ``32 a rank``."""
     return f"{batch.per_rank} a rank" if batch.fixed_size is None else str(batch.fixed_size)
 
 
 def _results(entry: Recipe | Listed) -> str:
-    """What is reported for the recipe's own batch where that is known, else for all: ``0.6604 to 0.7652 (10)``."""
+    """The result reported for the recipe's batch if known, else the range of all: ``0.6604 to 0.7652 (10)``."""
     rows = entry.reported
     if isinstance(entry, Recipe) and (size := entry.batch.fixed_size) and (own := entry.reported_at(size)):
         rows = tuple(row for row in rows if row.batch == own.batch)
@@ -82,7 +82,7 @@ def _results(entry: Recipe | Listed) -> str:
 
 
 def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]]) -> Table:
-    """Of :func:`hpctrain.recipes.difference.differences` between the recipes of these names."""
+    """The table of :func:`hpctrain.recipes.difference.differences` between the recipes with these names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

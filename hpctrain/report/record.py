@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", bound=Event)
 
 @dataclass(frozen=True, kw_only=True)
 class PastAttempt:
-    """One start of a run and what came of it: the events of these kinds, None until they happened.
+    """One start of a run and its outcome: events of these kinds, None until they happen.
 
     ``start`` is None too for ranks that were started by hand.
     """
@@ -43,7 +43,7 @@ class PastAttempt:
 
     @property
     def fatal(self) -> tuple[FaultEvent, ...]:
-        """The faults that the ranks could not go on from."""
+        """The faults from which the ranks could not recover."""
         return tuple(fault for fault in self.faults if not isinstance(fault, RecoveredFaultEvent))
 
 
@@ -71,7 +71,7 @@ class Record:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> Record:
-        """The record of a run that may still be going on. Kinds that are not known are left out.
+        """Read the record of a run that may still be going on. Unknown kinds of events are left out.
 
         Raises:
             HpctrainError: the file is damaged; names the line.
@@ -99,17 +99,17 @@ class Record:
 
     @property
     def faults(self) -> tuple[FaultEvent, ...]:
-        """What ended the last attempt."""
+        """The faults that ended the last attempt."""
         return self.attempts[-1].fatal if self.attempts else ()
 
     @property
     def survived(self) -> list[FaultEvent]:
-        """The faults of all attempts that the run got over by itself."""
+        """The faults of all attempts that the run recovered from by itself."""
         return survived(self.attempts)
 
     @property
     def survived_in(self) -> list[tuple[int, FaultEvent]]:
-        """The same, each with its attempt's number, from 1."""
+        """The faults of :attr:`survived`, each with its attempt's number, from 1."""
         return survived_in(self.attempts)
 
     @property
@@ -119,7 +119,7 @@ class Record:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether it is known of each step in which epoch it was, as of a recipe's, and not of a script's."""
+        """Whether each step's epoch is known: true for a recipe, false for a script."""
         counts = (self.run.epochs, self.run.iterations_per_epoch) if self.run else (None,)
         return None not in (*counts, *(step.epoch for step in self.steps))
 
@@ -130,13 +130,13 @@ class Record:
 
     @property
     def timed_steps(self) -> list[StepEvent]:
-        """The steps that tell the run's speed: the first one of an attempt also compiles, traces and allocates."""
+        """The steps that show the speed, without the first of each attempt, which also compiles and allocates."""
         first = {1, *(attempt.start.iteration + 1 for attempt in self.attempts if attempt.start)}
         return [step for step in self.steps if step.iteration not in first] or self.steps
 
 
 def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
-    """The events of a run cut into its attempts."""
+    """Divide the events of a run into its attempts."""
     return [
         PastAttempt(
             start=last_of(part, StartEvent),
@@ -150,7 +150,7 @@ def past_attempts(events: Iterable[Event]) -> list[PastAttempt]:
 
 
 def survived(attempts: Sequence[PastAttempt]) -> list[FaultEvent]:
-    """The faults that a run got over by itself.
+    """The faults that a run recovered from by itself.
 
     Those are ranks without which the others went on, and what ended an attempt that was no end of the run: its launcher
     began the next one.
@@ -169,7 +169,7 @@ def survived_in(attempts: Sequence[PastAttempt]) -> list[tuple[int, FaultEvent]]
 
 
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
-    """Those events that are of a kind, in order."""
+    """The events of a kind, in order."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -179,19 +179,19 @@ def last_of(events: Sequence[Event], kind: type[Kind]) -> Kind | None:
 
 
 def samples_per_s(steps: Sequence[StepEvent]) -> float | None:
-    """Samples of all ranks over the seconds of the steps; None for a script's, whose samples are not known."""
+    """The throughput of the steps over all ranks; None for a script, whose samples are not known."""
     seconds = sum(step.seconds for step in steps)
     samples = [step.samples for step in steps if step.samples is not None]
     return sum(samples) / seconds if seconds and len(samples) == len(steps) else None
 
 
 def communication_share(steps: Sequence[StepEvent]) -> float | None:
-    """The part of the steps' time that went into communication, 0 to 1; None where it was not measured."""
+    """The share of communication in the steps' time, 0 to 1; None if it was not measured."""
     return _share((step.communication_seconds, step.seconds) for step in steps)
 
 
 def data_share(steps: Sequence[StepEvent]) -> float | None:
-    """The part of the steps' time that went into waiting for samples, 0 to 1; None where it was not measured."""
+    """The share of waiting for samples in the steps' time, 0 to 1; None if it was not measured."""
     return _share((step.data_seconds, step.seconds) for step in steps)
 
 

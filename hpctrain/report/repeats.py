@@ -1,4 +1,4 @@
-"""The results of a recipe with several seeds: mean and deviation, beside what its source reports."""
+"""The results of a recipe with several seeds: mean and deviation, beside those that its source reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RepeatResult(BaseModel):
-    """What became of one seed; ``value`` is None where it is not known or not finite."""
+    """The result of one seed; ``value`` is None if it is not known or not finite."""
 
     seed: int
     status: str
@@ -32,7 +32,7 @@ class RepeatResult(BaseModel):
 
 
 class Repeats(BaseModel):
-    """``repeats.json``.
+    """The content of ``repeats.json``.
 
     Attributes:
         seeds: those that were asked for.
@@ -59,23 +59,23 @@ class Repeats(BaseModel):
 
     @property
     def done(self) -> int:
-        """How many runs are."""
+        """The number of runs that are done."""
         return sum(run.status == "done" for run in self.runs)
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
-        """Seed, status and result of each run, then mean and deviation."""
+        """Seed, status and result of each run, followed by mean and deviation."""
         rows = [(str(run.seed), run.status, _figure(run.value)) for run in self.runs]
         return [*rows, ("mean", f"{self.done} of {len(self.seeds)} done", self.mean_text)]
 
     @property
     def mean_text(self) -> str:
-        """``0.9881 ± 0.0042``."""
+        """Mean and deviation as ``0.9881 ± 0.0042``."""
         return _figure(self.mean) + ("" if self.deviation is None else f" ± {self.deviation:.4f}")
 
 
 def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[RepeatResult]) -> Repeats:
-    """The results of these runs, of which ``plan`` and its ``recipe`` are one's."""
+    """The results of these runs; ``plan`` and its ``recipe`` are those of one of them."""
     values = [run.value for run in runs if run.status == "done"]
     return Repeats(
         recipe=recipe.name,
@@ -95,7 +95,7 @@ def repeats_of(plan: Plan, recipe: Recipe, runs: Sequence[RepeatResult]) -> Repe
 
 
 def read_repeats(series: Series) -> Repeats:
-    """The results there are.
+    """Read the results that there are.
 
     Raises:
         HpctrainError: a file of a run is damaged or missing.
@@ -131,7 +131,7 @@ def _result(recipe: Recipe, seed: int, directory: RunDirectory) -> RepeatResult:
 
 
 def table(repeats: Repeats) -> Table:
-    """Of a terminal."""
+    """The table for a terminal."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""What a run achieved, as its source measures it, beside what the source reports."""
+"""The result of a run as its source measures it, beside the result that the source reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEDIAN = "test_accuracy_median"
 
 
 def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
-    """Median test accuracy of the last ``count`` epochs, of all where there are fewer.
+    """The median test accuracy of the last ``count`` epochs, or of all if there are fewer.
 
     None without an epoch, and where one of them has no finite accuracy.
     """
@@ -21,13 +21,13 @@ def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
 
 
 def result_name(recipe: Recipe) -> str:
-    """The metric of a run's summary that is the recipe's result. ``recipe`` is that of a plan, as below."""
+    """The metric in a run's summary that is the recipe's result. ``recipe`` is that of a plan, as below."""
     metric = (recipe.reported_at(recipe.global_batch) or recipe.reported[0]).metric
     return MEDIAN if metric == "test_accuracy" and recipe.median_of > 1 else metric
 
 
 def result_title(recipe: Recipe) -> str:
-    """The same in words."""
+    """The name of the result for people."""
     name, count = result_name(recipe), min(recipe.median_of, recipe.epochs)
     if name != MEDIAN:
         return name.replace("_", " ")
@@ -35,7 +35,7 @@ def result_title(recipe: Recipe) -> str:
 
 
 def reported_text(recipe: Recipe) -> str:
-    """What the source reports for the recipe's batch, or that it reports others only, or that this is a smoke run."""
+    """The source's result for the recipe's batch, or a note that there is none for it or that this is a smoke run."""
     if recipe.smoke:
         return "a smoke run, which is not put beside what the source reports"
     if rows := reported_rows(recipe):
@@ -45,13 +45,13 @@ def reported_text(recipe: Recipe) -> str:
 
 
 def reported_rows(recipe: Recipe) -> list[Reported]:
-    """What the source reports of the recipe's result for its batch, for this very batch alone where it does."""
+    """The source's rows about the recipe's result: those for its exact batch if any, else the general ones."""
     best = recipe.reported_at(recipe.global_batch)
     return [row for row in recipe.reported if best and (row.batch, row.metric) == (best.batch, best.metric)]
 
 
 def row_text(row: Reported) -> str:
-    """``0.7626 ± 0.0009 (of other values; remark)``."""
+    """A reported row as ``0.7626 ± 0.0009 (of other values; remark)``."""
     deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
     remarks = [text for text in ("of other values" if row.of_other_values else "", row.remark) if text]
     return f"{row.value:g}{deviation}" + (f" ({'; '.join(remarks)})" if remarks else "")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.batch.find_run import FoundRun, own_jobs
-from hpctrain.batch.outcome import array_task
 from hpctrain.batch.queue import JobState, jobs_of_user
 from hpctrain.errors import HpctrainError
 from hpctrain.report.progress import Progress
 from hpctrain.report.status import run_status
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.resuming import array_task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +50,7 @@ class Row(BaseModel):
 
 
 def list_runs(folder: Path) -> tuple[list[Row], str | None]:
-    """Every run in the folder, those of arrays and series too; and what Slurm says where it does not answer.
+    """Every run in the folder, including arrays and series; and Slurm's error if it does not answer.
 
     Slurm is asked at most once, for the jobs that live.
     """
@@ -101,7 +101,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> Row:
 
 
 def runs_table(rows: Sequence[Row]) -> Table:
-    """A line a run."""
+    """The table, with one row per run."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""A line for whoever reads on."""
+"""Prints lines even if the reader has gone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TextIO
 
 
 def say(text: str, stream: TextIO) -> None:
-    """Print a line, to whom there is: a run does not end because nobody reads on."""
+    """Print a line. The run does not end if nobody reads it any more."""
     print(text, file=Patient(stream), flush=True)
 
 
 class Patient:
-    """A stream that takes everything, also when nobody reads on, as after ``| head``, or its terminal is gone.
+    """A stream that accepts everything, even if its reader (``| head``) or its terminal has gone.
 
     The run goes on then: what it writes to its directory is still wanted.
     """

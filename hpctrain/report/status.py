@@ -1,4 +1,4 @@
-"""How a run is: from its events, its records and its jobs."""
+"""The status of a run, from its events, its records and its jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.batch.cancel import launcher_process
 from hpctrain.batch.find_run import FoundRun, jobs_of
-from hpctrain.batch.outcome import resume_command, summary_status
+from hpctrain.batch.outcome import summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
@@ -23,6 +23,7 @@ from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import read_records
+from hpctrain.run.resuming import resume_command
 
 # The status of a run is wanted even where Slurm's is not to be had.
 _SLURM_SECONDS = 10.0
@@ -101,7 +102,7 @@ class ArrayStatus(BaseModel):
 
 
 def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
-    """How a run, or each run of an array, is now; and what Slurm says where it does not answer.
+    """The current status of a run, or of each run of an array; and Slurm's error if it does not answer.
 
     Raises:
         HpctrainError: a file of the run is damaged.
@@ -129,7 +130,7 @@ def run_status(
     task: int | None,
     slurm_answers: bool,
 ) -> RunStatus:
-    """Reads what else there is of a run: its plan, its summary and its processes."""
+    """Read the rest of a run: its plan, its summary and its processes."""
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
     in_a_job = bool(progress.start.job if progress.start else job_ids)
@@ -159,7 +160,7 @@ def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRun:
-    """All that is known of a run.
+    """Everything that is known about a run.
 
     Attributes:
         directory, plan: its own.
@@ -270,13 +271,13 @@ class KnownRun:
 
 
 def _waits_for(job: JobState) -> str:
-    """What a job waits for, by Slurm's word, and until when."""
+    """The reason that Slurm gives for a job's waiting, and the expected start."""
     until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(job.start)) if job.start else ""
     return f"job {job.id} waits: {job.reason or 'no reason given'}{until}"
 
 
 def more_jobs(remaining: float, left: float, limit: float | None) -> int:
-    """How many jobs are needed after the one that runs; all in seconds."""
+    """The number of jobs needed after the running one; all arguments are in seconds."""
     return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 

@@ -1,4 +1,4 @@
-"""The summary of a run: the few figures that programs read from ``summary.json``."""
+"""The summary of a run: the few figures in ``summary.json`` for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.run.plan import Plan
 
 
 class Summary(BaseModel):
-    """What the report reads of ``summary.json``."""
+    """The keys of ``summary.json`` that the report reads."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -9,7 +9,7 @@
     RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher's
                                  alone: it makes the file at a signal, and removes it when it begins an attempt
     RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
-                                 hpctrain.train.numbers
+                                 hpctrain.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ from pydantic import BaseModel, ValidationError
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
-from hpctrain.files.whole import write_whole
+from hpctrain.files.utf8 import json_text
+from hpctrain.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -122,7 +122,7 @@ class RunDirectory:
             raise disk_error(error, self.path) from error
 
     def begin_attempt(self, plan: BaseModel) -> None:
-        """Put ``plan`` in the place of the one of before, and clear away how the last attempt ended.
+        """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
 
         Raises:
             HpctrainError: it cannot be written.
@@ -131,19 +131,22 @@ class RunDirectory:
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
+            # Of processes that were killed while they wrote: nobody else writes between two attempts.
+            remove_leftovers(self.path)
+            remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
 
 
 def default_directory(title: str) -> Path:
-    """Where the files of a run go that nobody has named a place for."""
+    """The directory of a run for which none was named."""
     # Slurm gives the others a meaning in paths of logs, and a name with a slash would be a path.
     name = Path(title.translate(dict.fromkeys(map(ord, "%\\\0"), "-"))).stem
     return Path("runs") / f"{name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def new_directory(path: Path) -> RunDirectory:
-    """Make a directory of that name, or with a number after it where there is one already.
+    """Make a directory of that name, with a number appended if it already exists.
 
     Raises:
         HpctrainError: it cannot be made.
@@ -161,13 +164,13 @@ def new_directory(path: Path) -> RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader finds the old file or the new one whole, also after a crash of the machine."""
-    content = (json.dumps(value, indent=2) + "\n").encode()
+    """Write JSON so that a reader finds the old or the new file whole, even after a crash of the machine."""
+    content = f"{json_text(value, indent=2)}\n".encode()
     write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """The content of a JSON file, checked.
+    """Read a JSON file and check it.
 
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.

@@ -1,4 +1,4 @@
-"""The plan: everything that decides the numbers of one run and how its ranks are started.
+"""The plan: everything that determines the numbers of one run, and how its ranks are started.
 
 The login half writes it to ``plan.json``; every rank reads it from there. The two halves share nothing else.
 """
@@ -27,7 +27,7 @@ class Script(BaseModel):
 
 
 class Slots(BaseModel):
-    """The places for ranks on one host."""
+    """The slots for ranks on one host."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -45,7 +45,7 @@ class Slots(BaseModel):
 
 
 class HostOrder(BaseModel):
-    """What the order of the hosts is worth: how often a ring over them goes from one group of leaves to another."""
+    """The benefit of an order of hosts: how often a ring over them crosses between groups of leaves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -56,7 +56,7 @@ class HostOrder(BaseModel):
 
 
 class HostOptions(BaseModel):
-    """What is asked of the hosts; None where nothing is.
+    """The options about hosts; None for those that were not given.
 
     Attributes:
         hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
@@ -178,16 +178,16 @@ class Plan(BaseModel):
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether the ranks go on without one that died, from the first step on."""
+        """Whether the ranks continue without one that died, from the first step on."""
         return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
     def restarts(self) -> int:
-        """How often in a row, without getting further, the launcher starts the run again where it fails."""
+        """How often in a row, without progress, the launcher restarts the run after a failure."""
         if self.stop.restarts is not None:
             return self.stop.restarts
         return _RESTARTS if self.recipe else 0
 
     def place(self, rank: int) -> tuple[Slots, Slot]:
-        """The host of a rank, and its slot there; for a plan whose hosts have places."""
+        """The host of a rank and its slot there, for a plan whose hosts have places."""
         return [(host, slot) for host in self.hosts for slot in host.places][rank]

@@ -17,7 +17,7 @@ _START_TOLERANCE_SECONDS = 2.0
 
 
 class RankError(BaseModel):
-    """What a rank raised. ``refused``: hpctrain would say the same in another attempt."""
+    """The error of a rank. ``refused``: another attempt would raise it again."""
 
     type: str
     message: str
@@ -46,16 +46,16 @@ class RankRecord(BaseModel):
 
     @property
     def vanished(self) -> bool:
-        """Whether the rank ended without a word, killed for example; known for this host only."""
+        """Whether the rank ended without recording it, for example by a signal; known on this host only."""
         return self.status == "running" and self.host == socket.gethostname() and self.process() is None
 
     def process(self) -> psutil.Process | None:
-        """The rank's process if it lives on this host, and not another that got its number later."""
+        """The rank's process if it is alive on this host, and not a later one with its number."""
         return living_process(self.host, self.pid, self.started)
 
 
 def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
-    """The process that was there at a time, if it lives on this host, and not another that got its number later."""
+    """The process with this number at a time, if it is alive on this host and not a later one."""
     if host != socket.gethostname():
         return None
     try:
@@ -67,7 +67,7 @@ def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
 
 
 def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
-    """The records there are, by rank; a rank that never started has none.
+    """All records, by rank; a rank that never started has none.
 
     Raises:
         HpctrainError: one is damaged.
@@ -77,7 +77,7 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
 
 
 def whole_records(directory: RunDirectory) -> list[RankRecord]:
-    """The records that can be read; a crash of the machine can leave others."""
+    """The records that can be read; a crash of the machine can damage others."""
     found: list[RankRecord] = []
     for path in directory.ranks.glob("rank-*.json"):
         with contextlib.suppress(HpctrainError):

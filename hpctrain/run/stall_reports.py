@@ -1,4 +1,4 @@
-"""What a rank does about ranks that stall: whom it tells, and how it ends. Found out by ``hpctrain.comm.stalls``.
+"""How a rank reports ranks that stall, and how it ends. ``hpctrain.comm.stalls`` detects them.
 
 Of the process, like :mod:`hpctrain.run.stopping`: it is set before a user's script makes a communicator, and outlives
 one. Nothing heavy is imported here.
@@ -19,7 +19,7 @@ class Stall:
     """A rank that others wait for.
 
     Attributes:
-        iteration: the step that they are in, None if nobody told.
+        iteration: the step that they are in, None if unknown.
         waiting_for: what they wait in.
         seconds: for how long, so far.
         state: of its process, in words; "" if nobody could look.
@@ -37,7 +37,7 @@ class Stall:
 
 @dataclass(kw_only=True)
 class Reports:
-    """What the program that trains knows and does.
+    """The functions by which the training program reports a stall and ends.
 
     Attributes:
         iteration: the step in progress.

@@ -1,4 +1,4 @@
-"""Whether this process was asked to stop: by a signal, or by a file such as ``RUN_DIR/stop``.
+"""Requests to stop this process, by a signal or by a file such as ``RUN_DIR/stop``.
 
 A signal's handler can only be one for the whole process, so this is the process's own state. Nothing heavy is imported
 here: a rank listens before it imports anything else.
@@ -30,7 +30,7 @@ _announce: Callable[[], None] | None = None
 
 
 def listen(*names: str) -> None:
-    """Let these signals ask for a stop instead of ending the process; names without ``SIG``. Idempotent.
+    """Make these signals request a stop instead of ending the process; names without ``SIG``. Idempotent.
 
     A second SIGTERM or SIGINT ends the process: whoever sends it again does not wait for the end of a step.
     """
@@ -48,24 +48,24 @@ def listen(*names: str) -> None:
 
 
 def listens() -> bool:
-    """Whether this process has shown that it can stop: SIGTERM asks it to."""
+    """Whether SIGTERM requests a stop of this process."""
     return signal.SIGTERM in _handled
 
 
 def announce(say: Callable[[], None]) -> None:
-    """Let ``say`` be called once this process :func:`listens`, if it does not yet."""
+    """Call ``say`` once this process :func:`listens`, unless it already does."""
     global _announce
     _announce = say
 
 
 def watch(file: Path) -> None:
-    """Let the existence of ``file`` ask for a stop; its text says why."""
+    """Treat the existence of ``file`` as a request to stop; its text is the reason."""
     global _file
     _file = file
 
 
 def asked(*, look: bool) -> str | None:
-    """Why this process was asked to stop; None as long as it was not.
+    """The reason for which this process was asked to stop; None if it was not.
 
     Args:
         look: also look for the file, at most once a second. One rank of a run is enough.
@@ -81,7 +81,7 @@ def asked(*, look: bool) -> str | None:
 
 
 def agree() -> None:
-    """All ranks stop: this one was asked too, whichever of them it was that got the signal."""
+    """Record that all ranks stop, as if this one had been asked, whichever rank got the signal."""
     global _reason
     _reason = _reason or "asked on another rank"
 

@@ -1,4 +1,4 @@
-"""Finds ImageNet in a folder: the original archives, or train/ and val/ with a folder a class."""
+"""Finds ImageNet in a folder: the original archives, or train/ and val/ with class folders."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The classes, sorted, so that a label is an index; and of each split the parts to list, in the order of labels."""
+    """The sorted classes, whose indices are the labels, and the parts to list of each split in label order."""
 
     classes: tuple[str, ...]
     parts: Mapping[SplitName, tuple[ArchivePart, ...]]
 
 
 def find_source(folder: Path) -> ImageSource:
-    """What a folder holds.
+    """The source in a folder.
 
     Raises:
         HpctrainError: neither of the two, an archive is missing or wrong, or classes differ between its parts.
     """
     if not folder.is_dir():
-        raise HpctrainError(f"{folder} is no folder", _wanted())
+        raise HpctrainError(f"{folder} is not a folder", _wanted())
     archives = [name for name in CHECKSUMS if (folder / name).exists()]
     trees = [split for split in SPLITS if (folder / split).is_dir()]
     if archives and trees:
@@ -132,7 +132,7 @@ def _class_names(folder: Path) -> list[str]:
     for path in entries:
         if not path.is_dir():
             raise HpctrainError(
-                f"{path} is no folder of a class", "images of a split lie in a folder a class: move them there"
+                f"{path} is not a folder of a class", "images of a split lie in a folder a class: move them there"
             )
     if not entries:
         raise HpctrainError(f"{folder} has no folder of a class", _wanted())

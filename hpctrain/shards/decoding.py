@@ -1,4 +1,4 @@
-"""A photograph's pixels from the bytes of its file: by libjpeg-turbo, or else by Pillow, which takes more kinds."""
+"""Decodes photographs with libjpeg-turbo, or with Pillow, which supports more formats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST_PIXELS = 178_956_970
 
 
 class BrokenImageError(Exception):
-    """An image that no decoder can read, in the decoder's words."""
+    """An image that no decoder can read, with the decoder's message."""
 
 
 def look(content: bytes) -> tuple[int, int, Pixels | None]:
-    """Width and height; the pixels too of what is no JPEG of the usual kind.
+    """Width and height; also the pixels if it is not an ordinary JPEG file.
 
     Raises:
         BrokenImageError: no decoder knows it, or it has too many pixels.
@@ -39,7 +39,7 @@ def look(content: bytes) -> tuple[int, int, Pixels | None]:
 
 
 def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
-    """A JPEG of the usual kind, at the smallest scale that has so many pixels, or whole.
+    """Decode an ordinary JPEG file, whole or at the smallest scale with at least this many pixels.
 
     What is cut short is broken, although much of it could be shown.
 
@@ -55,7 +55,7 @@ def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
 
 
 def decode_by_pillow(content: bytes) -> Pixels:
-    """The whole photograph, whatever kind it is of.
+    """Decode a whole photograph of any format.
 
     Raises:
         BrokenImageError: Pillow does not know it, or it is damaged.
@@ -78,7 +78,7 @@ def decode_by_pillow(content: bytes) -> Pixels:
 
 
 def fault(content: bytes) -> str | None:
-    """Why an image cannot be decoded, None where it can."""
+    """Why an image cannot be decoded; None if it can."""
     try:
         width, height, pixels = look(content)
         if pixels is None:

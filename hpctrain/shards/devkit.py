@@ -1,4 +1,4 @@
-"""What ImageNet's development kit says of classes and validation images (ILSVRC2012_devkit_t12, its readme.txt)."""
+"""Classes and validation labels in ImageNet's development kit (ILSVRC2012_devkit_t12, its readme.txt)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """What the kit's archive says.
+    """Read the kit's archive.
 
     Raises:
         HpctrainError: it is not there, is damaged, or holds no such files.
@@ -67,7 +67,7 @@ def _content(tar: tarfile.TarFile, name: str, path: Path) -> bytes:
     except KeyError as error:
         raise HpctrainError(f"{path} holds no {name}", DOWNLOAD_AGAIN) from error
     if file is None:
-        raise HpctrainError(f"{path}: {name} is no file", DOWNLOAD_AGAIN)
+        raise HpctrainError(f"{path}: {name} is not a file", DOWNLOAD_AGAIN)
     return file.read()
 
 
@@ -81,7 +81,7 @@ def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
         return [row for row, synset in zip(rows, table, strict=True) if synset["num_children"].item() == 0]
     except Exception as error:
         # The reader raises whatever its parsing stumbles over.
-        raise HpctrainError(f"{path}: {META} is no table of synsets: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(f"{path}: {META} is not a table of synsets: {error}", DOWNLOAD_AGAIN) from error
 
 
 def _labels(truth: bytes, label_of: Mapping[int, int], path: Path) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ def _labels(truth: bytes, label_of: Mapping[int, int], path: Path) -> tuple[int,
     for number, line in enumerate(truth.split(), 1):
         if not line.isdigit() or int(line) not in label_of:
             raise HpctrainError(
-                f"{path}: {GROUND_TRUTH}, line {number}: {line.decode(errors='replace')!r} is no class of {META}",
+                f"{path}: {GROUND_TRUTH}, line {number}: {line.decode(errors='replace')!r} is not a class of {META}",
                 DOWNLOAD_AGAIN,
             )
         labels.append(label_of[int(line)])

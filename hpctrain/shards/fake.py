@@ -1,4 +1,4 @@
-"""A small set in the structure of ImageNet's original archives, with what is odd about the real one."""
+"""Makes a small set with the structure and the irregularities of ImageNet's original archives."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class FakeSet:
 
     @property
     def wnids(self) -> list[str]:
-        """Of the form of WordNet's, sorted."""
+        """Sorted identifiers in the form of WordNet's."""
         return [f"n{9_000_000 + 17 * label:08}" for label in range(self.classes)]
 
 
 def make_fake(folder: Path, fake: FakeSet) -> None:
-    """Write the three archives; their bytes follow from ``fake`` alone.
+    """Write the three archives; their bytes depend on ``fake`` alone.
 
     Raises:
         HpctrainError: the folder holds one of them already, the disk is full, or a process was killed.
@@ -94,18 +94,18 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
 
 
 def train_labels(fake: FakeSet) -> list[int]:
-    """The label of each training image, in the order of classes; all have as many, or one more."""
+    """The label of each training image, in class order; class sizes differ by at most one."""
     return sorted(number % fake.classes for number in range(fake.train))
 
 
 def validation_labels(fake: FakeSet) -> list[int]:
-    """The label of each validation image, mixed."""
+    """The label of each validation image, in random order."""
     labels = np.arange(fake.validation) % fake.classes
     return [int(label) for label in np.random.default_rng((fake.seed, 2)).permutation(labels)]
 
 
 def kinds(fake: FakeSet) -> list[Kind]:
-    """What is odd about each training image."""
+    """The irregularity of each training image."""
     odd: dict[Kind, int] = {
         "cut short": -(-fake.broken // 2),
         "overwritten": fake.broken // 2,

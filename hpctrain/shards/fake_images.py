@@ -1,4 +1,4 @@
-"""Images that look enough like photographs to be decoded, augmented and told apart by class."""
+"""Generates images that are similar enough to photographs to be decoded, augmented and classified."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FakeImage:
 
 
 def encode(image: FakeImage) -> bytes:
-    """The image as the set would have it in a file that is named JPEG."""
+    """Encode the image as the set would have it in a file named JPEG."""
     rng = np.random.default_rng(image.entropy)
     pixels = _draw(image, rng)
     if image.kind == "colour":
@@ -113,7 +113,7 @@ def _stripes(angle: float, rng: np.random.Generator, width: int, height: int) ->
 
 @cache
 def photographs() -> tuple[NDArray[np.uint8], ...]:
-    """The two that scikit-learn ships, 640 x 427: china.jpg by Yann Forget, flower.jpg by dany13 (both CC BY)."""
+    """The two photographs of scikit-learn, 640 x 427: china.jpg by Yann Forget, flower.jpg by dany13 (both CC BY)."""
     from sklearn.datasets import load_sample_image
 
     return tuple(load_sample_image(name) for name in _PHOTOGRAPHS)

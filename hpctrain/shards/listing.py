@@ -1,4 +1,4 @@
-"""The images of a source, where they lie in its archives or folders. Nothing is unpacked."""
+"""Lists the images of a source in its archives or folders, without unpacking them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 class ImageFile(NamedTuple):
-    """One image: its bytes in a file, its label, and the name it gets in the shards."""
+    """One image: its bytes in a file, its label, and its name in the shards."""
 
     file: str
     offset: int
@@ -30,7 +30,7 @@ class ImageFile(NamedTuple):
 
 
 class ArchivePart(Protocol):
-    """What one process lists at a time; it is sent to other processes."""
+    """The part that one process lists at a time; it is sent to other processes."""
 
     def members(self) -> list[ImageFile]: ...
 
@@ -52,7 +52,7 @@ class ClassTar:
     samples: int
 
     def members(self) -> list[ImageFile]:
-        """Sorted by name.
+        """The images, sorted by name.
 
         Raises:
             HpctrainError: cut short, damaged, or of another number of images.
@@ -86,7 +86,7 @@ class ValidationTar:
     labels: tuple[int, ...]
 
     def members(self) -> list[ImageFile]:
-        """Sorted by name.
+        """The images, sorted by name.
 
         Raises:
             HpctrainError: cut short, damaged, or other images than those that have labels.
@@ -118,7 +118,7 @@ class ClassFolder:
     label: int
 
     def members(self) -> list[ImageFile]:
-        """Sorted by name.
+        """The images, sorted by name.
 
         Raises:
             HpctrainError: it holds what is no image, or nothing.
@@ -129,7 +129,7 @@ class ClassFolder:
                 continue
             if path.suffix.lower() not in _IMAGE_SUFFIXES or not path.is_file():
                 raise HpctrainError(
-                    f"{path} is no image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
+                    f"{path} is not an image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
                 )
             found.append(ImageFile(str(path), 0, path.stat().st_size, self.label, self._key(path)))
         if not found:
@@ -144,7 +144,7 @@ class ClassFolder:
 
 
 def list_part(part: ArchivePart) -> list[ImageFile]:
-    """:meth:`ArchivePart.members`, as a function that other processes can be given.
+    """:meth:`ArchivePart.members` as a function for other processes.
 
     Raises:
         HpctrainError: as of the part, or a file of it cannot be read.
@@ -158,7 +158,7 @@ def list_part(part: ArchivePart) -> list[ImageFile]:
 
 
 def require_distinct(members: Iterable[ImageFile]) -> None:
-    """Refuse names that the shards cannot hold.
+    """Refuse names that cannot be stored in shards.
 
     Raises:
         HpctrainError: two images have one name, or a name is too long, no UTF-8, or not taken whole by WebDataset.
@@ -198,12 +198,12 @@ def open_tar(path: Path) -> tarfile.TarFile:
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a file that can be read") from error
     except (tarfile.TarError, ValueError, OverflowError) as error:
-        raise HpctrainError(f"{path} is no tar file: {error}", DOWNLOAD_AGAIN) from error
+        raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
 
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Say of which file it is where a tar's structure is broken; tarfile raises the last two at numbers in headers."""
+    """Name the file in errors about a tar's structure; tarfile raises the last two for numbers in headers."""
     try:
         yield
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -211,7 +211,7 @@ def naming(where: str) -> Iterator[None]:
 
 
 def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]:
-    """The files of a tar whose end is there.
+    """The files in a tar, after checking that its end is there.
 
     Raises:
         HpctrainError: it ends without the block of zeros that ends a tar, or with a damaged header, or has a file with

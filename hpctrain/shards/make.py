@@ -1,4 +1,4 @@
-"""From ImageNet's archives or folders to a folder of shards, on any number of processes, with the same bytes."""
+"""Makes shards from ImageNet's archives or folders, with the same bytes for any number of processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
 class Sharding(BaseModel):
-    """What to make of what; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
+    """The source and settings of shards; exactly one of ``shard_bytes`` and ``shard_samples`` is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -42,7 +42,7 @@ class Sharding(BaseModel):
 
 
 def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
-    """Make the folder, or what of it is missing or damaged; the manifest last.
+    """Make the folder, or its missing and damaged parts; the manifest comes last.
 
     Args:
         run: does the work, its results in order.
@@ -80,7 +80,7 @@ def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> lis
 
 
 def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
-    """What identifies a source, wherever it lies and however it is packed: keys, sizes and labels of its images."""
+    """A digest that identifies a source independently of place and packing: keys, sizes and labels of its images."""
     digest = hashlib.sha256()
     for split, members in splits.items():
         for member in members:
@@ -108,7 +108,7 @@ def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[ImageFil
 def cut_shards(
     members: Iterable[ImageFile], most_bytes: int | None, most_samples: int | None
 ) -> list[tuple[ImageFile, ...]]:
-    """The members in order, each group of at most so many bytes in its tar, or so many samples, and at least one."""
+    """Divide the members, in order, into groups of at most so many bytes per tar or so many samples."""
     groups: list[list[ImageFile]] = []
     filled = 0
     for member in members:
@@ -125,7 +125,7 @@ def cut_shards(
 
 
 def command(settings: Settings, folder: Path) -> str:
-    """The command that makes a folder again, or goes on with it."""
+    """The command that makes or completes a folder."""
     size = (
         f"--shard-samples {settings.shard_samples}"
         if settings.shard_samples

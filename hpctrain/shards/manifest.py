@@ -1,4 +1,4 @@
-"""What a folder of shards holds.
+"""The manifest of a folder of shards.
 
 ::
 
@@ -65,7 +65,7 @@ class Split(_Part):
 
 
 class BrokenImage(_Part):
-    """An image that cannot be decoded; it has its place in the shards all the same."""
+    """An image that cannot be decoded; it is in the shards nevertheless."""
 
     split: str
     key: str
@@ -73,7 +73,7 @@ class BrokenImage(_Part):
 
 
 class Settings(_Part):
-    """What decides the bytes of the shards; ``listing`` is the SHA-256 of all samples' keys, sizes and labels."""
+    """The settings that determine the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels."""
 
     source: str
     listing: str
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> ShardManifest:
 
 
 def remake(folder: Path) -> str:
-    """The command that makes what is damaged or missing in a folder again."""
+    """The command that remakes damaged or missing files of a folder."""
     if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
         return f"hpctrain data stage DIR {quote(str(folder))} --check"
     return f"hpctrain data shard SOURCE {quote(str(folder))}"

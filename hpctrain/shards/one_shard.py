@@ -1,4 +1,4 @@
-"""Makes one shard, and the record by which it is known to be done."""
+"""Makes one shard, and a record of its completion."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ShardRecord(BaseModel):
     broken: tuple[BrokenImage, ...]
 
     def index(self, shard: int) -> NDArray[np.void]:
-        """Its part of the index, as shard number ``shard`` of the split."""
+        """The shard's rows of the index, as shard number ``shard`` of the split."""
         return np.array(
             [(shard, offset, size, label, key.encode()) for offset, size, label, key in self.rows], INDEX_ROW
         )
 
     def is_of(self, task: ShardTask) -> bool:
-        """Whether it is of the shard and the images of a task, and of no others that lay in its place."""
+        """Whether the record is of a task's shard and images, and not of others with the same name."""
         return self.shard.name == task.name and [row[1:] for row in self.rows] == [
             (member.size, member.label, member.key) for member in task.members
         ]
@@ -49,7 +49,7 @@ class ShardRecord(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """A shard to make, and what of; it is sent to other processes."""
+    """The settings of one shard; it is sent to other processes."""
 
     folder: Path
     split: SplitName
@@ -70,14 +70,14 @@ class ShardTask:
 
 
 def tar_bytes(size: int, label: int) -> int:
-    """What a sample takes in a shard: a header and whole blocks for the image, and for its label."""
+    """The size of a sample in a shard: a header and whole blocks each for the image and its label."""
     return sum(
         tarfile.BLOCKSIZE + -(-part // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for part in (size, len(str(label)))
     )
 
 
 def make_shard(task: ShardTask) -> bool:
-    """Make a shard unless it is done and as it was written. Its bytes follow from the task alone.
+    """Make a shard unless it is complete and undamaged. Its bytes depend on the task alone.
 
     Returns:
         Whether it had to be made.
@@ -104,7 +104,7 @@ def make_shard(task: ShardTask) -> bool:
 
 
 def read_record(task: ShardTask) -> ShardRecord | None:
-    """The record of a shard; None where there is none that is whole."""
+    """The record of a shard; None if there is no valid one."""
     try:
         return ShardRecord.model_validate_json(task.record.read_bytes())
     except (OSError, ValidationError):
@@ -112,7 +112,7 @@ def read_record(task: ShardTask) -> ShardRecord | None:
 
 
 def is_done(task: ShardTask) -> bool:
-    """Whether a shard is there, of these images, with the bytes that were written."""
+    """Whether a shard with these images is there, with the bytes that were written."""
     record = read_record(task)
     if record is None or not record.is_of(task):
         return False
@@ -123,7 +123,7 @@ def is_done(task: ShardTask) -> bool:
 
 
 def sha256(path: Path) -> tuple[str, int]:
-    """Hash and size of a file."""
+    """The hash and size of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 

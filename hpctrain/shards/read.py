@@ -19,7 +19,7 @@ _OPEN_FILES = 256
 
 
 class Shards:
-    """One split of a folder of shards. Touches nothing until it is asked; pickled as its folder and name.
+    """One split of a folder of shards. Opens files on first use; pickled as its folder and name.
 
     For one thread at a time. Files that it opened stay open in a forked process, where they can be used too: no read
     moves them.
@@ -39,7 +39,7 @@ class Shards:
 
     @cached_property
     def manifest(self) -> ShardManifest:
-        """What the folder holds."""
+        """The manifest of the folder."""
         return read_manifest(self.folder)
 
     @property
@@ -61,15 +61,15 @@ class Shards:
         return len(self._index)
 
     def key(self, index: int) -> str:
-        """The name of a sample, as its archive has it."""
+        """The name of a sample in its archive."""
         return str(self._index["key"][index].decode(errors="replace"))
 
     def file(self, index: int) -> Path:
-        """The shard that holds a sample."""
+        """The file of the shard that contains a sample."""
         return self.folder / self._split.shards[int(self._index["shard"][index])].name
 
     def read(self, index: int) -> bytes:
-        """The image of a sample as it is stored: a JPEG file, or what the set has in the place of one.
+        """The image of a sample as stored: usually a JPEG file.
 
         Raises:
             HpctrainError: the shard is gone, cut short, or cannot be read.
@@ -90,7 +90,7 @@ class Shards:
             os.close(self._files.popitem()[1])
 
     def check(self) -> None:
-        """Compare the sizes of the shards and the index, its values included, with the manifest.
+        """Compare the sizes of the shards, and the index with its values, with the manifest.
 
         Raises:
             HpctrainError: the split, or one of its files, is not there or not whole.
@@ -139,7 +139,7 @@ class Shards:
 
 
 def open_shards(folder: Path, split: str) -> Shards:
-    """A split whose files are all there with their sizes.
+    """Open a split after checking that all files are there with their sizes.
 
     Raises:
         HpctrainError: as of :meth:`Shards.check`.
@@ -150,7 +150,7 @@ def open_shards(folder: Path, split: str) -> Shards:
 
 
 def index_path(folder: Path, split: str) -> Path:
-    """Where the index of a split is."""
+    """The path of a split's index."""
     return folder / f"{split}-index.npy"
 
 
@@ -168,7 +168,7 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
     if index.dtype != INDEX_ROW or index.ndim != 1:
-        raise HpctrainError(f"{path} is no index of shards", f"{remake(folder)} writes it again")
+        raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
     return index
 
 

@@ -1,4 +1,4 @@
-"""Copies a folder of shards, or a node's share of it, to a disk of the node."""
+"""Copies a folder of shards, or a node's share of it, to a local disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "stage to another folder"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """Node ``node`` of ``nodes``, from 0; it copies every ``nodes``-th shard, and reaches the others where they are."""
+    """Node ``node`` of ``nodes``, from 0. It copies every ``nodes``-th shard, and links to the others."""
 
     node: int
     nodes: int
@@ -40,7 +40,7 @@ class NodeShare:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedFolder:
-    """What was done: files and bytes that were copied, those that were there already, and shards that are linked."""
+    """The numbers of files and bytes copied, of those already there, and of linked shards."""
 
     copied: int
     bytes: int
@@ -49,7 +49,7 @@ class StagedFolder:
 
 
 def stage(folder: Path, to: Path, share: NodeShare, *, wait_seconds: float, check: bool = False) -> StagedFolder:
-    """Copy a node's share; what is there already stays. The result opens as the original does.
+    """Copy a node's share; files that are there are kept. The result is opened like the original.
 
     One process of a node copies, and others that are called meanwhile wait and find all there.
 
@@ -135,7 +135,7 @@ def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Of a file of the source, whose faults are not the target's."""
+    """The blocks of a file of the source; an error names it, and not the target."""
     try:
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):

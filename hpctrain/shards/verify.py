@@ -22,14 +22,14 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class FileFault:
-    """What is wrong with one file of the folder."""
+    """A fault of one file in the folder."""
 
     file: str
     fault: str
 
 
 def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
-    """The manifest, and all that differs from it: sizes and hashes of the shards, the indices and their counts.
+    """The manifest, and all differences from it: sizes and hashes of shards, and indices with their counts.
 
     Raises:
         HpctrainError: there is no manifest, or it is damaged.

@@ -1,4 +1,4 @@
-"""Which hosts of a run still answer, asked by the means that starts ranks there."""
+"""Finds the hosts of a run that still answer, using the program that starts ranks there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def silent_hosts(
     *,
     lost: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The plan's hosts that do not answer within ten seconds; none where they cannot be asked.
+    """The plan's hosts that do not answer within ten seconds; empty if they cannot be asked.
 
     Where none at all answers, what asks them is taken not to be what reaches them, unless some are known to be lost.
 

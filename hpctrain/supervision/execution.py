@@ -1,4 +1,4 @@
-"""A run from the proof of its launcher to the record of its end, with all attempts in between."""
+"""Executes a run with all its attempts, from the choice of the launcher to the final record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Summarise = Callable[[RunDirectory, Plan, str], Summary]
 
 @dataclass(frozen=True, kw_only=True)
 class Audience:
-    """Who follows a run.
+    """The functions that get the progress of a run.
 
     Attributes:
         show: gets each event as it happens.
@@ -47,7 +47,7 @@ class Audience:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Runs the plan of a directory that holds it already, and leaves ``summary.json``.
+    """Runs the plan that a directory already holds, and leaves ``summary.json``.
 
     An attempt that fails is followed by another, as :class:`hpctrain.supervision.supervisor.Supervisor` decides.
 
@@ -66,7 +66,7 @@ class Execution:
     summarise: Summarise
 
     def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
-        """Run it to its end.
+        """Execute the run to its end.
 
         Args:
             plan: of the directory.
@@ -99,7 +99,7 @@ class Execution:
     def _further(
         self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
     ) -> Restart | Failure:
-        """What follows on a failed attempt, when its time has come, or with what failure the run ends."""
+        """What follows a failed attempt: a restart, once its time has come, or the failure that ends the run."""
         try:
             with self.interrupts.raised():
                 further = supervisor.further(failure, attempt, found)

@@ -1,4 +1,4 @@
-"""Why a run is not done: which rank made it fail, or that it was interrupted and can be resumed."""
+"""Finds out why a run is not done: which rank made it fail, or that it was interrupted and can be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SI
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a run is not done: the first cause that is known.
+    """The first known cause why a run is not done.
 
     Attributes:
         message: rank, host and error in one sentence.
@@ -65,12 +65,12 @@ class Failure:
 
     @property
     def cause(self) -> dict[str, Any]:
-        """What the event ``fault`` and the summary say of it."""
+        """The keys about it in the event ``fault`` and in the summary."""
         return {"rank": self.rank, "host": self.host, "message": self.message}
 
     @property
     def status(self) -> Literal["failed", "resumable"]:
-        """What the run then is: ``failed`` or ``resumable``."""
+        """The resulting status of the run: ``failed`` or ``resumable``."""
         return "resumable" if self.exit_code == RESUMABLE else "failed"
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Failure:
         return "\n".join([self.message, *printed, *hint])
 
     def told_after(self, shown: int) -> str:
-        """The same for whoever has seen everything that rank ``shown`` printed: of its log no more than the name."""
+        """The text for a reader who has seen all output of rank ``shown``: of its log only the name."""
         if self.rank != shown or self.log is None:
             return str(self)
         hint = [f"  {self.hint}"] if self.hint else []
@@ -96,7 +96,7 @@ def find_failure(
     first_dead: int | None = None,
     fault_tolerant: bool = False,
 ) -> Failure | None:
-    """What made a run fail that has ended; None if every rank that was not lost on the way recorded that it is done.
+    """The failure of a run that has ended; None if every rank recorded that it is done, apart from lost ones.
 
     Args:
         directory: the run.

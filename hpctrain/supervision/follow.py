@@ -1,4 +1,4 @@
-"""Reading what a run writes while it writes: its events, and rank 0's log."""
+"""Follows the events and rank 0's log while a run writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.run.events import Event, parse_event
 
 
 class Tail:
-    """The lines of a growing file, each given once. The file may come later.
+    """The lines of a growing file, each returned once. The file need not exist yet.
 
     Args:
         path: of the file.
@@ -22,7 +22,7 @@ class Tail:
         self._offset = path.stat().st_size if path.exists() and not whole else 0
 
     def lines(self, *, last: bool = False) -> list[bytes]:
-        """The whole lines since the last call; with ``last`` also one that has no end."""
+        """The complete lines since the last call; with ``last`` also an incomplete one."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -35,7 +35,7 @@ class Tail:
 
 
 class Follower:
-    """Passes on a run's events and the lines of rank 0 as they appear; those of earlier attempts are left out.
+    """Passes on a run's events and rank 0's lines as they appear, without those of earlier attempts.
 
     Args:
         directory: the run.
@@ -47,6 +47,8 @@ class Follower:
         self._events = Tail(directory.events)
         self._log = Tail(directory.log(0))
         self._path = directory.events
+        # Of the last event that was read, or left out, from 1; for errors.
+        self._number = self._path.read_bytes().count(b"\n") if self._path.exists() else 0
         self._show = show
         self._line = line
 
@@ -56,4 +58,5 @@ class Follower:
             self._line(line.decode(errors="replace"))
         # A crash can cut the last event short; it is then no event.
         for line in self._events.lines():
-            self._show(parse_event(line, str(self._path)))
+            self._number += 1
+            self._show(parse_event(line, f"{self._path}:{self._number}"))

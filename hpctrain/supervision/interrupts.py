@@ -1,4 +1,4 @@
-"""Signals to the launcher: collected while ranks run, an exception while nothing has to be ended in good order."""
+"""Signals to the launcher: collected while ranks run, and an exception while there is nothing to stop in good order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _POLL_SECONDS = 0.1
 
 
 class Interrupted(BaseException):
-    """A signal came before the ranks were started. Like KeyboardInterrupt nothing takes it for a failure."""
+    """A signal came before the ranks were started. Like KeyboardInterrupt, it is no Exception."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(f"interrupted by {by.name} before the ranks were started")
 
 
 class Interrupts:
-    """Collects SIGINT, SIGTERM, SIGHUP and those that ask for a stop instead of letting them end this process.
+    """Collects SIGINT, SIGTERM, SIGHUP and signals that request a stop, so that they do not end this process.
 
     Args:
         stop: the name of one that asks, without ``SIG``, beside USR1 and USR2.
@@ -40,11 +40,11 @@ class Interrupts:
 
     @property
     def hurried(self) -> bool:
-        """Whether a second signal came that does not ask: Slurm can deliver its own twice, by the job script too."""
+        """Whether a second signal came that demands an end. Requests do not count, as Slurm can send its own twice."""
         return any(number not in self.asking for number in self.received[1:])
 
     def wait(self, seconds: float) -> bool:
-        """Let time pass; whether it did without a signal, of which the first ends it."""
+        """Wait for a time; returns whether it passed without a signal. The first signal ends the wait."""
         deadline = time.monotonic() + seconds
         while not self.received and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_SECONDS))
@@ -52,7 +52,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within, a signal raises :class:`Interrupted` at once, as does one that came before."""
+        """A context manager in which a signal, or one that came before, raises :class:`Interrupted` at once."""
         self._raised = True
         try:
             self.check()
@@ -61,7 +61,7 @@ class Interrupts:
             self._raised = False
 
     def check(self) -> None:
-        """Raise :class:`Interrupted` for a signal that came before."""
+        """Raise :class:`Interrupted` if a signal has come."""
         if self.received:
             raise Interrupted(self.received[0])
 

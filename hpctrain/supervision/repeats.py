@@ -1,4 +1,4 @@
-"""One recipe with several seeds, one run after the other.
+"""Runs one recipe with several seeds, one after the other.
 
 ::
 
@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder
-from hpctrain.launch.attempts import resume_command
 from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.plan import Plan
+from hpctrain.run.resuming import resume_command
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
 
@@ -35,7 +35,7 @@ class _Seeds(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The runs of one directory, by seed."""
+    """The runs in one directory, by seed."""
 
     path: Path
     seeds: tuple[int, ...]
@@ -48,13 +48,8 @@ class Series:
     def runs(self) -> dict[int, RunDirectory]:
         return {seed: RunDirectory(self.path / f"seed-{seed}") for seed in self.seeds}
 
-    @property
-    def resume_command(self) -> str:
-        """What a user types to go on with it."""
-        return resume_command(RunDirectory(self.path))
-
     def run(self, run_one: Callable[[int, RunDirectory], int], say: Callable[[str], None]) -> int:
-        """Run those that are not done, up to the first that fails.
+        """Run the seeds that are not done, up to the first that fails.
 
         Args:
             run_one: begins or goes on with a run, by its number from 0 and its directory, which has its plan; returns
@@ -89,7 +84,7 @@ class Series:
 
     @property
     def _to_go_on(self) -> str:
-        return f"to go on with all seeds: {self.resume_command}"
+        return f"to go on with all seeds: {resume_command(RunDirectory(self.path))}"
 
     def _with_hint(self, seed: int, error: HpctrainError) -> HpctrainError:
         hint = "\n  ".join(filter(None, (error.hint, self._to_go_on)))
@@ -97,7 +92,7 @@ class Series:
 
 
 def repeated(plan: Plan, count: int) -> dict[int, Plan]:
-    """The plan with its recipe's seed and the ``count`` - 1 after it, by seed.
+    """Copies of the plan with its recipe's seed and the ``count`` - 1 following ones, by seed.
 
     Raises:
         HpctrainError: it is of a script, or a seed would be too large.
@@ -114,7 +109,7 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
 
 
 def create_series(path: Path, plans: dict[int, Plan]) -> Series:
-    """Make the directory with the directory of each run, and run nothing.
+    """Make the directory of the series and those of its runs, and run nothing.
 
     Raises:
         HpctrainError: there is something already, or it cannot be made.
@@ -134,15 +129,14 @@ def create_series(path: Path, plans: dict[int, Plan]) -> Series:
 
 def _refusal(series: Series) -> HpctrainError:
     if series.file.exists():
-        return HpctrainError(
-            f"{series.path} already holds repeated runs", f"to go on with them: {series.resume_command}"
-        )
+        command = resume_command(RunDirectory(series.path))
+        return HpctrainError(f"{series.path} already holds repeated runs", f"to go on with them: {command}")
     what = "a run" if RunDirectory(series.path).plan.exists() else "other files"
     return HpctrainError(f"{series.path} already holds {what}", "--repeat needs a directory of its own: --run-dir DIR")
 
 
 def read_series(path: Path) -> Series | None:
-    """The series of a directory; None where it holds none.
+    """The series in a directory; None if there is none.
 
     Raises:
         HpctrainError: its file is damaged, or cannot be looked for.
@@ -156,7 +150,7 @@ def read_series(path: Path) -> Series | None:
 
 
 def require_no_series(path: Path) -> None:
-    """Refuse a directory of repeated runs as that of another run.
+    """Refuse a directory of repeated runs as the directory of another run.
 
     Raises:
         HpctrainError: it is one.
@@ -167,7 +161,7 @@ def require_no_series(path: Path) -> None:
 
 
 def require_count(series: Series, count: int | None) -> None:
-    """Refuse to go on with another number of seeds than was begun."""
+    """Refuse to resume with another number of seeds."""
     if count not in (None, len(series.seeds)):
         raise HpctrainError(
             f"{series.path} has {len(series.seeds)} seeds, and --repeat {count} was asked for",

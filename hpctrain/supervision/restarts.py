@@ -1,4 +1,4 @@
-"""Whether a run that failed is started again, and how long that waits. Pure."""
+"""Decides whether a failed run is restarted, and after what time. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         checkpoint: iteration of its newest whole checkpoint, 0 where it has none.
@@ -23,12 +23,12 @@ class Reach:
     step: int = 0
 
     def is_beyond(self, other: Reach) -> bool:
-        """Steps count up to the first checkpoint only: from then on those without one are done again and again."""
+        """Whether the run got further. Steps count only until the first checkpoint: after that they are repeated."""
         return self.checkpoint > other.checkpoint or (self.checkpoint == 0 and self.step > other.step)
 
 
 def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int) -> int | None:
-    """The number of the restart that follows, among those without progress: 1, 2, …; None where the run ends.
+    """The number of the next restart among those without progress: 1, 2, …; None if the run ends.
 
     Args:
         failure: what ended an attempt that no signal interrupted.
@@ -49,5 +49,5 @@ def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool
 
 
 def wait_seconds(number: int) -> float:
-    """How long the restart of that number waits: what went wrong may pass, and nobody is asked too often."""
+    """The time before a restart: the cause may pass, and nobody should be asked too often."""
     return float(min(2 ** (number - 1), _LONGEST_SECONDS))

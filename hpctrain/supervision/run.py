@@ -1,4 +1,4 @@
-"""Starting a plan's ranks, following them, and ending them, whatever happens."""
+"""Starts a plan's ranks, follows them, and ends them in every case."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def launch(
     line: Callable[[str], None],
     notice: Callable[[str], None] = lambda text: None,
 ) -> Failure | None:
-    """Run a command to its end; no process of it lives when this returns.
+    """Run a command to its end; none of its processes is alive when this returns.
 
     Args:
         command: starts the ranks.
@@ -145,7 +145,7 @@ def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Ca
 
 
 def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
-    """What became of an interrupted run: the ranks left by themselves, or were ended with ``exit_code``."""
+    """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
     # First what the ranks say: they may have saved their state, and then not have come to their end.
     if failure.stopped:
         return replace(failure, message=f"interrupted by {by}; all ranks saved their state and left")
@@ -155,7 +155,7 @@ def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Fai
 
 
 class RunningJob:
-    """The processes of one run, in a session of their own.
+    """The processes of one run, in their own session.
 
     ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
     without it.
@@ -173,12 +173,12 @@ class RunningJob:
 
     @property
     def exit_status(self) -> int:
-        """The launcher's. One that does not even end by SIGKILL, waiting for a disk perhaps, has that."""
+        """The launcher's exit status, or that of SIGKILL if it does not end even then, perhaps waiting for a disk."""
         status = self.process.poll()
         return -signal.SIGKILL if status is None else status
 
     def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
-        """Follow until the launcher ends, the ranks have and it does not, or it is enough.
+        """Follow until the launcher ends, until the ranks have ended and it has not, or until it is enough.
 
         Returns:
             Whether it was enough, and ranks that had not failed still ran.
@@ -199,18 +199,18 @@ class RunningJob:
         return False
 
     def listens(self) -> bool:
-        """Whether the ranks have shown that they can stop."""
+        """Whether the ranks have recorded that they can stop."""
         return any(record.listens for record in whole_records(self.directory))
 
     def output(self) -> str:
-        """The end of what the launcher itself has printed up to now."""
+        """The end of the launcher's own output so far."""
         assert self.process.stdout is not None
         while part := self.process.stdout.read():
             self._output = (self._output + part)[-_OUTPUT_BYTES:]
         return self._output.decode(errors="replace")
 
     def stop(self, interrupts: Interrupts) -> None:
-        """End every process that still lives: politely, then, or at a second interrupt, by force."""
+        """End every process that is alive: with SIGTERM first, and after a time or a second interrupt with SIGKILL."""
         members = self._members()
         interrupted = len(interrupts.received)
         self._signal(members, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""From a plan to running ranks: finds the MPI and the interpreter, makes the run directory, launches."""
+"""Starts the ranks of a plan: finds MPI and interpreter, makes the run directory, launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hpctrain.supervision.run import launch
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
-    """What starts the plan's ranks, or the first that could; None for the backend ``single``. Starts nothing.
+    """The launcher of the plan's ranks, or the first that could be; None for ``single``. Starts nothing.
 
     Raises:
         HpctrainError: there is no launcher, Horovod is chosen and not built for it, it cannot go on without a dead
@@ -57,7 +57,7 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
 
 
 def require_packages(plan: Plan) -> None:
-    """Refuse to start what would find a package missing: in the ranks, where they have this Python, or here.
+    """Refuse to start ranks if a package is missing here, or in the ranks if they use this Python.
 
     Raises:
         HpctrainError: an extra of hpctrain is not installed.
@@ -80,7 +80,7 @@ def prove_launcher(
     seconds: float = PROBE_SECONDS,
     say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
 ) -> Launcher:
-    """The launcher of :func:`hpctrain.launch.launcher_choice.choose_launcher` for this machine and interpreter."""
+    """As :func:`hpctrain.launch.launcher_choice.choose_launcher`, for this machine and interpreter."""
 
     def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
         return command_for(plan, directory, machine, launcher, work)
@@ -147,7 +147,7 @@ def launch_plan(
     show: Callable[[Event], None] = lambda event: None,
     line: Callable[[str], None] = lambda text: None,
 ) -> Failure | None:
-    """Make the run directory, and run the plan to its end.
+    """Make the run directory and run the plan to its end.
 
     Args:
         plan: the run.
@@ -179,7 +179,7 @@ def launch_attempt(
     notice: Callable[[str], None] = lambda text: None,
     interrupts: Interrupts | None = None,
 ) -> Failure | None:
-    """Run the plan of a directory that holds it already, from where the attempt begins.
+    """Run the plan that a directory already holds, from where the attempt begins.
 
     Args:
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.

@@ -1,4 +1,4 @@
-"""Starting a run again that failed: from its newest checkpoint, on the hosts that still answer."""
+"""Restarts a run that failed, from its newest checkpoint, on the hosts that still answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpctrain.supervision.start import available_launcher
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What is started next, and after how long a wait."""
+    """What is started next, and after which wait."""
 
     plan: Plan
     attempt: Attempt
@@ -34,7 +34,7 @@ class Restart:
 
 
 class Supervisor:
-    """Decides after each failure of a run.
+    """Decides what follows each failure of a run.
 
     Args:
         plan: of the first attempt; later ones can have fewer of its hosts.
@@ -58,7 +58,7 @@ class Supervisor:
         self._begin = time.monotonic()
 
     def see(self, event: Event) -> None:
-        """Take note of how far an attempt gets."""
+        """Record the progress of an attempt."""
         if isinstance(event, StartEvent):
             self._stepped = self._plan.script is not None
             self._begin = time.monotonic()
@@ -67,7 +67,7 @@ class Supervisor:
             self._step = max(self._step, event.iteration)
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
-        """What follows on an attempt that failed without an interrupt: another, or with which failure the run ends."""
+        """What follows an attempt that failed without an interrupt: a restart, or the failure that ends the run."""
         try:
             further = attempt_from_here(self._directory, run_events(self._directory))
         except HpctrainError as error:

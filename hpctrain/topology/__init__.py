@@ -1,1 +1,1 @@
-"""The fabric: what is cabled to what, which way packets go, where ranks belong. Pure: text in, values out."""
+"""Fabrics: cabling, routes, and placement of ranks. Pure: text in, values out."""

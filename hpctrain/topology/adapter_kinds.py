@@ -1,4 +1,4 @@
-"""What an adapter's PCI identity and ports tell of it: InfiniBand or Ethernet, a whole function or a virtual one."""
+"""Kinds of adapters by PCI identity and ports: InfiniBand or Ethernet, physical or virtual functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Port:
 
 
 def link_layer(pci_class: str, ports: Sequence[Port]) -> LinkLayer | None:
-    """The link layer of an adapter by its ports, else by its PCI class; None where neither tells.
+    """The link layer of an adapter by its ports, else by its PCI class; None if neither is conclusive.
 
     Only a port of a subnet has a LID, and an InfiniBand port without one is not active.
 
@@ -53,5 +53,5 @@ def link_layer(pci_class: str, ports: Sequence[Port]) -> LinkLayer | None:
 
 
 def is_virtual_function(vendor: str, device: str) -> bool:
-    """Whether a PCI device, by four hexadecimal digits each, is a virtual function of an adapter."""
+    """Whether a PCI device (four hexadecimal digits each) is a virtual function of an adapter."""
     return device in _VIRTUAL_FUNCTIONS.get(vendor, ())

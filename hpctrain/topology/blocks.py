@@ -1,4 +1,4 @@
-"""The leaves of a fabric as Slurm's blocks, and the sizes by which Slurm plans.
+"""The leaves of a fabric as Slurm's blocks, and the block sizes for Slurm.
 
 A block is the hosts of a leaf, or of a set of leaves, one for each rail. Slurm makes larger blocks of neighbours, as
 many as a size is larger than the first, always a power of two; it starts only where no block has fewer hosts than the
@@ -17,7 +17,7 @@ from hpctrain.topology.subtrees import Subtree, subtrees
 
 
 def blocks(fabric: Fabric) -> list[Subtree]:
-    """The blocks, neighbours side by side.
+    """The blocks, with neighbours side by side.
 
     A host that lost an adapter, and so hangs on some of the leaves of others, is in their block.
     """
@@ -46,7 +46,7 @@ def block_sizes(fabric: Fabric) -> list[int]:
 
 
 def uneven(fabric: Fabric) -> list[str]:
-    """A warning where one small block makes Slurm plan by fewer hosts than most blocks have."""
+    """A warning if one small block makes Slurm plan with fewer hosts than most blocks have."""
     counts = Counter(len(block.hosts) for block in blocks(fabric))
     usual = max(counts, key=lambda count: (counts[count], count))
     first = block_sizes(fabric)[0]
@@ -86,7 +86,7 @@ def _merged(tree: Subtree, joined: dict[tuple[int, ...], list[int]]) -> Iterator
 
 
 def _in_order(trees: Iterator[Subtree]) -> list[Subtree]:
-    """Those of many blocks first: Slurm fills larger blocks from the start, so that only the last may lack some."""
+    """The trees with many blocks first: Slurm fills larger blocks in order, so that only the last may lack some."""
     return sorted(trees, key=lambda tree: -_count(tree))
 
 

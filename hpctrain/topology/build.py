@@ -1,4 +1,4 @@
-"""Records of a file, made into a fabric."""
+"""Builds a fabric from the records of files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_fabric(
     leave_out: Sequence[str] = (),
     skip_damaged: bool = False,
 ) -> Fabric:
-    """The fabric of a file, in whichever format it is, or of one file a subnet.
+    """Read the fabric of a file in any known format, or of one file per subnet.
 
     Args:
         files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's. Of

@@ -1,4 +1,4 @@
-"""Nodes and cable ends, as many readers tell them, made into one cable each: what disagrees is a warning."""
+"""Combines nodes and cable ends from several readers into cables; contradictions become warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED = 3
 
 @dataclass(kw_only=True)
 class Found:
-    """All records by kind; the first of those that come twice.
+    """All records by kind; of duplicates the first.
 
     Attributes:
         nodes: by GUID.
@@ -51,18 +51,18 @@ def sort_records(records: Iterable[Record]) -> Found:
 
 
 def counted(what: str, names: Sequence[str]) -> str:
-    """A warning about many things of a kind."""
+    """A warning about many things of one kind."""
     return f"{what} ({len(names)}): {some(names)}"
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names of many, and how many more there are."""
+    """The first of many names, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
 def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
-    """Both ends of each cable that joins two nodes, and what is wrong with the others.
+    """Both ends of each cable between two nodes, and the faults of the others.
 
     An end that only its peer tells of is made up from that. Cables from a node to itself and ends whose peer tells of
     another cable carry no traffic and are left out.

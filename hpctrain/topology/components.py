@@ -1,4 +1,4 @@
-"""What hangs together."""
+"""Connected components of graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def components(nodes: int, source: Ints, target: Ints) -> Ints:
 
 
 def articulation_points(nodes: int, source: Ints, target: Ints) -> NDArray[np.bool_]:
-    """Of each node, whether some of its neighbours hang together through it alone.
+    """For each node, whether removing it disconnects some of its neighbours from others.
 
     Args:
         nodes: how many.

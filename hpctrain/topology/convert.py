@@ -1,4 +1,4 @@
-"""A fabric to Slurm's topology files.
+"""Converts a fabric to Slurm's topology files.
 
 Slurm wants a tree, and a fat tree has many spines: it is folded (:mod:`hpctrain.topology.subtrees`), and each subtree
 becomes one switch. Hosts are on leaves alone there, so that those of an upper switch get a leaf of their own; where
@@ -33,7 +33,7 @@ class Switch:
 
     @property
     def below(self) -> str:
-        """What is below it, as Slurm's list."""
+        """The hosts or switches below it, as Slurm's list."""
         return ",".join(switch.name for switch in self.switches) or fold_hosts(self.hosts)
 
     def depth_first(self) -> Iterator[Switch]:
@@ -56,7 +56,7 @@ def topology_conf(fabric: Fabric) -> str:
 
 
 def block(fabric: Fabric) -> str:
-    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block a leaf, neighbours side by side.
+    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block per leaf, neighbours side by side.
 
     Raises:
         HpctrainError: as of :func:`topology_conf`.
@@ -108,7 +108,9 @@ def _tree(fabric: Fabric) -> list[Switch]:
 def _require_names(fabric: Fabric) -> None:
     for host in fabric.hosts:
         if not re.fullmatch(r"[\w.-]+", host, re.ASCII):
-            raise HpctrainError(f"{host!r} is no name of a host in Slurm", "rename it, or leave it out of the fabric")
+            raise HpctrainError(
+                f"{host!r} is not a name of a host in Slurm", "rename it, or leave it out of the fabric"
+            )
 
 
 def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:
@@ -124,7 +126,7 @@ def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:
 
 
 class _Names:
-    """Names for Slurm: of the characters that it reads, each once."""
+    """Unique names made of the characters that Slurm accepts."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()

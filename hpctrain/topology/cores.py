@@ -21,7 +21,7 @@ def cores_of_list(text: str, where: str) -> tuple[int, ...]:
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < MOST_CPUS:
-            raise HpctrainError(f"{where}: {text.strip()[:80]!r} is no list of CPUs such as 0-31,64-95")
+            raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a list of CPUs such as 0-31,64-95")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 
@@ -36,7 +36,7 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
     """
     words = text.strip().split(",")
     if len(words) * 32 > MOST_CPUS or not all(re.fullmatch(r"((0x)?[0-9a-fA-F]{1,8})?", word) for word in words):
-        raise HpctrainError(f"{where}: {text.strip()[:80]!r} is no mask of CPUs such as 00000000,0000ffff")
+        raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a mask of CPUs such as 00000000,0000ffff")
     mask = 0
     for word in words:
         mask = mask << 32 | int(word or "0", 16)
@@ -44,7 +44,7 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
 
 
 def first_threads(cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The first hardware thread of each core, of a NUMA node's CPUs in a format that does not tell threads apart.
+    """The first hardware thread of each core among a NUMA node's CPUs, for formats that do not list threads.
 
     Linux numbers the second threads of all cores after all first ones, so a NUMA node with two threads a core has two
     runs of equal length (0-31,64-95).

@@ -1,4 +1,4 @@
-"""A fabric as a picture: switches above hosts, cables coloured by load, and the ring as arcs below the hosts."""
+"""Draws a fabric: switches above hosts, cables coloured by load, and the ring as arcs below the hosts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ring_load(fabric: Fabric, hosts: Sequence[int]) -> Floats:
 
 
 def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
-    """One panel a ring, one above the other, with the same places and the same colours.
+    """Draw a panel for each ring, one above the other, with equal places and colours.
 
     A fabric of many hosts is folded (:func:`hpctrain.topology.folding.fold`); only switches above the rings' hosts are
     drawn, the hosts as far as possible in the order of the last ring. A bundle of parallel cables takes the colour of
@@ -116,7 +116,7 @@ def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
 
 
 def _leaves(fabric: Fabric, hosts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Of each host: what it hangs on, on each rail that the ring takes."""
+    """For each host: its switch on each rail that the ring uses."""
     on = next(hanging(fabric, rail_adapters(fabric, hosts)))
     return dict(zip(hosts, map(tuple, on.tolist()), strict=True))
 
@@ -137,7 +137,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 class _Sketch:
-    """Where each box lies, in inches."""
+    """The position of each box, in inches."""
 
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
@@ -180,7 +180,7 @@ class _Sketch:
         return x, y + side * self.size[number][1] / 2
 
     def between(self, start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
-        """Where a cable passes the rows between its ends: in the gap between two boxes that is next to its way."""
+        """Where a cable crosses the rows between its ends: in the gap between boxes nearest to its direct line."""
         points = []
         for low, high, place in self.rows:
             if start[1] < low and high < end[1]:

@@ -60,12 +60,12 @@ class Fabric:
         assert all(len(column) == links for column in (self.target, self.source_port, self.bandwidth))
 
     def adapters(self, host: int) -> Ints:
-        """The adapters of a host, in the order of their names: its rails."""
+        """The adapters of a host in the order of their names: its rails."""
         return np.flatnonzero(self.host == host).astype(np.int32)
 
     @cached_property
     def leaves(self) -> tuple[frozenset[int], ...]:
-        """Of each host the switches that it hangs on, leaves as a rule; several where its rails go to different ones.
+        """The switches of each host, usually leaves; several if its rails lead to different ones.
 
         None where hosts are cabled to each other without a switch.
         """
@@ -77,5 +77,5 @@ class Fabric:
 
     @property
     def has_speeds(self) -> bool:
-        """Whether the format told the bandwidth of links."""
+        """Whether the format contains the bandwidth of links."""
         return bool((self.bandwidth != 1.0).any())

@@ -1,4 +1,4 @@
-"""A fat tree as ``ibnetdiscover`` would list it: for tests, benchmarks and what-if questions."""
+"""Generates the ``ibnetdiscover`` listing of a fat tree, for tests, benchmarks and what-if questions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fat_tree(
     each sends one cable to each of ``spine_up`` cores, which the spines in the same place of all pods share.
 
     Args:
-        hosts: how many; the last leaves are not filled where it is no multiple of ``leaf_down``.
+        hosts: how many; the last leaves are not filled where it is not a multiple of ``leaf_down``.
         rails: adapters a host.
         leaf_down, leaf_up: ports of a leaf to hosts and to spines; oversubscribed where ``leaf_down`` is larger.
         pod_leaves: leaves of a pod; ``leaf_down`` where None, at most those that there are.

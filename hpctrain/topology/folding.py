@@ -1,4 +1,4 @@
-"""A fabric folded until it fits a page: boxes of like hosts and like switches, and the cables between them."""
+"""Folds a fabric until it fits a page: boxes of similar hosts and switches, and the cables between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Hosts (level 0), or switches of one level, that are drawn as one.
+    """Hosts (level 0), or switches of one level, that are drawn as one box.
 
     Attributes:
         level: as in :class:`Fabric`.
@@ -63,13 +63,13 @@ class Folded:
         return {host: number for number in self.row(0) for host in self.boxes[number].members}
 
     def above(self, number: int) -> list[tuple[int, Bundle]]:
-        """What a box is cabled to one level up, or higher."""
+        """The boxes that a box is cabled to, one level up or higher."""
         level = self.boxes[number].level
         return [(b.upper, b) for b in self.bundles if b.lower == number and self.boxes[b.upper].level > level]
 
 
 def fold(fabric: Fabric, hosts: Sequence[int], *, through: Iterable[int] = (), most: int = MOST_IN_A_ROW) -> Folded:
-    """Hosts and every switch above them or among ``through``.
+    """Fold a fabric's hosts and every switch above them or among ``through``.
 
     Each is a box of its own where a level has at most ``most`` of them.
     Larger levels are folded: hosts by the set of their leaves, leaves by their hosts or else by the switches above
@@ -178,7 +178,7 @@ def _untangled(
         row.sort(key=lambda number: natural(boxes[number].names[0]))
         if level == 0:
             row.sort(key=lambda number: min(given[host] for host in boxes[number].members))
-        _settle(row, place)
+        _place_row(row, place)
 
     def sort(level: int, beside: int) -> None:
         def key(number: int) -> float:
@@ -188,7 +188,7 @@ def _untangled(
             return round(mean, 6)
 
         rows[level].sort(key=key)
-        _settle(rows[level], place)
+        _place_row(rows[level], place)
 
     # Hosts that are cabled to each other have no row above them.
     for _ in range(_SWEEPS if 1 in rows else 0):
@@ -199,5 +199,5 @@ def _untangled(
     return [number for level in levels for number in rows[level]]
 
 
-def _settle(row: Sequence[int], place: dict[int, float]) -> None:
+def _place_row(row: Sequence[int], place: dict[int, float]) -> None:
     place.update({number: (index + 0.5) / len(row) for index, number in enumerate(row)})

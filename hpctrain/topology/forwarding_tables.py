@@ -1,4 +1,4 @@
-"""Forwarding entries joined to the switches of a fabric."""
+"""Joins forwarding entries to the switches of a fabric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How high each switch stands in a fabric that nobody has drawn: cables say who is joined, not who is above.
+"""Derives the level of each switch from its cables, which say who is joined and not who is above.
 
 Traffic between hosts climbs and descends again. So a switch stands at the height to which some shortest way between
 two leaves climbs at it: its distance to the nearer of the two. In a tree that is its height over its own leaves,
@@ -41,7 +41,7 @@ def ranks(is_leaf: Mask, source: Ints, target: Ints) -> Ints:
 
 @dataclass(frozen=True, kw_only=True)
 class _Classes:
-    """Switches cabled to the same switches, taken together: a large fabric has few that differ.
+    """Switches with the same neighbours, taken together: a large fabric has few different ones.
 
     Attributes:
         of: the class of each switch.

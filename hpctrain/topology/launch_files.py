@@ -1,4 +1,4 @@
-"""A placement as launchers and libraries read it: rankfile, hostfiles, CPU masks, environment. Text and values.
+"""A placement in the formats of launchers and libraries: rankfile, hostfiles, CPU masks, environment. Pure.
 
 A placement is a list of hosts in the order of their ranks, each with a slot a rank: ranks count through the first
 host's slots, then the second's.
@@ -6,13 +6,15 @@ host's slots, then the second's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import chain
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.node_map import Slot
 
 Placed = Sequence[tuple[str, Sequence[Slot]]]
+# The same for what only counts the slots.
+HostRanks = Iterable[tuple[str, Sized]]
 
 
 def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
@@ -38,7 +40,7 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
 
 
 def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
-    """hwloc's number of each core: hwloc counts NUMA node by NUMA node, the one with the lowest core first.
+    """hwloc's number of each core. It counts NUMA node by NUMA node, beginning with the one with the lowest core.
 
     Args:
         numa_nodes: of each NUMA node, the operating system's number of each core's first hardware thread.
@@ -48,23 +50,23 @@ def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
     return {core: number for number, core in enumerate(chain.from_iterable(nodes))}
 
 
-def open_mpi_hostfile(hosts: Placed) -> str:
+def open_mpi_hostfile(hosts: HostRanks) -> str:
     """Open MPI's hostfile, versions 4 and 5."""
-    return "".join(f"{host} slots={len(slots)}\n" for host, slots in hosts)
+    return "".join(f"{host} slots={len(ranks)}\n" for host, ranks in hosts)
 
 
-def hydra_hostfile(hosts: Placed) -> str:
+def hydra_hostfile(hosts: HostRanks) -> str:
     """The hostfile of Hydra, which starts MPICH's and Intel MPI's ranks."""
-    return "".join(f"{host}:{len(slots)}\n" for host, slots in hosts)
+    return "".join(f"{host}:{len(ranks)}\n" for host, ranks in hosts)
 
 
-def slurm_hostfile(hosts: Placed) -> str:
+def slurm_hostfile(hosts: HostRanks) -> str:
     """What ``SLURM_HOSTFILE`` names for ``srun --distribution=arbitrary``: the host of each task."""
-    return "".join(f"{host}\n" for host, slots in hosts for _ in slots)
+    return "".join(f"{host}\n" for host, ranks in hosts for _ in range(len(ranks)))
 
 
 def cpu_bind(hosts: Placed) -> str:
-    """srun's option that binds each task to its slot's cores.
+    """The srun option that binds each task to its slot's cores.
 
     Raises:
         HpctrainError: a slot without cores, or hosts that differ: srun uses one list of masks on every host.
@@ -121,7 +123,7 @@ def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
 
 
 def slot_variables(slot: Slot) -> dict[str, str]:
-    """What one rank is told beyond :func:`host_variables`: the adapter that is nearest to it.
+    """The settings of one rank besides :func:`host_variables`: the adapter nearest to it.
 
     Source: https://openucx.readthedocs.io/en/master/faq.html, ``UCX_NET_DEVICES`` (device and port).
     """

@@ -1,4 +1,4 @@
-"""The shape of a fabric: which switches are leaves, how far the others are above them, what each leaf lets through."""
+"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _beside(nodes: Mask, source: Ints, target: Ints) -> Mask:
 
 
 def oversubscription(fabric: Fabric) -> dict[int, float]:
-    """Of each leaf: the bandwidth down to its adapters over that to other switches.
+    """For each leaf: its bandwidth to adapters over its bandwidth to other switches.
 
     1 and below is non-blocking; infinite where a leaf is cabled to no other switch.
     """
@@ -66,7 +66,7 @@ def _sums(fabric: Fabric, links: Mask) -> Floats:
 
 
 def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:
-    """Links that are slower than most of their peers, each with the bandwidth of those; one direction of each cable.
+    """Links slower than most of their peers, each with its peers' bandwidth; one direction per cable.
 
     Peers are the links from one leaf to its adapters, and those from one switch to the switches above it.
     """

@@ -1,4 +1,4 @@
-"""What an InfiniBand link carries: lanes and speed to bytes a second."""
+"""The bandwidth of an InfiniBand link from its width and speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LANE_GBIT = {
 
 
 def bandwidth(width: int | None, speed: str | None) -> float:
-    """Payload in bytes a second and direction; NaN where width or speed is unknown."""
+    """Payload in bytes per second and direction; NaN if width or speed is unknown."""
     if width is None or speed is None:
         return float("nan")
     return width * LANE_GBIT[speed] * 1e9 / 8

@@ -1,17 +1,18 @@
-"""The node map of the machine this runs on: the kernel's /sys, and NVML for GPUs."""
+"""Reads the node map of this machine from the kernel's /sys, and from NVML for GPUs."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pynvml
 
+from hpctrain.cluster.programs import run_program
+from hpctrain.cluster.rdma import kernel_text, ports_of
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cores import cores_of_list
 from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
@@ -21,15 +22,14 @@ from hpctrain.topology.readers import hwloc
 _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-_PORT_ACTIVE = "4:"
-_LSTOPO_SECONDS = 60
-_LSTOPO_MEND = "see what it says by itself: lstopo --of xml"
+_LSTOPO_SECONDS = 60.0
+_LSTOPO_HINT = "see what it says by itself: lstopo --of xml"
 
 _Links = dict[str, dict[str, int]]
 
 
 def this_node(root: Path = Path("/")) -> NodeMap:
-    """What this host has, and what of it this process may use: its CPUs, and the GPUs that NVML shows.
+    """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
 
     Without NVML (no driver library) the GPUs are those that the kernel's nvidia driver holds, and NVLinks are unknown.
     Where the system has no /sys, ``lstopo`` is asked.
@@ -64,14 +64,12 @@ def _lstopo(sys: Path) -> NodeMap:
     if program is None:
         raise HpctrainError(f"{sys} tells no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
     try:
-        export = subprocess.run(
-            [program, "--of", "xml"], capture_output=True, text=True, check=True, timeout=_LSTOPO_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HpctrainError(f"{program} did not answer in {_LSTOPO_SECONDS} s", _LSTOPO_MEND) from error
-    except subprocess.CalledProcessError as error:
-        said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
-        raise HpctrainError(f"{program} failed with exit status {error.returncode}{said}", _LSTOPO_MEND) from error
+        export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
+    except HpctrainError as error:
+        raise HpctrainError(error.message, _LSTOPO_HINT) from error
+    if export.returncode:
+        said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
+        raise HpctrainError(f"{program} failed with exit status {export.returncode}{said}", _LSTOPO_HINT)
     return hwloc.read(export.stdout, program)
 
 
@@ -82,7 +80,7 @@ def _numa_nodes(root: Path) -> list[NumaNode]:
     system = root / "sys/devices/system"
 
     def cores(cpus: Path) -> tuple[int, ...]:
-        usable = allowed.intersection(cores_of_list(_value(cpus), str(cpus)))
+        usable = allowed.intersection(cores_of_list(kernel_text(cpus), str(cpus)))
         return tuple(sorted({min(_threads(system, cpu) & allowed) for cpu in usable}))
 
     nodes = [
@@ -94,7 +92,7 @@ def _numa_nodes(root: Path) -> list[NumaNode]:
 def _threads(system: Path, cpu: int) -> set[int]:
     """The hardware threads of a CPU's core. A sandbox may tell none: then it is its own core."""
     siblings = system / f"cpu/cpu{cpu}/topology/thread_siblings_list"
-    return {cpu, *cores_of_list(_value(siblings), str(siblings))}
+    return {cpu, *cores_of_list(kernel_text(siblings), str(siblings))}
 
 
 def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
@@ -120,22 +118,22 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
 
 def _ports(entry: Path) -> tuple[Literal["InfiniBand", "Ethernet"] | None, bool]:
     """Whether any port is InfiniBand, else Ethernet, and whether one of that kind is up."""
-    states = [(_value(port / "link_layer"), _value(port / "state")) for port in sorted(entry.glob("ports/*"))]
-    layers = {layer for layer, _ in states}
+    ports = ports_of(entry)
+    layers = {port.link_layer for port in ports}
     layer: Literal["InfiniBand", "Ethernet"] | None = None
     if "InfiniBand" in layers:
         layer = "InfiniBand"
     elif "Ethernet" in layers:
         layer = "Ethernet"
-    return layer, any(state.startswith(_PORT_ACTIVE) for kind, state in states if layer in (kind, None))
+    return layer, any(port.active for port in ports if layer in (port.link_layer, None))
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:
     return sorted(
         device.name
         for device in (sys / "bus/pci/devices").glob("*")
-        if _value(device / "vendor") == _NVIDIA
-        and _value(device / "class").startswith(_DISPLAY)
+        if kernel_text(device / "vendor") == _NVIDIA
+        and kernel_text(device / "class").startswith(_DISPLAY)
         and (device / "driver").resolve().name == "nvidia"
     )
 
@@ -179,10 +177,5 @@ def _bridges(device: Path) -> Bridges:
 
 def _numa(device: Path) -> int | None:
     """The kernel says -1 where the firmware does not tell."""
-    node = _value(device / "numa_node")
+    node = kernel_text(device / "numa_node")
     return int(node) if node.isdecimal() else None
-
-
-def _value(path: Path) -> str:
-    """What a file of /sys holds; empty where the kernel has no such file."""
-    return path.read_text().strip() if path.is_file() else ""

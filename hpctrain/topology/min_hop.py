@@ -1,4 +1,4 @@
-"""Forwarding for a fabric whose tables are unknown: shortest paths, spread by destination."""
+"""Forwarding for a fabric without tables: shortest paths, spread by destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNASKED = -2
 
 
 class MinHop:
-    """Shortest paths over switches, which in a fat tree go up and then down.
+    """Shortest paths over switches; in a fat tree they go up and then down.
 
     Among equally short ways the destination decides, by the rule known as D-mod-k (Zahavi, "D-Mod-K Routing Providing
     Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
@@ -57,7 +57,7 @@ class MinHop:
         self._fabric = fabric
 
     def ports(self, switch: Ints, target: Ints) -> Ports:
-        """The port of each switch towards the adapter at the same index, ``NO_PORT`` where there is no way."""
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if it cannot be reached."""
         self._remember(target)
         row, column = self._row[switch], self._column[target]
         ports = self._ports[row, column]
@@ -129,7 +129,7 @@ def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _divisors(level: Ints, near: Ints, far: Ints) -> NDArray[np.int64]:
-    """Of each level: the product of the usual numbers of up links of the levels below."""
+    """For each level: the product of the usual numbers of up links on the levels below."""
     up = np.bincount(near, level[far] > level[near], minlength=len(level))
     heights = range(1, int(level.max(initial=1)) + 1)
     # Hosts that are cabled to each other have no switch, and no level need have one.

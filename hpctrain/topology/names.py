@@ -1,4 +1,4 @@
-"""What the names that nodes give themselves say of them."""
+"""Reads hosts, devices and roles from the names of nodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ UNNAMED_HOSTS = frozenset(("localhost", "ubuntu", "debian", "centos", "rocky", "
 
 
 def natural(name: str) -> list[str | int]:
-    """A key to sort names by in which numbers count as numbers: node2 before node10."""
+    """A sort key that orders numbers in names by value: node2 before node10."""
     return [int(part) if place % 2 else part for place, part in enumerate(_DIGITS.split(name))]
 
 
 def host_and_device(description: str) -> tuple[str | None, str]:
-    """The host and the device of an adapter's description such as ``node01 mlx5_0``; no host in a product's name."""
+    """Host and device in an adapter's description such as ``node01 mlx5_0``; no host if it names a product."""
     found = _HOST_AND_DEVICE.fullmatch(description.strip())
     if found is None or _PRODUCT.search(found[1]) or (found[2] and _PRODUCT.search(found[2])):
         return None, description.strip()
@@ -41,28 +41,28 @@ def host_and_device(description: str) -> tuple[str | None, str]:
 
 
 def is_guid(host: str) -> bool:
-    """Whether a host goes by its adapter's GUID, having told no name."""
+    """Whether a host is named by its adapter's GUID, for lack of a name."""
     return _GUID.fullmatch(host) is not None
 
 
 def switch_name(description: str) -> str:
-    """A switch's own name out of its description, which is kept where it has no known form."""
+    """The name of a switch in its description, or the description if its form is unknown."""
     found = _MANAGED.fullmatch(description.strip())
     return found[1] if found else description.strip()
 
 
 def is_aggregation_node(node: FabricNode) -> bool:
-    """Whether an adapter is a switch's own SHARP engine, which no job can use."""
+    """Whether an adapter is a switch's own SHARP engine, which jobs cannot use."""
     return node.device_id == _AGGREGATION_DEVICE or "Aggregation Node" in node.name
 
 
 def is_service_host(host: str) -> bool:
-    """Whether a host's name says that it manages the fabric or stores files: ``ufm``, ``mds``, ``oss`` … as a word."""
+    """Whether a host's name has a word for managing the fabric or storing files: ``ufm``, ``mds``, ``oss`` …"""
     return _SERVICE.search(host) is not None
 
 
 class LeftOut:
-    """The hosts that a user leaves out, by patterns (``*``, ``?``); keeps in mind which patterns matched any."""
+    """The hosts that a user leaves out, by patterns (``*``, ``?``); records which patterns matched."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._matched = dict.fromkeys(patterns, False)
@@ -76,5 +76,5 @@ class LeftOut:
         return bool(matching)
 
     def unmatched(self) -> list[str]:
-        """A warning for each pattern that has matched nothing yet."""
+        """A warning for each pattern that has matched no host."""
         return [f"no host was left out for {pattern!r}" for pattern, matched in self._matched.items() if not matched]

@@ -1,4 +1,4 @@
-"""A node map from a file, whichever tool wrote it."""
+"""Reads a node map from a file of any known tool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpctrain.topology.readers import hwloc, nccl, nvidia_smi
 
 
 def read_node_map(path: Path) -> NodeMap:
-    """The node map of what ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m`` wrote.
+    """The node map in the output of ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m``.
 
     Raises:
         HpctrainError: it cannot be read, or is none of these.

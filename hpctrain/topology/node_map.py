@@ -1,4 +1,4 @@
-"""The node map: GPUs, adapters and cores of one host, how far they are from each other, and a slot for each rank.
+"""The node map: GPUs, adapters and cores of one host, their distances, and a slot for each rank.
 
 Distances are the classes that ``nvidia-smi topo -m`` prints, nearest first:
 
@@ -115,7 +115,7 @@ class NodeMap:
 
     @property
     def fabric_adapters(self) -> tuple[Adapter, ...]:
-        """The adapters for training traffic: neither Ethernet, down, nor virtual functions, as far as is known.
+        """The adapters for training traffic: not Ethernet, not down, no virtual functions, as far as known.
 
         Hosts that train over Ethernet bond the ports of each adapter (``mlx5_bond_1``). Bonds take part where no
         adapter is known to be InfiniBand and most GPUs have a bond nearer to them than what else there is.
@@ -144,7 +144,7 @@ class NodeMap:
 
 
 def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
-    """A slot for each local rank: rank i has GPU i, an adapter nearest to it, and a share of its NUMA node's cores.
+    """A slot for each local rank: rank i has GPU i, a nearest adapter, and a share of its NUMA node's cores.
 
     Adapters at equal distance get equally many ranks, give or take one. No core is in two slots. A rank whose NUMA
     node is unknown, or has fewer cores than ranks, gets cores of the node with the most to spare.
@@ -231,7 +231,7 @@ def _nearest_adapters(node_map: NodeMap, gpus: Sequence[Gpu | None], homes: Sequ
 
 
 def link_layer_of_name(name: str) -> Literal["InfiniBand", "Ethernet"] | None:
-    """The link layer that a device's name tells, if it does.
+    """The link layer that a device's name suggests, if any.
 
     Only Ethernet ports are bonded (``mlx5_bond_0``), and rdma-core names devices by their layer: ``ibp…``, ``rocep…``.
     Source: rdma-core, ``kernel-boot/rdma_rename.c``.
@@ -247,7 +247,7 @@ def is_bond(name: str) -> bool:
 
 
 def checked(node_map: NodeMap, where: str) -> NodeMap:
-    """A node map that was read, if every device and core in it is there once.
+    """Check that every device and core of a node map occurs once.
 
     Its warnings name the adapters that training leaves out.
 

@@ -1,4 +1,4 @@
-"""Distances of devices whose places in the PCIe tree are known."""
+"""Distances between devices with known places in the PCIe tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node_map_of_tree(
     where: str,
     warnings: Sequence[str] = (),
 ) -> NodeMap:
-    """The node map of devices by the bridges above each.
+    """The node map of devices, from the bridges above each.
 
     Args:
         where: where the devices were read, for messages.

@@ -1,5 +1,5 @@
-"""The order of hosts in a ring: the least load on any link, then the fewest crossings between leaves, and of these
-between ever larger subtrees.
+"""Orders hosts in a ring: by the least load on any link, then by the fewest crossings between leaves and between ever
+larger subtrees.
 
 A depth-first order over the switch tree leaves and enters each subtree once, which is the least that a ring can do at
 every level, and with one adapter a host no link then carries more than one flow. Only where several adapters of a host
@@ -129,7 +129,7 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What a host takes to the next one: links in the numbers of ``Rings``, and how many of its flows are unknown."""
+    """The path of a host to the next one: links as numbered in ``Rings``, and the number of its unknown flows."""
 
     known: Ints
     unknown: int
@@ -137,14 +137,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an order puts on the links, in shares of an adapter's bandwidth, and how many of its flows are unknown."""
+    """The load of an order on the links, in shares of an adapter's bandwidth, and the number of its unknown flows."""
 
     by_link: Floats
     unknown: int
 
     @property
     def worst(self) -> tuple[int, float, int]:
-        """What is to be small, the most important first: unknown flows, the worst load, the links that bear it."""
+        """The values to minimise, the most important first: unknown flows, the worst load, the links that carry it."""
         worst = self.by_link.max(initial=0.0)
         return self.unknown, round(float(worst), 9), int((self.by_link > worst - _ALIKE).sum())
 
@@ -156,7 +156,7 @@ class Load:
 
 
 class Rings:
-    """What an order of these hosts costs. Orders are permutations of positions in the list of hosts given.
+    """The cost of orders of these hosts. Orders are permutations of positions in the list of hosts given.
 
     Attributes:
         adapters: (hosts, rails): of each host the adapter on each rail that all hosts have.
@@ -200,7 +200,7 @@ class Rings:
         ]
 
     def load(self, links: Sequence[Links]) -> Load:
-        """What each link carries that any path took so far, in shares of an adapter's bandwidth."""
+        """The load of each link used by any path so far, in shares of an adapter's bandwidth."""
         taken = np.concatenate([np.empty(0, np.int32), *(each.known for each in links)])
         count = np.bincount(taken, minlength=len(self._taken))
         return Load(
@@ -213,7 +213,7 @@ class Rings:
         return np.isin(self.fabric.source[self._taken], self.adapters)
 
     def crossings(self, order: Order) -> tuple[int, ...]:
-        """Of each of the groups but the last."""
+        """The crossings of each group but the last."""
         return tuple(int((group[order] != np.roll(group[order], -1)).sum()) for group in self.groups[:-1])
 
     def cost(self, order: Order) -> tuple[int, float, tuple[int, ...]]:
@@ -263,7 +263,7 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
 
 
 def _following(order: Order) -> Order:
-    """Of each host, the one after it."""
+    """The next host of each host."""
     following = np.empty_like(order)
     following[order] = np.roll(order, -1)
     return following

@@ -1,4 +1,4 @@
-"""The rail of each adapter: by what it hangs on, since the positions of others shift where a host lost one."""
+"""Assigns a rail to each adapter by its switch, since positions shift where a host lost an adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.topology.fabric import Fabric, Ints
 
 
 def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
-    """Of each host the adapter on each rail that all hosts have, (hosts, rails).
+    """For each host the adapter on each rail that all hosts have, (hosts, rails).
 
     A host's adapters are matched by their switches to those of the fullest host on the same switches, whose adapters
     are numbered by the rails: by their subnets, as far as planes tell them apart, else in the order of their names.

@@ -1,4 +1,4 @@
-"""Files of a fabric: which tool wrote them is found by what they contain."""
+"""Reads files of a fabric, recognising the tool that wrote them by their content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
 def read_records(paths: Sequence[Path], routes: Path | None = None, *, skip_damaged: bool = False) -> Iterator[Record]:
-    """What a fabric's files say, and what its forwarding tables say.
+    """The records of a fabric's files and its forwarding tables.
 
     Args:
         paths: a file in one of the formats above, or one a subnet.

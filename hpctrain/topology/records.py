@@ -1,4 +1,4 @@
-"""What the readers yield: plain facts of a file, in its own words, before anything is made of them."""
+"""The records that readers yield: plain facts in the words of a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FabricNode:
 
 
 class Link(NamedTuple):
-    """One end of a cable, as one of its nodes sees it. A cable between two nodes that were both read comes twice.
+    """One end of a cable, as seen by its node. A cable between two nodes that were both read occurs twice.
 
     A tuple, because a large fabric has hundreds of thousands, and nothing frozen is made faster.
 
@@ -53,7 +53,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """One entry of a switch's forwarding table: packets to ``lid`` leave by ``port``.
+    """One entry of a switch's forwarding table: packets to ``lid`` leave through ``port``.
 
     Attributes:
         switch: the switch's GUID where the format gives it, else None.
@@ -89,7 +89,7 @@ class SwitchGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """Something odd that a reader passed over and the user should know of."""
+    """An irregularity that a reader skipped and the user should know about."""
 
     text: str
     where: str

@@ -1,4 +1,4 @@
-"""The links that flows take through a fabric, and how many flows share each."""
+"""The links that flows use in a fabric, and the number of flows on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """The directed links of each flow in the order taken: flow ``i`` has ``link[start[i]:start[i + 1]]``.
+    """The directed links of each flow, in order: flow ``i`` has ``link[start[i]:start[i + 1]]``.
 
     Attributes:
         start: (flows + 1,).
@@ -34,7 +34,7 @@ class Paths:
 
 
 class GivenTables:
-    """The forwarding tables that a fabric was read with.
+    """The forwarding tables that were read with a fabric.
 
     Attributes:
         switches: the nodes that have one.
@@ -51,13 +51,13 @@ class GivenTables:
         self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
 
     def ports(self, switch: Ints, target: Ints) -> Ports:
-        """The port of each switch towards the adapter at the same index, ``NO_PORT`` where there is none."""
+        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if there is none."""
         ports: Ports = self._table[self._row[switch], self._column[target]]
         return ports
 
 
 class Routes:
-    """Follows forwarding tables: the fabric's own, or minimum-hop tables made for it where none were read."""
+    """Follows forwarding tables: those of the fabric, or minimum-hop tables computed where none were read."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -78,7 +78,7 @@ class Routes:
         self._without_table = (fabric.level > 0) & (self._row < 0)
 
     def paths(self, source: Ints, target: Ints) -> Paths:
-        """The links from each source to the target at the same index, both adapters; none from an adapter to itself.
+        """The links from each source to the target at the same index, both adapters; empty from an adapter to itself.
 
         Raises:
             HpctrainError: a flow comes to a switch whose table has no way on, or goes round in circles.
@@ -96,7 +96,7 @@ class Routes:
         return cables
 
     def loads(self, source: Ints, target: Ints, weight: float | Floats = 1.0) -> Floats:
-        """What each directed link of the fabric carries: the sum of the weights of the flows that take it.
+        """The load of each directed link: the sum of the weights of its flows.
 
         Flows whose path is unknown are left out.
 
@@ -108,7 +108,7 @@ class Routes:
         return np.bincount(link, weights, minlength=len(self.fabric.source)).astype(np.float64)
 
     def faults(self) -> Iterator[str]:
-        """A sentence for each switch and adapter of one subnet where the tables do not lead from one to the other.
+        """A sentence for each switch and adapter of one subnet between which the tables lead nowhere.
 
         What comes to a switch without a table is no fault of the tables there are.
         """
@@ -122,7 +122,7 @@ class Routes:
                     yield self._explain(int(switch), int(target[flow]), int(where))
 
     def unknown_pairs(self) -> int:
-        """How many pairs of sender and receiver, adapters of one subnet, have a switch without a table on their way."""
+        """The number of pairs of adapters in one subnet whose path contains a switch without a table."""
         fabric = self.fabric
         if not self._without_table.any():
             return 0

@@ -1,4 +1,4 @@
-"""The switch tree of a fabric, folded: a fat tree has many spines, and Slurm, pictures and rings want one tree.
+"""Folds the switches of a fabric into one tree: a fat tree has many spines, and Slurm, pictures and rings want a tree.
 
 Hosts on the same leaves are one subtree. From there upwards everything that hangs together is one, a level at a time:
 first by the switches of the level, which become one, then by cables between switches of that level, which have no
@@ -19,7 +19,7 @@ from hpctrain.topology.fabric import Fabric, Ints
 
 @dataclass(frozen=True, kw_only=True)
 class Subtree:
-    """Switches that serve the same hosts, and what hangs on them.
+    """Switches that serve the same hosts, with everything below them.
 
     Attributes:
         level: of the switches, as in :class:`Fabric`; 0 for hosts that are cabled to each other without a switch.
@@ -41,7 +41,7 @@ class Subtree:
 
 
 def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
-    """The trees of a fabric from their tops: one where all hosts can reach each other."""
+    """The trees of a fabric from their tops; one if all hosts can reach each other."""
     ends = _ends(fabric)
     # A vertex of its own for each, beyond the fabric's nodes: one leaf may belong to several sets.
     tops = dict(enumerate(ends, start=len(fabric.names)))
@@ -56,7 +56,7 @@ def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
 
 
 def hanging(fabric: Fabric, adapters: Ints) -> Iterator[Ints]:
-    """Of each adapter, the subtree that it hangs on: first its switch, then ever larger ones.
+    """The subtrees of each adapter: first its switch, then ever larger ones.
 
     Adapters without a switch hang on their subnet.
 

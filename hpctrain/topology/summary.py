@@ -1,4 +1,4 @@
-"""A fabric in words: how much of each kind, which hosts, and the tree that its switches make."""
+"""A summary of a fabric: counts, hosts, and the tree of its switches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """Switches that serve the same hosts, and what hangs on them.
+    """Switches that serve the same hosts, with everything below them.
 
     Attributes:
         switches: their names, in natural order; none for hosts that are cabled to each other.
@@ -42,7 +42,7 @@ class Branch:
 
 
 def counts(fabric: Fabric) -> dict[str, int]:
-    """How much of each kind takes part; a link is a cable."""
+    """The number of hosts, adapters, switches and links in use; a link is a cable."""
     leaves, switches = int((fabric.level == 1).sum()), int((fabric.level >= 1).sum())
     return {
         "hosts": len(fabric.hosts),
@@ -56,7 +56,7 @@ def counts(fabric: Fabric) -> dict[str, int]:
 
 
 def subnets(fabric: Fabric) -> tuple[dict[str, int], ...]:
-    """Of each part that no cable joins with another: its hosts, adapters and switches; the largest first."""
+    """The hosts, adapters and switches of each part without a cable to another; the largest first."""
     parts = []
     for subnet in np.unique(fabric.subnet[fabric.host >= 0]).tolist():
         inside = fabric.subnet == subnet
@@ -67,7 +67,7 @@ def subnets(fabric: Fabric) -> tuple[dict[str, int], ...]:
 
 
 def leaf_oversubscription(fabric: Fabric) -> dict[str, float | None]:
-    """Of each leaf: the bandwidth down to its adapters over that to other switches; None where there is none.
+    """For each leaf: its bandwidth to adapters over that to other switches; None without other switches.
 
     Empty where the fabric has no speeds.
     """
@@ -98,7 +98,7 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
 
 
 def connected_hosts(fabric: Fabric) -> list[list[int]]:
-    """Hosts in natural order of their names, apart where their adapters are in different subnets."""
+    """Hosts in natural order of their names, grouped by the subnets of their adapters."""
     subnets: dict[int, set[int]] = defaultdict(set)
     taking_part = fabric.host >= 0
     for host, subnet in zip(fabric.host[taking_part].tolist(), fabric.subnet[taking_part].tolist(), strict=True):

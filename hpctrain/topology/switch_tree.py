@@ -1,4 +1,4 @@
-"""A tree of switch and host names, as Slurm has it, made into a fabric."""
+"""Makes a fabric from a tree of switch and host names, as Slurm has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOVE_ALL = "(above all)"
 
 
 def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
-    """The fabric of the groups: an adapter a host, a cable of bandwidth 1 wherever one name is below another.
+    """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
 
     Blocks, and trees that stand side by side, are joined by one more switch: hosts of different ones reach each other
     by a network of which the file says nothing.
@@ -81,7 +81,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
 
 
 def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
-    """What the file states; nothing where a block was left out, which makes others neighbours."""
+    """The block sizes in the file; none if a block was left out, which makes others neighbours."""
     blocks = [group for group in groups if group.block_sizes is not None]
     complete = all(block.name in left for block in blocks)
     sizes = (blocks[0].block_sizes or ()) if blocks and complete else ()
@@ -89,7 +89,7 @@ def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup])
 
 
 def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
-    """Of each switch: 1 where hosts alone are below it, else one more than the highest switch below it."""
+    """For each switch: 1 if only hosts are below it, else one more than the highest switch below it."""
     level: dict[str, int] = {}
     for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
         level[name] = 1 + max((level[below] for below in groups[name].switches), default=0)

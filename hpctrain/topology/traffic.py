@@ -1,4 +1,4 @@
-"""All-reduce as steps of simultaneous flows, and the time that its most loaded links allow."""
+"""All-reduce as steps of simultaneous flows, and its time as limited by the most loaded links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpctrain.topology.routes import Routes
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Flows that run at the same time; the next step begins when all have arrived.
+    """Flows that run at the same time; the next phase begins when all have arrived.
 
     Attributes:
         source, target: adapters.
@@ -84,7 +84,7 @@ def hierarchical(groups: Ints) -> list[Phase]:
 
 
 def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, latency: float = 0.0) -> float:
-    """Seconds of an all-reduce of ``size`` bytes: of each step the latency, and the bytes on its slowest link.
+    """Seconds of an all-reduce of ``size`` bytes: for each step the latency, and the bytes on its slowest link.
 
     Exact where the flows of a step carry the same and share links fairly.
 

@@ -1,4 +1,4 @@
-"""What was measured between hosts against what the fabric promises: which host, adapter or link is slow."""
+"""Compares measurements between hosts with the fabric, and finds the slow host, adapter or link."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRONG_NETWORK = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where a rank sends from: a host, and its adapter, or the rank in words where there is no InfiniBand."""
+    """An end of a flow: a host and its adapter, or the rank where there is no InfiniBand."""
 
     host: str
     device: str
@@ -57,7 +57,7 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that is slower than the rest, or, for the kind ``fabric``, the whole.
+    """Something slower than the rest; for the kind ``fabric``, the whole.
 
     Attributes:
         kind: ``flow`` where both ends and every link between them do well with others.
@@ -80,7 +80,7 @@ class Fault:
 
 
 def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
-    """Which rank sends to which, at the same time: in one round a rank sends or receives, never both.
+    """The pairs of ranks that send at the same time: in one round a rank sends or receives, never both.
 
     Stations 1, 2, 4, 8 … places apart are measured both ways: the ring's neighbours, and, because the order of a ring
     keeps the hosts of a leaf together, ever more distant leaves. The number of rounds grows with the logarithm.
@@ -115,7 +115,7 @@ def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float = SLOW) -> tuple[Fault, ...]:
-    """The faults that explain the slow flows, the one that explains most first; none where all is well.
+    """The faults that explain the slow flows, the best explanation first; empty if there is none.
 
     A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
     and by what the median flow reaches of its own; its latency by the median of flows over as many links. Where the
@@ -146,7 +146,7 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
 
 
 def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
-    """Of each flow: the bandwidth that its links leave it, how many they are, and names of those between switches."""
+    """For each flow: the bandwidth that its links leave it, their number, and the names of those between switches."""
     if fabric is None:
         return np.ones(len(flows)), np.zeros(len(flows), np.int32), [()] * len(flows)
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
@@ -191,7 +191,7 @@ def _link(fabric: Fabric, link: int) -> str:
 
 
 def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[list[Suspect]]:
-    """What each flow used. An adapter stands for its cable as well, a host with one measured adapter for both."""
+    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both."""
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
         for end in (flow.source, flow.target):
@@ -205,7 +205,7 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[l
 
 
 def _usual_latency(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """Of each flow: the median latency over as many links, divided by its own."""
+    """For each flow: the median latency over as many links, divided by its own."""
     latency = np.array([flow.latency for flow in flows])
     usual = np.array([np.median(latency[hops == hop]) for hop in hops.tolist()])
     relative: Floats = usual / latency

@@ -1,4 +1,4 @@
-"""``python -m hpctrain.train RUN_DIR``: what a launcher starts once a rank."""
+"""``python -m hpctrain.train RUN_DIR``, which a launcher starts on each rank."""
 
 from __future__ import annotations
 

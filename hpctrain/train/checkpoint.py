@@ -1,4 +1,4 @@
-"""Saving and restoring a training on all ranks of a run.
+"""Saves and restores a training on all ranks of a run.
 
 A thread of each rank copies its share in memory, for which the next update waits, and another writes what is copied.
 Each rank writes a part of what is equal on all, if it is: the first thread also takes the guard's checksums of all
@@ -73,7 +73,7 @@ class _Save:
 
 
 class Checkpoints:
-    """The checkpoints of one run. One is written at a time. What a crash left of one is deleted; collective.
+    """The checkpoints of one run, written one at a time. Deletes what a crash left of one; collective.
 
     Args:
         folder: for all of them; a file system that every rank sees.
@@ -130,7 +130,7 @@ class Checkpoints:
                 self._finish()
 
     def save(self, progress: SavedProgress, training: Stateful) -> None:
-        """Have the state copied and written; waits for the one before. Collective.
+        """Start copying and writing the state; waits for the previous checkpoint. Collective.
 
         Args:
             progress: how far the training is.
@@ -154,8 +154,8 @@ class Checkpoints:
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
         save.blocked_seconds = time.perf_counter() - begin
 
-    def settle(self) -> None:
-        """Record what was being written, if it is on disk by now.
+    def record_written(self) -> None:
+        """Record the checkpoint that was being written, if it is on disk by now.
 
         Raises:
             HpctrainError: it could not be written.
@@ -164,7 +164,7 @@ class Checkpoints:
             self._finish()
 
     def wait(self) -> None:
-        """Return on every rank when what is being written is on disk. Collective.
+        """Return on every rank once the checkpoint that is being written is on disk. Collective.
 
         Raises:
             TransientError: the ranks' parameters differed.
@@ -174,7 +174,7 @@ class Checkpoints:
         self._comm.agree()
 
     def abandon(self) -> bool:
-        """After ranks died: give up what is being written, whose shares may not all come. Collective.
+        """After ranks died: give up the checkpoint that is being written, whose shares may be missing. Collective.
 
         What is on disk decides, as whoever made a checkpoint visible may be dead. After another death on the way it is
         to be called again.
@@ -198,11 +198,11 @@ class Checkpoints:
         return self.newest < begun
 
     def scored(self, iteration: int, accuracy: float) -> None:
-        """The test accuracy of the model that the checkpoint of an iteration is of."""
+        """Record the test accuracy of the model in an iteration's checkpoint."""
         self._scores[iteration] = accuracy
 
     def restore(self, iteration: int, training: Stateful) -> SavedProgress:
-        """Go on from the checkpoint of an iteration; the number of ranks may be another than then.
+        """Continue from the checkpoint of an iteration; the number of ranks may differ from then.
 
         Raises:
             HpctrainError: it cannot be read, or is of another model or optimizer.
@@ -226,7 +226,7 @@ class Checkpoints:
             save.blocked_seconds += time.perf_counter() - begin
 
     def _own_part(self, state: LazyState, ranks: int) -> State:
-        """What this rank writes: its part of what is equal on all, and what is its own under its number."""
+        """The arrays that this rank writes: its part of the common state, and its own arrays under its number."""
         rank = self._comm.rank
         # What is a rank's own is small, and the next forward pass changes it.
         own = {f"{name}.{rank}": state[name].copy() for name in state if name.startswith(OWN)}
@@ -297,7 +297,7 @@ class Checkpoints:
             self._tell(save, end, manifest)
 
     def _tell_for_the_dead(self, last: _Save) -> None:
-        """Whoever made it visible may have died ahead of telling."""
+        """The rank that made it visible may have died before it recorded that."""
         there = self.newest == last.progress.iteration
         if there and not self._events.tells_of_checkpoint(self.newest):
             end, _ = last.written.result()

@@ -1,4 +1,4 @@
-"""``python -m hpctrain.train.export CHECKPOINT OUT``: the model in a checkpoint as its framework's own file.
+"""``python -m hpctrain.train.export CHECKPOINT OUT``: writes a checkpoint's model in its framework's own format.
 
 OUT ends with ``.pt`` for a ``state_dict`` of PyTorch, and with ``.keras`` for a model of Keras. One line of JSON on
 stdout says how many parameters the model has, or what went wrong.

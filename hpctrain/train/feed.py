@@ -1,4 +1,4 @@
-"""What a rank computes of each global batch: its share, in parts, with what is mixed into it."""
+"""A rank's share of each global batch, in parts, with the samples that are mixed into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOTHING = np.empty(0, np.int64)
 
 
 class Feed:
-    """Cuts the epochs of a recipe for one rank; which rank of how many is looked up each time.
+    """Divides the epochs of a recipe for one rank; the rank and the number of ranks are looked up each time.
 
     Args:
         recipe: worked out for a number of ranks.
@@ -37,11 +37,11 @@ class Feed:
 
     @property
     def per_epoch(self) -> int:
-        """Samples of an epoch."""
+        """The samples of an epoch."""
         return self._recipe.data.per_epoch(self._images)
 
     def batches(self, epoch: int, seen: int, size: int) -> list[Indices]:
-        """The global batches that an epoch still has.
+        """The remaining global batches of an epoch.
 
         Args:
             epoch: from 0.
@@ -57,15 +57,15 @@ class Feed:
         return share(batch, self._comm.rank, self._comm.size)
 
     def count(self, batch: Indices) -> int:
-        """Of the parts of a batch on each rank."""
+        """The number of parts of a batch on each rank."""
         return self._recipe.batch.parts(len(batch), self._comm.size)
 
     def pieces(self, batches: Sequence[Indices]) -> Iterator[Indices]:
-        """What is to be loaded, part by part of all batches."""
+        """The pieces to load: all parts of all batches."""
         return (batch[part.positions] for batch in batches for part in self.parts(batch))
 
     def parts(self, batch: Indices) -> list[Piece]:
-        """What this rank computes of a batch, and what it is mixed with."""
+        """The parts of a batch that this rank computes, with the samples that they are mixed with."""
         own = parts(self.share(np.arange(len(batch))), self.count(batch))
         mixing = self._recipe.mixing
         if mixing is None:
@@ -73,7 +73,7 @@ class Feed:
         return [piece(positions, len(batch), mixing.group) for positions in own]
 
     def completed(self, samples: Samples, part: Piece, epoch: int, first: int) -> Samples:
-        """The samples of a part, with what is drawn for them: how they are mixed, and which blocks are left out.
+        """The samples of a part with their random choices: how they are mixed, and which blocks are dropped.
 
         Args:
             samples: that were loaded for it.

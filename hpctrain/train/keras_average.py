@@ -11,7 +11,7 @@ from hpctrain.models.batch_norm import means_over_ranks
 
 
 class KerasAverage:
-    """A copy of everything that a model computes with, moved towards the model when it is told to.
+    """A copy of all values that a model computes with, which follows the model.
 
     Attributes:
         trainable, others: in the model's order; the latter are this rank's own.
@@ -24,23 +24,23 @@ class KerasAverage:
         self._update = tf.function(self._traced_update)
 
     def update(self, weight: float) -> None:
-        """Move it by ``weight`` of the way to the model; counters become the model's."""
+        """Move the average by ``weight`` of the way to the model; counters become the model's."""
         self._update(tf.constant(weight, tf.float32))
 
     def average_statistics(self, comm: Communicator) -> None:
-        """Replace its statistics by their plain mean over the ranks."""
+        """Replace the average's statistics by their plain mean over the ranks."""
         statistics = [each for each in self.others if _is_float(each)]
         means = means_over_ranks([np.asarray(each.value) for each in statistics], comm)
         for each, mean in zip(statistics, means, strict=True):
             each.assign(mean)
 
     def take(self) -> None:
-        """Give the model what is here."""
+        """Copy the average into the model."""
         for variable, each in self._pairs():
             variable.assign(each.value)
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
-        """What the model would say with what is here."""
+        """The model's output with the averaged values."""
         here = ([tf.convert_to_tensor(each.value) for each in group] for group in (self.trainable, self.others))
         logits, _ = self._model.stateless_call(*here, images, training=False)
         return logits

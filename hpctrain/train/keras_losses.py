@@ -1,4 +1,4 @@
-"""What Keras trains on: mixed images, soft labels and the losses on them. hpctrain.train.torch_losses is the same."""
+"""Keras's training losses with mixed images and soft labels. hpctrain.train.torch_losses is the same."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _between(places: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
 
 
 class KerasLoss(RecipeLoss):
-    """In TensorFlow's operations."""
+    """A recipe's loss in TensorFlow's operations."""
 
     def sum(self, logits: tf.Tensor, labels: tf.Tensor, mixture: Mixed | None) -> tf.Tensor:
-        """Of all samples, in float32; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.
+        """The sum over all samples in float32; labels :data:`~hpctrain.data.samples.BROKEN` do not count.
 
         Args:
             logits: shape (N, classes).

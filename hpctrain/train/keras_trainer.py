@@ -189,7 +189,7 @@ class KerasTrainer:
         set_random_state(state)
 
     def _of_forward(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """What a graph that fails in its reduction may have changed: all but parameters and what follows from them.
+        """The state that a graph may change before its reduction fails: all but parameters and what depends on them.
 
         Sums of micro-batches begin at zero anyway.
         """
@@ -198,7 +198,7 @@ class KerasTrainer:
         return [(variable, tf.identity(variable.value)) for variable in variables]
 
     def _shared(self) -> dict[str, keras.Variable]:
-        """What is equal on all ranks."""
+        """The state that is equal on all ranks."""
         own = {id(variable) for variable in self._own().values()}
         # Several layers may give their variables the same path.
         variables = enumerate(self.model.variables)
@@ -207,7 +207,7 @@ class KerasTrainer:
         return model | optimizer
 
     def _own(self) -> dict[str, keras.Variable]:
-        """What layers compute from this rank's samples, and what they draw from."""
+        """The state that layers compute from this rank's samples, and their random states."""
         variables = enumerate(self.model.non_trainable_variables)
         return {
             f"{f'{RANDOM}keras.' if 'seed_generator' in each.path else STATISTICS}{i}.{each.path}": each

@@ -32,7 +32,7 @@ from hpctrain.run.events.kinds import (
 )
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.feed import Feed
-from hpctrain.train.numbers import Done, NumberWatch, mean_of_finite
+from hpctrain.train.non_finite import Done, NonFiniteWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
 from hpctrain.train.trainer import Trainer, TrainingStep
 
@@ -83,7 +83,7 @@ class Loop:
         self._test = test
         self._events = events
         self._checkpoints = checkpoints
-        self._watch = NumberWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
+        self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
@@ -111,7 +111,7 @@ class Loop:
 
     @property
     def iteration(self) -> int:
-        """How many steps are done."""
+        """The number of steps done."""
         return self._iteration
 
     def run(self, resume_from: int = 0) -> bool:
@@ -173,8 +173,8 @@ class Loop:
         self._saved = self._checkpoints.newest
 
     def _train_epochs(self) -> str | None:
-        """What the run still lacks, wherever it was left; returns why it was stopped."""
-        self._watch.settle()
+        """Train the remaining epochs, from wherever the run was left; returns why it was stopped."""
+        self._watch.apply_rule()
         while self._epoch < self._recipe.epochs:
             stopped = self._train_epoch()
             if self._steps_left == 0:
@@ -203,7 +203,7 @@ class Loop:
                     )
                 if self._step(batch, stream):
                     return self._asked() or "asked on another rank"
-                self._checkpoints.settle()
+                self._checkpoints.record_written()
                 if self._steps_left and self._is_due():
                     self._save()
         return None
@@ -291,7 +291,7 @@ class Loop:
         own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
         loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
         self._note(float(loss))
-        self._watch.settle()
+        self._watch.apply_rule()
         return bool(stop > 0)
 
     def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:
@@ -345,7 +345,7 @@ class Loop:
 
     @property
     def _batch_size(self) -> int:
-        """Of the next global batch: the recipe's, or with ``batch: shrink`` what the ranks that are left make of it."""
+        """The size of the next global batch: the recipe's, or with ``batch: shrink`` that of the remaining ranks."""
         size, tolerance = self._recipe.global_batch, self._recipe.fault_tolerance
         if tolerance.fault_tolerant and tolerance.batch == "shrink":
             return max(1, round(size * self._comm.size / self._begun_ranks))
@@ -363,7 +363,7 @@ class Loop:
 
     @property
     def _average(self) -> float | None:
-        """What the average of the parameters takes of those after the next step."""
+        """The weight of the parameters in their average after the next step."""
         recipe = self._recipe
         if recipe.averaging is None:
             return None
@@ -378,7 +378,7 @@ class Loop:
 
     @property
     def _steps_left(self) -> int:
-        """Of the epoch in work."""
+        """The steps that the current epoch still lacks."""
         rest = self._feed.per_epoch - self._seen
         return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
 

@@ -1,4 +1,4 @@
-"""What a recipe says of its loss in training, for both frameworks."""
+"""A recipe's loss in training, described once for both frameworks."""
 
 from __future__ import annotations
 

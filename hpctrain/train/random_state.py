@@ -1,4 +1,4 @@
-"""The global random generators of Python and NumPy as arrays: what a rank's data and layers may draw from."""
+"""The global random generators of Python and NumPy as arrays; a rank's data and layers may draw from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VERSION = 3
 
 
 def seed(number: int) -> None:
-    """Begin both anew."""
+    """Seed both generators."""
     random.seed(number)
     np.random.seed(number)
 
 
 def random_state() -> dict[str, NDArray[np.int64]]:
-    """The states of both, which are Mersenne twisters.
+    """The states of both generators, which are Mersenne twisters.
 
     Returns:
         An array of shape (628,) each: 624 words, the place in them, whether a normal number is drawn in advance, and
@@ -37,7 +37,7 @@ def random_state() -> dict[str, NDArray[np.int64]]:
 
 
 def set_random_state(state: Mapping[str, NDArray[Any]]) -> None:
-    """Let them go on from there; one whose state is missing goes on from its own."""
+    """Restore both generators; one whose state is missing keeps its own."""
     if _PYTHON in state:
         words, normal = _parts(state[_PYTHON])
         random.setstate((_VERSION, tuple(words), normal))

@@ -1,4 +1,4 @@
-"""One rank of a run: where its output goes, its record, its work and its end.
+"""Runs one rank: redirects its output, keeps its record, does its work, and reports its end.
 
 Each rank keeps its own log and its own record, so that nothing depends on what a launcher does with output and
 exit statuses.
@@ -42,7 +42,7 @@ _WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a rank ended that was not done: an exit status that is not 0, and the error in words.
+    """The end of a rank that is not done: an exit status other than 0, and the error as text.
 
     ``resumable`` where the work was stopped in good order, because it was asked to, with its state saved; ``refused``
     where hpctrain says what is wrong, and another attempt would not help.
@@ -86,7 +86,8 @@ def run_rank(path: Path) -> int:
         write_record(directory, record.model_copy(update=_of_the_end(ending)))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
-        os.write(terminal, f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n".encode())
+        text = f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n"
+        os.write(terminal, text.encode(errors="backslashreplace"))
         if ending is None or ending.resumable:
             ending = _describe(error)
     if ending is None or ending.resumable:
@@ -234,7 +235,7 @@ def _print_error(error: BaseException, script: Script | None) -> None:
 
 
 def _of_a_wrapper(error: BaseException) -> str:
-    """What is behind an error of torch.distributed that a library raises which starts it by itself; or nothing."""
+    """The explanation of an error of torch.distributed raised by a library that starts it itself; or nothing."""
     library = next((title for name, title in _WRAPPERS.items() if name in sys.modules), None)
     if library is None or "MASTER_ADDR expected" not in str(error):
         return ""

@@ -1,4 +1,4 @@
-"""Train a recipe: what every rank does."""
+"""Trains a recipe on a rank."""
 
 from __future__ import annotations
 

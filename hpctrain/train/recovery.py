@@ -1,7 +1,7 @@
-"""Going on without ranks that died: from the memory of those that are left, after the last step that any has done.
+"""Continues without ranks that died, from the memory of the others, after the last step that any has done.
 
 A rank notes a step once it has the mean loss of all, for which all had to do its update. So when ranks die, those that
-are left have noted the same steps but for the last, and done the same updates but for the one behind it.
+are left have noted the same steps but for the last, and done the same updates but for the one after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PIECE_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Account:
-    """How far one rank is.
+    """The progress of one rank.
 
     Attributes:
         noted: steps whose mean loss it has; ``loss`` is that of the last of them.
@@ -54,7 +54,7 @@ class _Account:
 
 @dataclass(frozen=True, kw_only=True)
 class _Agreement:
-    """What follows from the accounts of all ranks.
+    """The conclusion from the accounts of all ranks.
 
     Attributes:
         noted: steps that every rank has noted; some may have noted one more.
@@ -74,8 +74,8 @@ class _Agreement:
     faulty: bool
 
 
-def settle(accounts: list[_Account]) -> _Agreement:
-    """The furthest state that any rank has, and the mean loss of its last step."""
+def reconcile(accounts: list[_Account]) -> _Agreement:
+    """The furthest state of any rank, and the mean loss of its last step."""
     updates = max(account.updates for account in accounts)
     ahead = [rank for rank, account in enumerate(accounts) if account.updates == updates]
     known = [account.loss for account in accounts if account.noted == updates]
@@ -99,7 +99,7 @@ def settle(accounts: list[_Account]) -> _Agreement:
 
 
 def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> None:
-    """Refuse a run that is to go on without ranks that die where it could not.
+    """Refuse a fault-tolerant run where ranks could not continue without dead ones.
 
     Raises:
         HpctrainError: says what is missing.
@@ -112,7 +112,7 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
 
 
 class Recovery:
-    """Goes on with a training after ranks died.
+    """Continues a training after ranks died.
 
     Args:
         comm: the ranks.
@@ -129,7 +129,7 @@ class Recovery:
         self._lost: list[LostRank] = []
 
     def concerns(self, error: Exception) -> bool:
-        """Whether an error comes from a rank's death, perhaps by ways that left nothing of its type.
+        """Whether an error was caused by a rank's death, perhaps through code that changed its type.
 
         One that may have had a cause of its own is printed, for nobody raises it any more.
         """
@@ -144,7 +144,7 @@ class Recovery:
         return True
 
     def go_on(self, noted: int, loss: float, step: TrainingStep | None) -> float | None:
-        """Form the run anew, with every rank where the one that was furthest is.
+        """Re-form the run, with every rank in the state of the one that was furthest.
 
         Args:
             noted: steps that this rank has noted, and ``loss``, that of the last.
@@ -164,7 +164,7 @@ class Recovery:
             try:
                 lost += self._comm.recover()
                 self._trainer.rebuild()
-                agreement = settle(self._comm.allgather_object(account))
+                agreement = reconcile(self._comm.allgather_object(account))
                 account = self._caught_up(account, agreement)
                 self._comm.agree()
             except Exception as error:

@@ -1,4 +1,4 @@
-"""What of a training is in a checkpoint."""
+"""The state of a training in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GUARD_STEPS = "guard.steps"
 
 
 class LazyState(Mapping[str, NDArray[Any]]):
-    """Arrays by name, some of which are made when they are looked up: a rank saves a part of all.
+    """Arrays by name, some of which are made on access, since a rank saves only a part of all.
 
     Args:
         arrays: those that are there.
@@ -45,7 +45,7 @@ class LazyState(Mapping[str, NDArray[Any]]):
 
 
 class Stateful(Protocol):
-    """What has a state.
+    """An object with a state.
 
     Attributes:
         before_update: called by all ranks in every step, ahead of every change of what :meth:`state` gives but for what
@@ -56,17 +56,17 @@ class Stateful(Protocol):
 
     @property
     def guard(self) -> Guard:
-        """What proves that all ranks hold the same parameters.
+        """The guard that proves that all ranks hold the same parameters.
 
         What the optimizer keeps is not compared. It follows from the same gradients, and where it differs the next
         update makes parameters differ; but a checkpoint of the step before has one rank's.
         """
 
     def state(self) -> LazyState:
-        """All that decides the bits of what follows; what begins as ``layout.OWN`` says is this rank's own.
+        """Everything that determines the bits of later steps; names that begin as in ``layout.OWN`` are this rank's.
 
         The arrays may be those that training goes on in.
         """
 
     def restore(self, state: State) -> None:
-        """Go on from a state; what is a rank's own may be missing."""
+        """Continue from a state; a rank's own values may be missing."""

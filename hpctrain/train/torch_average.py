@@ -10,7 +10,7 @@ from hpctrain.models.batch_norm import means_over_ranks
 
 
 class TorchAverage:
-    """A copy of everything in a model that has a name, moved towards the model when it is told to.
+    """A copy of all named values in a model, which follows the model.
 
     Attributes:
         parameters, buffers: by the model's names; the latter are this rank's own.
@@ -23,7 +23,7 @@ class TorchAverage:
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
-        """Move it by ``weight`` of the way to the model; counters become the model's."""
+        """Move the average by ``weight`` of the way to the model; counters become the model's."""
         now = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         for name, each in (self.parameters | self.buffers).items():
             if weight == 1 or not each.is_floating_point():
@@ -33,7 +33,7 @@ class TorchAverage:
 
     @torch.no_grad()
     def average_statistics(self, comm: Communicator) -> None:
-        """Replace its statistics by their plain mean over the ranks."""
+        """Replace the average's statistics by their plain mean over the ranks."""
         statistics = [each for each in self.buffers.values() if each.is_floating_point()]
         for each, mean in zip(
             statistics, means_over_ranks([each.cpu().numpy() for each in statistics], comm), strict=True
@@ -42,11 +42,11 @@ class TorchAverage:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Give the model what is here."""
+        """Copy the average into the model."""
         for name, each in (*self._model.named_parameters(), *self._model.named_buffers()):
             each.copy_((self.parameters | self.buffers)[name])
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """What the model would say with what is here."""
+        """The model's output with the averaged values."""
         logits: torch.Tensor = functional_call(self._model, self.parameters | self.buffers, (images,))
         return logits

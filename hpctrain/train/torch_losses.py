@@ -1,4 +1,4 @@
-"""What PyTorch trains on: mixed images, soft labels and the losses on them. hpctrain.train.keras_losses is the same."""
+"""PyTorch's training losses with mixed images and soft labels. hpctrain.train.keras_losses is the same."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _between(places: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tor
 
 
 class TorchLoss(RecipeLoss):
-    """In PyTorch's operations."""
+    """A recipe's loss in PyTorch's operations."""
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
-        """Of all samples; what is :data:`~hpctrain.data.samples.BROKEN` of a label has no part in it.
+        """The sum over all samples; labels :data:`~hpctrain.data.samples.BROKEN` do not count.
 
         Args:
             logits: float32, shape (N, classes).

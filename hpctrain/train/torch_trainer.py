@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from hpctrain import models
 from hpctrain.adapters.guard import Guard
-from hpctrain.adapters.torch import distribute, no_sync, statistics
+from hpctrain.adapters.torch import average_statistics, distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.checkpoints.layout import RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.models.torch_batch_norm import average_statistics, begin_part
+from hpctrain.models.torch_batch_norm import begin_part
 from hpctrain.models.torch_stochastic_depth import StochasticDepth
 from hpctrain.optim.torch_rules import clip_gradients, make_optimizer
 from hpctrain.recipes.schema import Recipe
@@ -243,7 +243,7 @@ class TorchTrainer:
         self.updates += 1
 
     def _of_forward(self) -> dict[str, torch.Tensor]:
-        """What a step changes before its update: statistics of batch normalisation, and random states."""
+        """The state that a step changes before its update: statistics of batch normalisation, and random states."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
 

@@ -1,4 +1,4 @@
-"""What the training loop, and the recovery from faults, ask of a framework's side."""
+"""The interface of a framework's trainer, for the training loop and the recovery from faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Timeline = Sequence[Moment]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """A step that a rank has begun and not noted.
+    """A step that a rank has begun and not recorded.
 
     Attributes:
         samples: of the global batch.
@@ -39,7 +39,7 @@ class TrainingStep:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNumbers:
-    """What one parameter's reduced gradient was like in the last step.
+    """Statistics of one parameter's reduced gradient in the last step.
 
     Attributes:
         name: of the parameter.
@@ -113,25 +113,25 @@ class Trainer(Stateful, Protocol):
         """
 
     def rebuild(self) -> None:
-        """After :meth:`Communicator.recover`: forget a step that failed, and use the new ranks."""
+        """After :meth:`Communicator.recover`: discard a step that failed, and use the new ranks."""
 
     def undo_forward(self) -> None:
-        """Take back what the last step, whose update was left out, changed besides: statistics and random states.
+        """Undo what the last step changed although its update was left out: statistics and random states.
 
         Where the recipe has such steps skipped.
         """
 
     def gradient_numbers(self) -> Sequence[GradientNumbers]:
-        """What the last step's reduced gradients were like, if it was not clipped; the same on all ranks."""
+        """Statistics of the last step's reduced gradients, if they were not clipped; equal on all ranks."""
 
     def average_statistics(self) -> None:
-        """Make the statistics that batch normalisation validates with the mean over the ranks. Collective."""
+        """Replace batch normalisation's running statistics by their mean over the ranks. Collective."""
 
     def take_average(self) -> None:
-        """Make the average the model's own parameters and statistics, where the recipe has one."""
+        """Copy the average into the model, if the recipe has one."""
 
     def evaluate(self, samples: Samples) -> tuple[float, int]:
-        """The sum of the losses, and how many samples are classified rightly, of those that are not broken.
+        """The sum of the losses, and the number of correctly classified samples among those that are not broken.
 
         Both by the average of the parameters, where the recipe has one.
         """

@@ -52,7 +52,7 @@ def _says(*packages: dict[str, object]) -> str:
 def test_a_vulnerability_fails(tmp_path: Path, index: str) -> None:
     bad = {"name": "torch", "version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1", "2.0"]}]}
     done = _audit(tmp_path, index, _says({"name": "numpy", "version": "2", "vulns": []}, bad))
-    assert (done.returncode, done.stdout) == (1, "torch 1.0: CVE-1, mended in 1.1, 2.0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (1, "torch 1.0: CVE-1, fixed in 1.1, 2.0\n"), done.stderr
 
 
 def test_no_vulnerability_passes_and_what_is_unknown_is_said(tmp_path: Path, index: str) -> None:

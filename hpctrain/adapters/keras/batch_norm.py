@@ -12,7 +12,7 @@ from hpctrain.adapters.keras.ranks import total
 
 
 def take_moments(model: keras.Model, distribution: Distribution) -> None:
-    """Let every synchronized batch normalisation of ``model`` use the mean and variance of all ranks' samples.
+    """Make every synchronized batch normalisation of ``model`` use mean and variance over all ranks' samples.
 
     Keras asks TensorFlow's distribution strategy for the other replicas, and finds none.
     """
@@ -24,7 +24,7 @@ def take_moments(model: keras.Model, distribution: Distribution) -> None:
 
 
 class _Moments:
-    """Mean and variance of each channel over all samples of a global batch, every one of which counts the same.
+    """Mean and variance of each channel over all samples of a global batch, each with the same weight.
 
     In a loop without ``fit`` a rank that computes another's sample for want of its own counts that as well.
     """

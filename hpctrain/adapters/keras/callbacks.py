@@ -20,7 +20,7 @@ from hpctrain.models.keras_batch_norm import average_statistics
 
 
 class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank the weights and the optimizer state of rank 0 as training begins."""
+    """Broadcasts the weights and the optimizer state of rank 0 to every rank when training begins."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Restored(Broadcast):
-    """Lets every rank go on from what BackupAndRestore, which one rank alone has, restored there."""
+    """Passes on to every rank what BackupAndRestore restored on one rank."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -45,7 +45,7 @@ class Restored(Broadcast):
 
 
 class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops ranks that have another number of batches, where ``ht.shard`` did not make these."""
+    """Stops training on all ranks when one has fewer batches, for data that ``ht.shard`` did not divide."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Puts the metrics of all ranks' samples into the logs of an epoch, those of validation included.
+    """Writes the metrics over all ranks' samples into the logs of an epoch, validation included.
 
     The moving statistics of batch normalisation become the mean over the ranks before validation and an epoch's end.
     """
@@ -109,7 +109,7 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops a run whose ranks hold different parameters, whatever optimizer it uses."""
+    """Stops the run if ranks hold different parameters, with any optimizer."""
 
     def __init__(self, comm: Communicator, every: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops all ranks where a callback of one of them has asked for it; they would wait for that rank.
+    """Stops all ranks when a callback of one of them asks for it; otherwise they would wait for that rank.
 
     Args:
         comm: the ranks.
@@ -187,7 +187,7 @@ def callbacks(
     schedule: Callable[[int], float] | None = None,
     comm: Communicator | None = None,
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks that ``fit`` needs on several ranks; put them before your own, which then see joined metrics.
+    """The callbacks that ``fit`` needs on several ranks. List them before your own, which then see joined metrics.
 
     ``fit`` of a distributed model takes them by itself where none of them are among its callbacks. Of callbacks that
     write files, ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard, those that would write to one path act

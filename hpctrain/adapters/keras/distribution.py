@@ -1,4 +1,4 @@
-"""What the ranks have to know of one distributed model while it is trained."""
+"""The state of a distributed model during training that its optimizers and callbacks share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Distribution:
-    """Of one model; its optimizers, of which a GAN has two, share it.
+    """The state of one distributed model. Its optimizers share it; a GAN has two.
 
     Attributes:
         share: samples of the part in work x ranks / samples of its global batch, within a step of ``fit``. None in
@@ -23,7 +23,7 @@ class Distribution:
         optimizers: those that were distributed for this model.
         fitting: ``fit`` is on its way.
         own_data: it trains on data that ``ht.shard`` did not make.
-        told: that was said.
+        told: a warning about it was printed.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -36,7 +36,7 @@ class Distribution:
 
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
-        """Within it, gradients are those of a part with this share."""
+        """A context manager in which gradients are those of a part with this share."""
         self.share = share
         try:
             yield
@@ -45,18 +45,18 @@ class Distribution:
 
 
 def distribution_of(model: keras.Model) -> Distribution | None:
-    """What ``ht.distribute`` made for this very model."""
+    """The distribution that ``ht.distribute`` made for this model."""
     known: Distribution | None = getattr(model, "_distribution", None)
     return known
 
 
 def new_distribution(model: keras.Model, comm: Communicator) -> Distribution:
-    """Remember that ``model`` is distributed; for as long as it lives, since its optimizers refer to it."""
+    """Register ``model`` as distributed for as long as it lives, since its optimizers refer to it."""
     model._distribution = distribution = Distribution(comm)
     _MODELS.add(model)
     return distribution
 
 
 def distributed_models() -> list[keras.Model]:
-    """All that live."""
+    """All distributed models that are alive."""
     return list(_MODELS)

@@ -1,4 +1,4 @@
-"""Whether gradients are finite, within a graph, at the price of reading them once."""
+"""Checks inside a TensorFlow graph that gradients are finite; each is read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate`` of a distributed model: what a rank needs beside its steps."""
+"""``fit`` and ``evaluate`` of a distributed model, apart from their steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITING = {
 
 
 def take_fits(model: keras.Model, distribution: Distribution) -> None:
-    """Give ``model`` a ``fit`` and an ``evaluate`` that do the same on one rank, and the right thing on several."""
+    """Replace ``fit`` and ``evaluate`` of ``model`` by versions that work on several ranks and are unchanged on one."""
     fit, evaluate = model.fit, model.evaluate
     comm = distribution.comm
 
@@ -166,7 +166,7 @@ def _make_folder(callback: keras.callbacks.Callback) -> None:
 
 
 def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
-    """What a callback writes, by which two of them are told to write the same; None: nothing."""
+    """The path that a callback writes, by which two that write the same are recognised; None if it writes nothing."""
     for kind, place in _WRITING.items():
         if isinstance(callback, kind):
             return kind.__name__, str(Path(getattr(callback, place)).absolute())

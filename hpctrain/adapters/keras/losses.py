@@ -1,4 +1,4 @@
-"""Losses of a compiled model that the mean over the ranks would not make those of the global batch.
+"""Losses whose mean over the ranks is not the loss of the global batch, corrected so that it is.
 
 A loss that is the mean over samples needs nothing: a rank's loss times its share of the batch has the right mean over
 the ranks. Others are replaced by one of which that is true as well.
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 def take_losses(model: keras.Model, distribution: Distribution) -> None:
-    """Let every loss that ``compile`` got be that of the global batch, from its next use on."""
+    """Make every loss that ``compile`` got compute the loss of the global batch, from its next use on."""
     compiled = model._compile_loss
     if compiled is None:
         return
@@ -52,7 +52,7 @@ def take_losses(model: keras.Model, distribution: Distribution) -> None:
 
 
 def _check_reduced(loss: keras.losses.Loss) -> None:
-    """Refuse a loss whose values are not reduced at all, and so has no mean over a batch."""
+    """Refuse a loss that returns one value per sample and so has no mean over a batch."""
     if getattr(loss, "reduction", "mean") in (None, "none"):
         raise HpctrainError(
             f"{type(loss).__name__} has reduction={loss.reduction!r}: it gives a value for each sample, not one "
@@ -62,7 +62,7 @@ def _check_reduced(loss: keras.losses.Loss) -> None:
 
 
 class _OfGlobalBatch:
-    """A loss whose mean over the ranks, each times its share, is that of the global batch.
+    """A loss whose weighted mean over the ranks is the loss of the global batch.
 
     Within a step of ``fit`` alone, where the share is known.
     """
@@ -101,11 +101,11 @@ class _OfGlobalBatch:
             self._values._keras_mask = mask
 
     def _per_share(self, share: tf.Tensor) -> tf.Tensor:
-        """What a rank's part of a sum is multiplied by; nothing is left of that of a rank without a sample."""
+        """The factor of a rank's part of a sum; 0 for a rank without a sample."""
         return tf.math.divide_no_nan(tf.cast(self._distribution.comm.size, share.dtype), share)
 
     def _part_of(self, mask: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """What the mean over a rank's unmasked entries is multiplied by: their part of those of all ranks."""
+        """The factor of the mean over a rank's unmasked entries: their share of those of all ranks."""
         count = tf.cast(tf.math.count_nonzero(mask), tf.float64) * tf.cast(share > 0, tf.float64)
         part = tf.math.divide_no_nan(count, total(self._distribution.comm, count))
         return tf.cast(part, share.dtype) * self._per_share(share)

@@ -1,4 +1,4 @@
-"""Keras metrics over the data of all ranks."""
+"""Keras metrics over all ranks' samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpctrain.comm import Communicator
 
 
 def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
-    """Add up the state of the model's metrics over the ranks, and give the results of the joined state by name.
+    """Sum the state of the model's metrics over the ranks, and return the results by name.
 
     The state of every Keras metric is made of sums (of values and weights for a mean, of counts by threshold for
     AUC), which is why Keras marks its variables with ``aggregation="sum"``. So means come out weighted by the
@@ -33,7 +33,7 @@ def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
 
 
 def join_logs(comm: Communicator, logs: dict[str, Any], results: dict[str, Any]) -> None:
-    """Replace in ``logs`` what ``results`` knows; numbers that no metric stands behind become the mean of the ranks.
+    """Replace the values in ``logs`` that ``results`` has; values without a metric become their mean over the ranks.
 
     Raises:
         HpctrainError: ranks log different keys.
@@ -47,7 +47,7 @@ def join_logs(comm: Communicator, logs: dict[str, Any], results: dict[str, Any])
 
 
 def flatten(results: dict[str, Any]) -> dict[str, Any]:
-    """Results by name: numbers, and arrays of metrics with a value a class."""
+    """Results by name: numbers, and one entry for each class where a metric has a value per class."""
     flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, dict):

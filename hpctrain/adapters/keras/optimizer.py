@@ -28,7 +28,7 @@ def distribute(
     compression: Compression = "none",
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """Let ``optimizer`` update with the mean gradient over all ranks.
+    """Make ``optimizer`` update with the mean gradient over all ranks.
 
     Give it every optimizer that updates the model: both of a GAN, and the new one of a second ``compile``. An update of
     the model by any other is refused, as is one of a copy or of a model around it by this one.
@@ -77,7 +77,7 @@ def distribute(
 
 
 def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
-    """What the model's optimizers share, which the first of them makes."""
+    """The state that a model's optimizers share; the first of them creates it."""
     known = distribution_of(model)
     if known and known.comm is comm:
         return known

@@ -1,4 +1,4 @@
-"""One rank's part of a global batch, which carries its share of that batch with it."""
+"""One rank's part of a global batch, with its share of that batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_SAMPLE = -0.0
 
 
 class Part(NamedTuple):
-    """Of a dataset with sample weights."""
+    """A part of a dataset of ``(x, y, sample_weight)``."""
 
     x: Any
     y: Any
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 class UnweightedPart(NamedTuple):
-    """Of a dataset of ``(x, y)``: its weights are ones, which a ``train_step`` does not get to see."""
+    """A part of a dataset of ``(x, y)``. Its weights are ones, and a ``train_step`` does not see them."""
 
     x: Any
     y: Any
@@ -33,7 +33,7 @@ class UnweightedPart(NamedTuple):
 
 
 class InputPart(NamedTuple):
-    """Of a dataset of inputs alone."""
+    """A part of a dataset of inputs alone."""
 
     x: Any
     share: Any
@@ -43,14 +43,14 @@ _KINDS = (Part, UnweightedPart, InputPart)
 
 
 def is_part(data: Any) -> bool:
-    """Whether ``data`` is a part, or the type of one; ``dataset.map`` may have made a plain tuple of it."""
+    """Whether ``data`` is a part or the type of one, also after ``dataset.map`` made a plain tuple of it."""
     if isinstance(data, _KINDS):
         return True
     return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], BatchShare | BatchShare.Spec)
 
 
 def samples_of(batch: Any) -> tf.Tensor:
-    """How many samples ``(x, y, sample_weight)`` has, float64: none where they are another rank's."""
+    """The number of samples in ``(x, y, sample_weight)`` as float64; 0 if they are another rank's."""
     inputs = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
     samples = tf.cast(tf.shape(inputs)[0], tf.float64)
     if not (isinstance(batch, tuple) and len(batch) == 3 and batch[2] is not None):
@@ -60,12 +60,12 @@ def samples_of(batch: Any) -> tf.Tensor:
 
 
 def share_of(part: Any) -> tf.Tensor:
-    """What the gradients of a part are multiplied by."""
+    """The factor of a part's gradients."""
     return taken(part[-1])
 
 
 def batch_of(part: Any) -> Any:
-    """What the user's dataset held: ``(x, y, sample_weight)``, ``(x, y)`` or ``x``."""
+    """The batch as the user's dataset held it: ``(x, y, sample_weight)``, ``(x, y)`` or ``x``."""
     if isinstance(part, InputPart):
         return part.x
     return tuple(part[:2]) if isinstance(part, UnweightedPart) else tuple(part[:3])

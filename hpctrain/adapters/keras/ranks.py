@@ -1,4 +1,4 @@
-"""Small exchanges between the ranks in the middle of a step, eagerly or within a graph."""
+"""Small messages between ranks within a step, eagerly or in a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.We
 
 
 def group_of(comm: Communicator) -> Group:
-    """All ranks, for messages of their own. Collective at its first call."""
+    """All ranks as a group with connections of its own. Collective at its first call."""
     ranks, group = _GROUPS.get(comm, (0, None))
     if group is None or ranks != comm.size:
         group = comm.group()
@@ -26,7 +26,7 @@ def group_of(comm: Communicator) -> Group:
 
 
 def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:
-    """``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
+    """Wrap ``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
     # Stateful, as it is: TensorFlow then runs it in the order of the program, the same on every rank.
     with unwrapped():
         return tf.numpy_function(noting(function), [tensor], tensor.dtype, stateful=True)
@@ -39,7 +39,7 @@ def total(comm: Communicator, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def gathered(comm: Communicator, tensor: tf.Tensor, count: tf.Tensor, name: str) -> tf.Tensor:
-    """The first ``count`` rows of every rank's tensor, joined; of the gradient a rank gets that of its own rows."""
+    """The first ``count`` rows of every rank's tensor, joined; each rank gets the gradient of its own rows."""
     dtype = tensor.dtype
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

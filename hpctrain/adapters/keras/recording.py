@@ -1,4 +1,4 @@
-"""The steps and epochs of a script that trains with Keras's ``fit``."""
+"""Records the steps and epochs of a script that trains with Keras's ``fit``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.comm import Communicator
 
 
 class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
-    """Records each batch as a step, with its learning rate, and the metrics of an epoch, after what joins them."""
+    """Records each batch as a step with its learning rate, and the joined metrics of an epoch."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()

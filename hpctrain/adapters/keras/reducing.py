@@ -1,4 +1,4 @@
-"""The classes that are put in front of those of a user's optimizers."""
+"""Classes that are put in front of the class of a user's optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpctrain.adapters.keras.variables import broadcast
 
 
 class Reducing:
-    """What is put in front of the class of the user's optimizer.
+    """Reduces gradients before the user's optimizer applies them.
 
     ``_clip_gradients`` is the one place of a Keras 3 optimizer that runs once per real update: after the gradients of
     micro-batches were added up, before they are clipped. ``apply`` runs once a micro-batch.
@@ -51,7 +51,7 @@ def _in_order(value: Any) -> Any:
 
 
 class ScalingAlike:
-    """What is put in front of LossScaleOptimizer."""
+    """Makes LossScaleOptimizer skip the same steps on all ranks."""
 
     _reduction: Reduction
 
@@ -60,13 +60,13 @@ class ScalingAlike:
 
 
 def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | None:
-    """What ``distribute`` gave this optimizer, or the optimizer that it wraps."""
+    """The reduction that ``distribute`` gave this optimizer, or the one that it wraps."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner._reduction if isinstance(inner, Reducing) else None
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Those that the ranks make updates with together; the one that ``compile`` put around one stands for it."""
+    """The optimizers whose updates the ranks make together; one that ``compile`` wrapped stands for both."""
     distribution = distribution_of(model)
     around = reduction_of(model.optimizer)
     known = distribution.optimizers if distribution else []
@@ -74,7 +74,7 @@ def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimize
 
 
 def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let a LossScaleOptimizer that ``compile`` put around a distributed optimizer skip steps on all ranks alike."""
+    """Make a LossScaleOptimizer around a distributed optimizer skip the same steps on all ranks."""
     reduction = reduction_of(optimizer)
     if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         put_in_front(optimizer, ScalingAlike, reduction)
@@ -82,7 +82,7 @@ def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Broadcast model and optimizer from rank 0, after which the optimizer may update."""
+    """Broadcast model and optimizer from rank 0; the optimizer may update after that."""
     reduction = reduction_of(optimizer)
     assert reduction is not None
     broadcast(reduction.comm, model, optimizer)
@@ -90,7 +90,7 @@ def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
 
 
 def put_in_front(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: Reduction) -> None:
-    """Re-class this very instance, so that its state and whoever refers to it stay valid."""
+    """Change the class of this instance in place, so that its state and all references to it stay valid."""
     own = type(optimizer)
     # Keras saves an object under what its __class__ says, and looks up registered names by it.
     members = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__class__": property(lambda _: own)}

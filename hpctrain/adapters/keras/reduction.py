@@ -1,4 +1,4 @@
-"""What happens to the gradients of one Keras optimizer between the ranks."""
+"""The reduction of one Keras optimizer's gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 class Reduction:
-    """How the gradients of one optimizer become the mean over the ranks, and what proves that they did.
+    """Averages the gradients of one optimizer over the ranks, and proves that the ranks stay equal.
 
     Attributes:
         synchronised: every rank has rank 0's variables.
@@ -64,7 +64,7 @@ class Reduction:
         self._adds_rows = adds_rows or bool(tf.config.get_visible_devices("GPU"))
 
     def check_update(self, variables: Sequence[Any]) -> None:
-        """Refuse an update that the ranks would not make alike, before it is made."""
+        """Refuse, before it is made, an update that would differ between ranks."""
         if self.comm.size == 1:
             return
         if self._distribution.share is None and not self.ahead:
@@ -77,7 +77,7 @@ class Reduction:
             self._seen.add(identities)
 
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients times this rank's share of the global batch; a variable without one has None.
+        """The gradients times this rank's share of the global batch; None for a variable without a gradient.
 
         The share is None in loops that weight their own loss.
         """
@@ -87,7 +87,7 @@ class Reduction:
         return [g if g is None else tf.math.scalar_mul(tf.cast(share, g.dtype), g) for g in gradients]
 
     def mean(self, gradients: Sequence[Any], counters: Sequence[tf.Variable] = ()) -> list[Any]:
-        """The mean of each gradient over the ranks; the optimizer's counters are not to move before it is there.
+        """The mean of each gradient over the ranks. The optimizer's counters must not change before it is there.
 
         The rows of an embedding's gradient stay rows, those of all ranks one after the other as in one process: Keras
         clips and squares each occurrence by itself. Where that comes to the same, and on GPUs, they are added up.
@@ -119,13 +119,15 @@ class Reduction:
         )
 
     def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
-        """Whether the gradients of every rank are finite: ranks skip a step of loss scaling together or not at all."""
+        """Whether the gradients of every rank are finite, so that a step of loss scaling is skipped by all ranks or
+        none.
+        """
         if self.ahead:
             return finite
         return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)
 
     def updated(self) -> None:
-        """Let the guard count an update, in a hand-written loop, eagerly or within a tf.function."""
+        """Count an update in the guard, in a hand-written loop, eagerly or inside a tf.function."""
         if self.guarded or self.comm.size == 1:
             return
         if self._guard is None:

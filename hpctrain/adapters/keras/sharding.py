@@ -1,4 +1,4 @@
-"""Each rank's part of global batches, as a tf.data.Dataset that tells what each part weighs."""
+"""Each rank's part of global batches as a tf.data.Dataset, with the weight of each part."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _shard_arrays(
 
 
 def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | UnweightedPart | InputPart:
-    """What ``own`` samples are handed out as: (x,), (x, y) or (x, y, sample_weight)."""
+    """The form in which ``own`` samples are handed out: (x,), (x, y) or (x, y, sample_weight)."""
     floatx = keras.config.floatx()
     if len(own) == 1:
         return InputPart(own[0], BatchShare(share))

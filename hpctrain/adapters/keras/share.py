@@ -1,4 +1,4 @@
-"""The share of a part, and whether a loop without ``fit`` multiplied its loss by it."""
+"""The share of a part, and the check that a loop without ``fit`` multiplied its loss by it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIVEN = "hpctrain.shares"
 
 
 class BatchShare(tf.experimental.ExtensionType):  # type: ignore[misc]
-    """A number that knows when it is used; wherever TensorFlow takes a tensor it may be given."""
+    """A number that records its use. TensorFlow takes it wherever it takes a tensor."""
 
     value: tf.Tensor
 
@@ -37,7 +37,7 @@ class BatchShare(tf.experimental.ExtensionType):  # type: ignore[misc]
         return float(tf.convert_to_tensor(self))
 
     def numpy(self) -> np.floating[Any]:
-        """Of a share that was drawn outside a graph."""
+        """The value of a share that was drawn outside a graph."""
         return tf.convert_to_tensor(self).numpy()  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ def _noting_what_is_passed_on(parts: Any) -> Any:
 
 
 def taken(share: BatchShare) -> tf.Tensor:
-    """Its value, for a step that applies it by other means."""
+    """The value of a share, marked as used, for a step that applies it in another way."""
     _note_use(share)
     if not _is_eager(share):
         given = share.value.graph.get_collection_ref(_GIVEN)
@@ -97,7 +97,7 @@ BatchShare.Spec._to_components = _noting_what_is_passed_on(BatchShare.Spec._to_c
 
 
 def check_used() -> None:
-    """Refuse an update of a loop that drew an uneven batch and did not use its share; in a graph, as it runs."""
+    """Refuse an update of a loop that drew an uneven batch and did not use its share; in a graph, as the graph runs."""
     global _updated
     if tf.executing_eagerly():
         _check_drawn()

@@ -1,4 +1,4 @@
-"""The steps of ``fit`` and ``evaluate`` on what each rank has of a global batch."""
+"""The steps of ``fit`` and ``evaluate`` on each rank's part of a global batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Step = Callable[[Any], Any]
 
 
 def take_shares(model: keras.Model, distribution: Distribution) -> None:
-    """Let ``fit`` and ``evaluate`` take the parts that ``ht.shard`` yields, and weight other batches by their samples.
+    """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``, and weight other batches by their samples.
 
     A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
     optimizers get them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are
@@ -53,7 +53,7 @@ def take_shares(model: keras.Model, distribution: Distribution) -> None:
 
 
 def unwrap_errors(model: keras.Model) -> None:
-    """Let ``fit`` and ``evaluate`` raise what an exchange or the guard raised inside their graphs.
+    """Make ``fit`` and ``evaluate`` raise the error that an exchange or the guard raised inside their graphs.
 
     TensorFlow's error about it hides what it was.
     """
@@ -85,7 +85,7 @@ def _making(model: keras.Model, name: str) -> Callable[..., None]:
 
 
 def end_of_data(comm: Communicator) -> None:
-    """Say that this rank has no further batch of its own data. Collective with the others' last or next batch.
+    """Say that this rank has no further batch. Collective with the last or next batch of the others.
 
     Raises:
         HpctrainError: another rank has.
@@ -94,7 +94,7 @@ def end_of_data(comm: Communicator) -> None:
 
 
 def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
-    """Of a batch that every rank got by itself: own samples x ranks / samples of all."""
+    """The share of a batch that every rank got by itself: own samples x ranks / samples of all."""
     if comm.size == 1:
         return None
     samples = samples_of(data)

@@ -22,7 +22,7 @@ _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 
 
 def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> None:
-    """Give every rank the weights of rank 0's model and the state of its optimizer, which is built for it if needed.
+    """Broadcast rank 0's weights and optimizer state to every rank; builds the optimizer if needed.
 
     States of random seed generators stay as they are, so that ranks draw different dropout masks if they were
     seeded differently.
@@ -65,7 +65,7 @@ def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[ke
 
 
 def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
-    """Raise HpctrainError if a rank's list differs from rank 0's; collectives on different lists would hang."""
+    """Raise HpctrainError if a rank's list differs from rank 0's, since collectives would hang on it."""
     lists = comm.allgather_object(list(names))
     for rank, other in enumerate(lists):
         if other != lists[0]:
@@ -78,7 +78,7 @@ def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
 
 
 def checksums(variables: Sequence[keras.Variable]) -> tf.Tensor:
-    """One 64-bit integer a variable: the wrap-around sum of its bits read as words. One flipped bit changes it."""
+    """One 64-bit integer per variable: the wrapping sum of its bits as words. One flipped bit changes it."""
     return tf.stack([_checksum(tf.convert_to_tensor(variable.value)) for variable in variables])
 
 

@@ -1,4 +1,4 @@
-"""Every update of a Keras optimizer is looked at: whether it is one that the ranks make together."""
+"""Watches the updates of all Keras optimizers, and refuses those that the ranks do not make together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _told = False
 
 @contextmanager
 def only_distributed(model: keras.Model) -> Iterator[None]:
-    """Within it, an update by an optimizer that was not distributed is refused, whatever it updates."""
+    """A context manager in which an update by an optimizer that was not distributed is refused."""
     _stepping.append(model)
     try:
         yield
@@ -29,7 +29,7 @@ def only_distributed(model: keras.Model) -> Iterator[None]:
 
 
 def watch_updates() -> None:
-    """From now on, look at who updates what; in a graph once, as it is traced."""
+    """Watch all updates from now on; those in a graph once, as it is traced."""
     base = keras.optimizers.Optimizer
     for kind in base.__mro__:
         if "apply" in vars(kind) and not hasattr(kind.apply, "watches"):
@@ -50,7 +50,7 @@ def _watched(apply: Any) -> Any:
 
 
 def check_updated(model: keras.Model, variables: Sequence[Any]) -> None:
-    """Refuse variables that the ranks were not given alike: of a copy of the model, say."""
+    """Refuse variables that the ranks do not hold alike, such as those of a copy of the model."""
     known = {id(each) for variable in model.variables for each in (variable, variable.value)}
     for variable in variables:
         if id(variable) not in known:
@@ -62,7 +62,7 @@ def check_updated(model: keras.Model, variables: Sequence[Any]) -> None:
 
 
 def check_fitted(model: keras.Model) -> None:
-    """Refuse ``fit`` of a model around those that were distributed: it would not know the share of a batch."""
+    """Refuse ``fit`` of a model that contains distributed ones: it would not apply the share of a batch."""
     fitted = _fitted()
     if fitted is not None and distribution_of(fitted) is None:
         raise HpctrainError(
@@ -84,7 +84,7 @@ def _fitted() -> keras.Model | None:
 
 
 def check_compiler() -> None:
-    """Refuse a graph for XLA, which cannot call a reduction; its own error tells neither what nor where."""
+    """Refuse a graph for XLA, which cannot call a reduction. XLA's own error names neither cause nor place."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpctrain.adapters.torch.distribute import distribute, statistics
 from hpctrain.adapters.torch.join import join
 from hpctrain.adapters.torch.loader import shard
+from hpctrain.adapters.torch.own_statistics import average_statistics
 from hpctrain.adapters.torch.reducer import no_sync
-from hpctrain.models.torch_batch_norm import average_statistics
 
 __all__ = ["average_statistics", "distribute", "join", "no_sync", "shard", "statistics"]

@@ -1,4 +1,4 @@
-"""Which batch a tensor is of: by the memory that it shares with what a sharded loader yielded, or else by its shape."""
+"""Finds the batch of a tensor: by memory shared with what a sharded loader yielded, or else by its shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEPTH = 6
 
 
 class Mark(NamedTuple):
-    """What is known of memory that a loader yielded.
+    """The batch whose samples lie in some memory.
 
     Attributes:
         total: the samples of the global batch; None for a batch of an evaluation.
@@ -47,11 +47,11 @@ class Batches:
             self._marks.add(tensor, Mark(total, stride, tensor.numel()))
 
     def marks(self, tensor: torch.Tensor) -> Set[Mark]:
-        """Those of the memory that a tensor lies in."""
+        """The marks of the memory that a tensor lies in."""
         return self._marks.of(tensor)
 
     def counts(self, tensors: Sequence[torch.Tensor]) -> set[int]:
-        """How many samples tensors may hold that share no memory with a batch.
+        """The numbers of samples of tensors that share no memory with a batch.
 
         Where what is left of a tensor's shape without one dimension has as many elements as a sample that was
         yielded, it is the size of that dimension. Where no tensor is like that (``x[:, 1:] / 255``), it is the size
@@ -75,7 +75,7 @@ def is_whole(mark: Mark, tensor: torch.Tensor, count: int) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an object: in containers and in attributes, each once."""
+    """The tensors in an object, its containers and its attributes, each once."""
     seen: set[int] = set()
     waiting = [(value, 0)]
     while waiting:

@@ -1,4 +1,4 @@
-"""Give every rank one rank's weights, buffers and optimizer state: at the start rank 0's."""
+"""Broadcasts one rank's weights, buffers and optimizer state to the others: rank 0's at the start."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
 
 
 def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:
-    """Overwrite parameters and buffers by those of rank ``root``."""
+    """Overwrite parameters and buffers with those of rank ``root``."""
     _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)], root)
 
 
 def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
-    """Overwrite the optimizer's settings and state by one rank's: a checkpoint may be loaded on rank 0 alone."""
+    """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint."""
     before = optimizer.state_dict()
     own = pytree.tree_map_only(torch.Tensor, _dense, before)
     # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
@@ -52,7 +52,7 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
 
 
 def _is_sparse(leaf: object) -> bool:
-    """What SGD keeps of sparse gradients is; ranks that add to it in another layout than others round otherwise."""
+    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
     return isinstance(leaf, torch.Tensor) and leaf.is_sparse
 
 
@@ -61,7 +61,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Shape:
-    """Stands for a tensor whose values travel by themselves."""
+    """Stands for a tensor whose values are sent separately."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = tuple(shape), dtype, device.type

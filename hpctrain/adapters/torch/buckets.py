@@ -94,7 +94,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def fill(self, slot: BucketSlot) -> None:
-        """Put the parameter's gradient, of zeros if it has none, where it will be reduced."""
+        """Put the parameter's gradient where it will be reduced; zeros if it has none."""
 
     @abstractmethod
     def launch(self) -> None:
@@ -108,7 +108,7 @@ class Bucket(ABC):
         self._work = None
 
     def reset(self) -> None:
-        """Be ready for the next backward pass."""
+        """Prepare for the next backward pass."""
         self.missing = len(self.slots)
         for slot in self.slots:
             slot.ready = False

@@ -1,4 +1,4 @@
-"""What a script does to a model after ``ht.distribute``: layers and parameters that are added or replaced, wrappers.
+"""Changes to a model after ``ht.distribute``: added or replaced layers and parameters, and wrappers.
 
 A gradient of a parameter that came later would be a rank's own. PyTorch tells of every module and parameter as it is
 registered, so nothing is looked for during a step.
@@ -27,7 +27,7 @@ _watching: list[object] = []
 
 
 def watch_changes(model: torch.nn.Module) -> None:
-    """Refuse gradients of what is added to the model from now on, and wrappers around it."""
+    """Refuse gradients of layers that are added to the model from now on, and wrappers around it."""
     _parts.update(model.modules())
     if not _watching:
         _watching.append(register_module_module_registration_hook(_module_registered))
@@ -35,12 +35,12 @@ def watch_changes(model: torch.nn.Module) -> None:
 
 
 def is_reduced(parameter: torch.Tensor) -> bool:
-    """Whether a reducer takes care of a parameter."""
+    """Whether a reducer handles a parameter."""
     return any(id(parameter) in reducer.managed for reducer in reducers())
 
 
 def has_parameter(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them belongs to a model that ``ht.distribute`` got, or to what is left of it."""
+    """Whether any of the parameters belongs to a model that ``ht.distribute`` got, or to a part of it."""
     own = {id(parameter) for part in _parts for parameter in part.parameters(recurse=False)}
     return any(id(parameter) in own for parameter in parameters)
 

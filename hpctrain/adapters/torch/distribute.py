@@ -13,6 +13,7 @@ import xxhash
 from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
+from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
@@ -21,7 +22,6 @@ from hpctrain.adapters.torch.steps import Trained, trained, watch_steps
 from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.models.torch_batch_norm import warn_of_own_statistics
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
@@ -44,7 +44,7 @@ def distribute(
     compression: Compression = "none",
     guard_every: int = 100,
 ) -> tuple[ModelT, Optimizers]:
-    """Let ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
+    """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
 
     Model and optimizer are the ones that were given, their classes and arguments untouched; every rank starts from
     rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment;
@@ -138,7 +138,7 @@ def statistics(model: torch.nn.Module) -> GradientReducer:
 
 
 def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
-    """What proves that the parameters of ``distribute``'s first optimizer stay equal.
+    """The guard that compares the parameters of ``distribute``'s first optimizer.
 
     Raises:
         KeyError: it was not given to ``distribute``, or without parameters of its own.
@@ -147,7 +147,7 @@ def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:
-    """One integer a tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
+    """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
     return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
 
 

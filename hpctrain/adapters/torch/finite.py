@@ -1,4 +1,4 @@
-"""Whether gradients are finite, at the price of reading them once."""
+"""Checks that gradients are finite; each is read once."""
 
 from __future__ import annotations
 

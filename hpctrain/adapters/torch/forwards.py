@@ -1,4 +1,4 @@
-"""Tells who asked of every forward pass: its module, what it was called with, and what it returned.
+"""Reports every forward pass to watchers: the module, its arguments and its result.
 
 PyTorch's global hooks are used, and only once somebody asks. A module keeps none, so that it is pickled and copied as
 before, and a wrapper that was put around it later (``torch.compile``, a user's own module) is seen like the model.
@@ -17,14 +17,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """Gets each forward pass."""
 
     def forward_done(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         """A module with trainable parameters was called, by no other module, where autograd records."""
 
 
 class _Depth(threading.local):
-    """How many modules' calls are under way."""
+    """How many module calls are nested at the moment."""
 
     value = 0
 
@@ -35,7 +35,7 @@ _installed = False
 
 
 def watch_forwards(watcher: Watcher) -> None:
-    """Tell ``watcher`` of every forward pass from now on, for as long as it lives."""
+    """Report every forward pass to ``watcher`` from now on, for as long as it lives."""
     global _installed
     _watchers.add(watcher)
     if not _installed:
@@ -65,5 +65,5 @@ def _after(module: torch.nn.Module, args: Any, kwargs: Any, output: Any = None) 
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running in this thread, as where checkpoints compute a forward pass again."""
+    """Whether a backward pass is running in this thread, as when activation checkpointing repeats a forward pass."""
     return bool(torch._C._current_graph_task_id() != -1)

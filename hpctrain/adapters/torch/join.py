@@ -1,4 +1,4 @@
-"""Loops of different length: ranks that are through take part in the others' reductions until all are.
+"""Loops of different length: ranks without further batches take part in the others' reductions until all are done.
 
 What DistributedDataParallel's ``join`` does (https://docs.pytorch.org/tutorials/advanced/generic_join.html); beside the
 model, the optimizer's state ends equal too.
@@ -23,7 +23,7 @@ from hpctrain.errors import HpctrainError
 def join(
     model: torch.nn.Module | Sequence[torch.nn.Module], *, divide_by_initial_world_size: bool = True
 ) -> Iterator[None]:
-    """Around a loop whose number of batches may differ between the ranks.
+    """A context manager for a loop whose number of batches may differ between ranks.
 
     A rank that comes to its end adds zeros to the gradients of those that still have batches. When all are through,
     every rank takes over parameters, buffers and the state of the optimizers that ``ht.distribute`` got from a rank
@@ -80,7 +80,7 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     while (number := turns.next_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
-                f"ht.join: another rank trains {turns.titles[number]}, which ht.join did not get on this one",
+                f"ht.join: another rank trains {turns.model(number)}, which ht.join did not get on this one",
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
             )

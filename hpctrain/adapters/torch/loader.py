@@ -1,4 +1,4 @@
-"""Give every rank its part of a DataLoader's batches."""
+"""Gives every rank its part of a DataLoader's batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 
 
 class ShardedLoader:
-    """This rank's part of each batch of a loader, in one order for all ranks, a new one each epoch.
+    """This rank's part of each batch of a loader. All ranks use one order, a new one for each epoch.
 
     Each ``iter()`` is an epoch.
     """

@@ -1,4 +1,4 @@
-"""Which forward pass a tensor comes from, where parts of a network are called one by one.
+"""Finds the forward pass that a tensor comes from, where a script calls parts of a network one by one.
 
 A hidden state is known by the autograd graph behind it, however it was computed from what a forward pass returned;
 without a graph (``detach()``) by the memory that it shares with it.
@@ -29,20 +29,20 @@ class Origin(NamedTuple):
 
 
 class Outputs:
-    """What forward passes returned, for as long as it is in use."""
+    """The outputs of forward passes that are still in use."""
 
     def __init__(self) -> None:
         self._storages: Storages[Origin] = Storages()
 
     def add(self, tensor: torch.Tensor, weight: float, problem: str) -> None:
-        """Note a tensor that a forward pass returned."""
+        """Record a tensor that a forward pass returned."""
         origin = Origin(weight, problem, tensor.numel())
         if tensor.grad_fn is not None:
             _metadata(tensor.grad_fn).setdefault(self, set()).add(origin)
         self._storages.add(tensor, origin)
 
     def origins(self, tensor: torch.Tensor) -> Set[Origin]:
-        """Those of a tensor; none where no forward pass that was noted has to do with it."""
+        """The recorded forward passes that a tensor was computed from; empty if there is none."""
         return self._storages.of(tensor) if tensor.grad_fn is None else self._behind(tensor.grad_fn)
 
     def _behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
@@ -61,7 +61,7 @@ class Outputs:
 
 
 def is_whole_output(origin: Origin, tensor: torch.Tensor, count: int) -> bool:
-    """Whether a tensor that was computed from a forward pass's output surely shows all its ``count`` samples."""
+    """Whether a tensor computed from a forward pass's output certainly contains all its ``count`` samples."""
     return tensor.numel() == origin.numel or (tensor.dim() > 0 and tensor.shape[0] % count == 0)
 
 

@@ -1,4 +1,4 @@
-"""The steps of a script that trains with PyTorch."""
+"""Records the steps of a script that trains with PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.comm import Communicator
 
 
 def step_recorder(comm: Communicator, model: torch.nn.Module) -> Callable[[torch.optim.Optimizer], None] | None:
-    """What records a step of a script's first model, with its learning rate; None where nothing is recorded."""
+    """The function that records a step of a script's first model with its learning rate; None to record nothing."""
     own, parameters = recording(), sum(parameter.numel() for parameter in model.parameters())
     if own is None or not own.begin_run(comm, "torch", model, parameters):
         return None

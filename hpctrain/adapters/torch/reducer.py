@@ -1,4 +1,4 @@
-"""Reduces gradients while the backward pass still runs, so that ``backward()`` returns with the mean over the ranks.
+"""Reduces gradients during the backward pass, so that ``backward()`` returns with the mean over the ranks.
 
 The method is that of PyTorch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704): gradients fill flat buckets
 in about the order in which the backward pass makes them, a full bucket's reduction starts at once, and a callback at
@@ -37,7 +37,7 @@ _paused = False
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """Within it, ``backward()`` adds to this rank's own gradients and reduces nothing (gradient accumulation).
+    """A context manager in which ``backward()`` accumulates this rank's gradients and reduces nothing.
 
     The first ``backward()`` after it reduces the whole sum.
     """
@@ -50,18 +50,18 @@ def no_sync() -> Iterator[None]:
 
 
 def reducers() -> set[GradientReducer]:
-    """Those whose parameters are in use."""
+    """The reducers whose parameters are in use."""
     return set[GradientReducer]().union(*_reducers.values())
 
 
 def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
-    """Those of a model's parameters, in the order of their making."""
+    """The reducers of a model's parameters, in the order in which they were made."""
     own = {id(parameter) for parameter in model.parameters()}
     return sorted((each for each in reducers() if each.managed & own), key=lambda each: each.number)
 
 
 def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
-    """Let a reducer live as long as the modules whose parameters it takes care of."""
+    """Keep a reducer alive as long as the modules whose parameters it handles."""
     for module in model.modules():
         own = {id(parameter) for parameter in module.parameters(recurse=False)}
         if own & reducer.managed:
@@ -86,6 +86,7 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
+        title: the model in a word.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class GradientReducer:
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
-        self.number = self._turns.enter(comm, title)
+        self.title = title
+        self.number = self._turns.enter(comm, self)
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
         self._make_buckets = functools.partial(
@@ -121,11 +123,11 @@ class GradientReducer:
 
     @property
     def interrupted(self) -> bool:
-        """Between two backward passes: whether the last one raised an error on the way."""
+        """Between two backward passes: whether the last one raised an error."""
         return self._running
 
     def finite(self) -> bool:
-        """Whether the gradients of the last backward pass are, the same on every rank.
+        """Whether the gradients of the last backward pass are finite; the same on every rank.
 
         Where the engine did not look at their means (see :meth:`hpctrain.comm.base.Communicator.watch_numbers`), they
         are read for it.
@@ -136,7 +138,7 @@ class GradientReducer:
         return all(bucket.finite is not False for bucket in self._buckets) and all_finite(gradients)
 
     def rebuild(self) -> None:
-        """After :meth:`Communicator.recover`: forget a backward pass that failed, and take new buffers.
+        """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.
 
         No parameter has a gradient then. Collective over the ranks that are left.
         """
@@ -149,7 +151,7 @@ class GradientReducer:
 
     @property
     def changed(self) -> bool:
-        """Whether a parameter has another type, shape or device than the place of its gradient."""
+        """Whether a parameter's type, shape or device differs from that of its gradient's slot."""
         return any(differs(slot) for slot in self._slots)
 
     def _take_buckets(self) -> None:
@@ -244,7 +246,7 @@ class GradientReducer:
         self.communication_seconds = time.perf_counter() - begin
 
     def shadow(self) -> None:
-        """Take part in a backward pass of the other ranks with zeros, without a batch of one's own."""
+        """Take part in a backward pass of the other ranks with zeros, without a batch."""
         for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
             parameter.grad = None
         self.timeline = []

@@ -1,4 +1,4 @@
-"""Models and optimizers that cannot be made to use a communicator, refused before they train wrongly."""
+"""Refuses models and optimizers that cannot use a communicator, before they train wrongly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OPTIMIZERS = {
 
 
 def wrapper(module: torch.nn.Module) -> str | None:
-    """What makes a module parallel, in words; None for a plain one."""
+    """The name of what makes a module parallel; None for a plain module."""
     return next((_MODELS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _MODELS), None)
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse a model that something else makes parallel, or whose parameters do not exist yet.
+    """Refuse a model that is already parallel, or whose parameters do not exist yet.
 
     Raises:
         HpctrainError: names the part of the model, and what to do.

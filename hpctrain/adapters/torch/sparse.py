@@ -8,7 +8,7 @@ from hpctrain.comm.base import Communicator, TorchEngine
 
 
 def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
-    """The names of the parameters whose gradient is sparse: those that sparse embeddings use, and no other layer."""
+    """The names of the parameters whose gradient is sparse: those that only sparse embeddings use."""
     sparse: set[int] = set()
     dense: set[int] = set()
     for module in model.modules():
@@ -18,7 +18,7 @@ def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
 
 
 def reduce_sparse(comm: Communicator, engine: TorchEngine, parameter: torch.nn.Parameter, name: str) -> None:
-    """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps no gradient."""
+    """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps none."""
     if parameter.grad is None:
         rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
         values = parameter.detach().new_empty((0, *parameter.shape[1:]))

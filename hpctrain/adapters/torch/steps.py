@@ -1,4 +1,4 @@
-"""Every optimizer's updates: of parameters whose gradients are the mean over the ranks, or refused."""
+"""Watches every optimizer's updates, and refuses parameters whose gradients are not the mean over the ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Parameter = torch.nn.Parameter
 
 
 class Trained:
-    """A model that ``ht.distribute`` got. It lives as long as the model, or as the parts that are trained.
+    """The record of a model that ``ht.distribute`` got. It lives as long as the model or its trained parts.
 
     Args:
         comm: its ranks.
@@ -46,20 +46,20 @@ class Trained:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those that it was given with, in that order."""
+        """The optimizers that the model was distributed with, in order."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     def add(self, optimizers: Iterable[Optimizer]) -> None:
-        """It was given with these."""
+        """Add optimizers that the model was distributed with."""
         known = self.optimizers
         self._optimizers += [weakref.ref(each) for each in optimizers if not any(each is one for one in known)]
 
     def keep(self, reducer: GradientReducer) -> None:
-        """Live as long as what reduces its gradients: the model may be a container that is dropped before its parts."""
+        """Stay alive as long as the reducer: the model may be a container that is dropped before its parts."""
         _by_reducer[reducer] = self
 
     def prove(self, guard: Guard) -> None:
-        """Let this one take the place of the guard before it."""
+        """Replace the guard."""
         if self._sealing is not None:
             self._sealing.detach()
         # What is dropped before the end takes its parameters with it, and leaves what proves that they were equal.
@@ -67,14 +67,14 @@ class Trained:
         self._sealing.atexit = False
 
     def lead(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
-        """Let this optimizer's steps be those of the model, and the steps of any that replaces it."""
+        """Count this optimizer's steps as those of the model, and the steps of any that replaces it."""
         self._leader = weakref.ref(optimizer)
         updated = {id(parameter) for parameter in _parameters(optimizer)}
         first = next((parameter for parameter in model.parameters() if id(parameter) in updated), None)
         self._first = None if first is None else weakref.ref(first)
 
     def is_led_by(self, optimizer: Optimizer) -> bool:
-        """Whether a step of this optimizer is one of the model."""
+        """Whether a step of this optimizer counts as one of the model."""
         if self._leader is not None and self._leader() is optimizer:
             return True
         first = self._first and self._first()
@@ -90,7 +90,7 @@ _watching: list[object] = []
 
 
 def watch_steps() -> None:
-    """Look at every optimizer's steps from now on. Idempotent."""
+    """Watch every optimizer's steps from now on. Idempotent."""
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_before_step))
         _watching.append(register_optimizer_step_post_hook(_after_step))
@@ -173,7 +173,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
 
 
 def _records() -> list[Trained]:
-    """Of all models whose gradients are reduced, in the same order on every rank."""
+    """The records of all models whose gradients are reduced, in the same order on every rank."""
     return sorted(set(_by_reducer.values()), key=lambda each: each.number)
 
 

@@ -1,4 +1,4 @@
-"""What is known of memory, by the storage that a tensor lies in, for as long as that is in use."""
+"""Facts about tensor storages, kept as long as the storage is in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Storages(Generic[T]):
-    """Facts about storages; a storage may have several."""
+    """Facts about storages; one storage may have several."""
 
     def __init__(self) -> None:
         # A weak reference keeps the address of a storage from being used again, so the address is the storage's name.
@@ -20,7 +20,7 @@ class Storages(Generic[T]):
         self._limit = 256
 
     def add(self, tensor: torch.Tensor, fact: T) -> None:
-        """Note a fact about a tensor's storage, if it has one."""
+        """Record a fact about a tensor's storage, if it has one."""
         storage = _storage(tensor)
         if storage is None:
             return
@@ -32,7 +32,7 @@ class Storages(Generic[T]):
             self._limit = max(256, 2 * len(self._facts))
 
     def of(self, tensor: torch.Tensor) -> Set[T]:
-        """What is known of a tensor's storage."""
+        """The facts about a tensor's storage."""
         storage = _storage(tensor)
         entry = None if storage is None else self._facts.get(storage._cdata)
         return entry[1] if entry else set()

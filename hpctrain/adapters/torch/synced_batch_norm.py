@@ -1,4 +1,4 @@
-"""``nn.SyncBatchNorm`` over the ranks of a communicator, whatever carries its messages.
+"""``nn.SyncBatchNorm`` over the ranks of a communicator, with any engine.
 
 PyTorch's own needs torch.distributed and a GPU, and normalises over this rank's samples alone without the former.
 Statistics are those of all ranks' samples together, each counted once. So is their gradient: a rank's part in it has
@@ -25,7 +25,7 @@ _ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDict
 
 
 def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
-    """Let the synchronised batch norms of a model use these ranks. Collective.
+    """Make the synchronised batch norms of a model use these ranks. Collective.
 
     Those with a process group of the user's own are left to PyTorch.
     """
@@ -143,5 +143,5 @@ class _Sum(torch.autograd.Function):
                 "make the batch larger, or give the loader drop_last=True",
                 exit_code=1,
             )
-        # The parameters' gradients get this rank's weight behind it.
+        # The gradients of the parameters get this rank's weight afterwards.
         return total[:-1] / weight, None, None

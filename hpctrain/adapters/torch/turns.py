@@ -1,4 +1,4 @@
-"""Whose gradients are reduced next, the same on every rank.
+"""Keeps the order in which several models' gradients are reduced the same on every rank.
 
 Engines reduce what ranks submit in the order in which they submit it. Within one model that order is fixed; between
 models it is the script's. So where a process has several, the ranks agree at the first gradient of each model's
@@ -20,23 +20,24 @@ _all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary
 
 
 class TakesTurns(Protocol):
-    """A model's reducer.
+    """The reducer of a model.
 
     Attributes:
         number: its place among those of a communicator, from 0 on.
+        title: the model in a word.
     """
 
     number: int
+    title: str
 
     def launch_ready(self) -> None:
-        """It is its turn: start the reductions of the buckets that are full."""
+        """Start the reductions of the full buckets: it is this reducer's turn."""
 
 
 class Turns:
     """The order in which the models of one communicator are reduced.
 
     Attributes:
-        titles: the models in words, in the order in which ``ht.distribute`` got them.
         joined: ranks that are through with their batches shadow the others' reductions (see ``ht.join``).
         of_active: means are over the ranks that still have batches.
         active: how many ranks had a batch of their own in the last backward pass.
@@ -46,7 +47,9 @@ class Turns:
 
     def __init__(self, comm: Communicator) -> None:
         self._rank, self.size = comm.rank, comm.size
-        self.titles: list[str] = []
+        self._entered = 0
+        # A script can distribute any number of models one after another.
+        self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
         self.joined = False
         self.of_active = False
         self.active = comm.size
@@ -59,28 +62,36 @@ class Turns:
 
     @property
     def factor(self) -> float:
-        """What turns the mean over all ranks into the one that is wanted."""
+        """The factor that turns the mean over all ranks into the one over active ranks."""
         return self.size / self.active if self.of_active else 1.0
 
     @property
     def _agrees(self) -> bool:
         """Whether there is something to agree on."""
-        return self._group is not None and (self.joined or len(self.titles) > 1)
+        return self._group is not None and (self.joined or self._entered > 1)
 
-    def enter(self, comm: Communicator, title: str) -> int:
-        """Take part in the order; returns the number. Collective."""
-        self.titles.append(f"model {len(self.titles) + 1} ({title})")
-        if len(self.titles) > 1:
+    def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
+        """Add a reducer to the order; returns its number. Collective."""
+        number = self._entered
+        self._entered += 1
+        self._living[number] = reducer
+        if self._entered > 1:
             self.speak(comm)
-        return len(self.titles) - 1
+        return number
+
+    def model(self, number: int) -> str:
+        """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
+        # Another rank may still have one that is gone here.
+        reducer = self._living.get(number)
+        return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
 
     def speak(self, comm: Communicator) -> None:
-        """Get connections for agreements. Collective."""
+        """Open connections for agreements. Collective."""
         if self._group is None and self.size > 1:
             self._group = comm.group(what="agreeing on the model of a backward pass")
 
     def renew(self, comm: Communicator) -> None:
-        """Begin anew, after :meth:`Communicator.recover` with those that are left. Collective."""
+        """Start over with the remaining ranks after :meth:`Communicator.recover`. Collective."""
         died = comm.size != self.size
         self._rank, self.size = comm.rank, comm.size
         self.active = comm.size
@@ -90,7 +101,7 @@ class Turns:
             self.speak(comm)
 
     def begin(self, reducer: TakesTurns) -> None:
-        """A backward pass has reached a model."""
+        """Record that a backward pass has reached a model."""
         if not self._agrees:
             return
         self._begun = [each for each in self._begun if each() is not None]
@@ -99,11 +110,11 @@ class Turns:
             self._agree(reducer)
 
     def has(self, reducer: TakesTurns) -> bool:
-        """Whether it is this one's turn to start reductions."""
+        """Whether it is this reducer's turn to start reductions."""
         return not self._agrees or (bool(self._begun) and self._begun[0]() is reducer)
 
     def done(self, reducer: TakesTurns) -> None:
-        """It has started all its reductions: the next one may."""
+        """Record that a reducer has started all its reductions, and let the next one start."""
         if not self._agrees or not self.has(reducer):
             return
         del self._begun[0]
@@ -113,7 +124,7 @@ class Turns:
             following.launch_ready()
 
     def who(self, own: int | None) -> NDArray[np.int64]:
-        """Which model's turn it is on each rank, -1 on those that are through. Collective."""
+        """The number of the model whose turn it is on each rank; -1 on ranks without further batches. Collective."""
         assert self._group is not None
         numbers = np.zeros(self.size, dtype=np.int64)
         numbers[self._rank] = 0 if own is None else own + 1
@@ -127,16 +138,18 @@ class Turns:
         return everyone
 
     def begin_join(self, *, of_active: bool) -> None:
-        """From here on ranks may be through: the others divide by all ranks, or by the active ones."""
+        """From now on ranks may run out of batches: the others divide by all ranks, or by the active ones."""
         self.joined, self.of_active, self.uneven = True, of_active, False
 
     def end_join(self) -> None:
-        """All ranks are through."""
+        """All ranks are out of batches."""
         self.joined = self.of_active = False
         self.active = self.size
 
     def next_of_others(self) -> int | None:
-        """Of a rank that is through: which model the others reduce next; None when they are through too. Collective."""
+        """The model that the other ranks reduce next, for a rank without further batches; None when all are done.
+        Collective.
+        """
         everyone = self.who(None)
         return int(everyone.max()) if (everyone >= 0).any() else None
 
@@ -149,7 +162,7 @@ class Turns:
 
     def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
         sides = [
-            f"{self.titles[number]} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
+            f"{self.model(number)} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
             for number in np.unique(everyone[everyone >= 0])
         ]
         return HpctrainError(

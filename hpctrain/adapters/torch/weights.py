@@ -1,4 +1,4 @@
-"""The weight of a gradient where batches do not divide evenly over the ranks: that of the samples behind it.
+"""Weights gradients by their number of samples where batches do not divide evenly over the ranks.
 
 A rank computes the mean over its own share of a global batch. Where shares differ, its gradient is multiplied by
 own samples x ranks / samples of the batch, so that the mean over the ranks is the mean over the batch. A script may
@@ -56,7 +56,7 @@ _all: weakref.WeakKeyDictionary[Communicator, BatchWeights] = weakref.WeakKeyDic
 
 
 def batch_weights(comm: Communicator) -> BatchWeights:
-    """Those of the loaders that were sharded over a communicator's ranks."""
+    """The weights for the loaders that were sharded over a communicator's ranks."""
     if comm not in _all:
         _all[comm] = BatchWeights(comm)
     return _all[comm]
@@ -68,12 +68,12 @@ def own_samples(total: int, rank: int, ranks: int) -> int:
 
 
 def weight(total: int, rank: int, ranks: int) -> float:
-    """What the rank's mean gradient over its share of a global batch of ``total`` is multiplied by."""
+    """The factor of a rank's mean gradient over its share of a global batch of ``total`` samples."""
     return own_samples(total, rank, ranks) * ranks / total
 
 
 def computed_samples(total: int, rank: int, ranks: int) -> int:
-    """How many samples a rank computes of it, with those that have no weight."""
+    """How many samples a rank computes, including those without weight."""
     return own_samples(total, rank, ranks) or SPARE_SAMPLES
 
 
@@ -110,7 +110,7 @@ class BatchWeights:
         self._lock = threading.RLock()
 
     def expect(self, totals: Iterable[int], *, evaluation: bool) -> None:
-        """A loader is about to yield batches of these numbers of samples over all ranks."""
+        """Record the sizes over all ranks of the batches that a loader is about to yield."""
         with self._lock:
             if comm := self._comm():
                 self._rank, self._ranks = comm.rank, comm.size
@@ -141,7 +141,7 @@ class BatchWeights:
         self._in_step = self._one_thread = True
 
     def drawn(self, batch: Any, total: int, *, evaluation: bool) -> None:
-        """A loader yields this batch now."""
+        """Record that a loader yields this batch."""
         with self._lock:
             if self._watching:
                 self._batches.add(batch, None if evaluation else total, self._count(total))
@@ -160,7 +160,7 @@ class BatchWeights:
             self._last = total
 
     def forward_done(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """Find the batch of a forward pass, and let a backward pass through it know."""
+        """Find the batch of a forward pass, and note its weight for the backward pass through it."""
         with self._lock:
             self._backward = None
             value, problem = self._weight_of(list(tensors_in(inputs)))
@@ -173,7 +173,7 @@ class BatchWeights:
                     self._outputs.add(tensor, value, problem)
 
     def weigh(self, parameter: torch.nn.Parameter) -> None:
-        """From now on, apply the weight to a parameter's gradient, before it is added to others."""
+        """Apply the weight to a parameter's gradient from now on, before it is added to others."""
         with self._lock:
             if self._watching:
                 parameter.register_hook(self._hook(parameter))
@@ -193,7 +193,7 @@ class BatchWeights:
         return weigh
 
     def of_backward(self, parameter: int | None) -> float:
-        """The weight of the running backward pass at a parameter, by its ``id``; None for all that it goes through.
+        """The weight of the running backward pass at a parameter, by its ``id``; None for the weight of the whole pass.
 
         Raises:
             HpctrainError: it cannot be known, or the gradient is of batches of different weights.
@@ -285,7 +285,7 @@ class BatchWeights:
         return reached
 
     def _forwards(self) -> list[_Forward]:
-        """Those that the running backward pass has reached."""
+        """The forward passes that the running backward pass has reached."""
         if self._backward is None:
             self._backward = []
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
@@ -316,7 +316,7 @@ class BatchWeights:
         return weights.pop()
 
     def _weight_by_order(self, others: set[float]) -> float:
-        """Of a gradient whose forward pass was not seen, in a backward pass that goes through ``others`` as well."""
+        """The weight of a gradient without a known forward pass, in a backward pass that also reaches ``others``."""
         if not self._uneven or self._last is None:
             return 1.0
         if self._in_step and self._one_thread and others <= {self._weights[self._last]}:
@@ -334,7 +334,7 @@ class BatchWeights:
 
 @lru_cache(maxsize=64)
 def look_alike(totals: frozenset[int], ranks: int) -> bool:
-    """Whether a rank computes as many samples of two of these batches, but with different weights."""
+    """Whether a rank computes equally many samples of two of these batches, but with different weights."""
     for rank in range(ranks):
         kinds = {(computed_samples(total, rank, ranks), weight(total, rank, ranks)) for total in totals}
         if len({count for count, _ in kinds}) < len(kinds):

@@ -1,4 +1,4 @@
-"""Sums of a slice over the nodes."""
+"""Sums a slice over the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)
 
 
 class Exchange:
-    """Between the ranks that reduce the same slice, one a node.
+    """The ranks that reduce the same slice, one per node.
 
     The two halves of an all-reduce, with our own sum between them: each node adds up one part of the slice and hands
     it to all. That is one order of summation for all types on every MPI, which for MPI's own all-reduce is advice
@@ -41,7 +41,7 @@ class Exchange:
         self.sent_bytes = 0
 
     def prepare(self, own: Array, wire: np.dtype[Any], what: str) -> Transfer:
-        """What replaces ``own`` by its sum over the nodes, the same bits on all of them, when it is called.
+        """A function that replaces ``own`` by its sum over the nodes, with the same bits on all of them.
 
         Args:
             own: the slice.

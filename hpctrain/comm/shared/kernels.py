@@ -1,4 +1,4 @@
-"""Sums of arrays, in the order in which they are given; 16-bit types are added up in float32 and rounded once."""
+"""Sums of arrays in a fixed order; 16-bit types are added up in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK_BYTES = 131072
 
 
 def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> None:
-    """Write the sum of ``terms``, times ``factor`` if there is one, into ``out``, which may be the first of them.
+    """Write the sum of ``terms``, times ``factor`` if given, into ``out``, which may be the first of them.
 
     Args:
         out: any length; float16, bfloat16, float32 or float64.
@@ -45,7 +45,7 @@ def add_up(out: Array, terms: Sequence[Array], factor: Array | None = None) -> N
 
 
 def all_finite(array: Array) -> bool:
-    """Whether every element is finite, at the price of reading them once. NumPy may warn of squares that overflow.
+    """Whether every element is finite; each is read once. NumPy may warn of squares that overflow.
 
     Args:
         array: one dimension; float16, bfloat16, float32 or float64.
@@ -65,19 +65,19 @@ def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def cut(length: int, parts: int, align: int) -> list[slice]:
-    """``range(length)`` in contiguous parts that begin at multiples of ``align``; later ones may be empty."""
+    """Split ``range(length)`` into contiguous parts that begin at multiples of ``align``; the last may be empty."""
     step = -(-length // (parts * align)) * align
     return [slice(min(part * step, length), min((part + 1) * step, length)) for part in range(parts)]
 
 
 def blocks(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Arrays of one length side by side in blocks that fit into a cache."""
+    """Split arrays of one length into blocks that fit into a cache."""
     step = BLOCK_BYTES // sum_type(arrays[0].dtype).itemsize
     return [[array[start : start + step] for array in arrays] for start in range(0, len(arrays[0]), step)]
 
 
 class ThreadPool:
-    """The threads that a rank may use: they share blocks. NumPy lets them compute at the same time."""
+    """The threads of a rank, which share blocks. NumPy lets them compute at the same time."""
 
     # Below, telling the others takes longer than they would save.
     _LEAST_BLOCKS = 8
@@ -87,7 +87,7 @@ class ThreadPool:
         self._pool = ThreadPoolExecutor(threads - 1, "hpctrain-sum") if threads > 1 else None
 
     def each(self, work: Callable[[list[Array]], None], items: Sequence[list[Array]]) -> None:
-        """Do ``work`` on each item, in any order."""
+        """Call ``work`` on each item, in any order."""
         if self._pool is None or len(items) < self._LEAST_BLOCKS:
             _each(work, items)
             return

@@ -1,4 +1,4 @@
-"""The two ways to a mean over all ranks, prepared once for each buffer and then called each step.
+"""Two ways to compute a mean over all ranks, prepared once for each buffer and called in each step.
 
 That of large buffers can tell whether all of the mean is finite: who looks for that later reads everything once more,
 and here it is in a core's cache. Of small ones the look would be much of the time, and reading them again is little.
@@ -51,16 +51,16 @@ class Buffer:
         return f"{self.name!r} ({self.nbytes} bytes of {self.dtype}{wire})"
 
     def own(self) -> Array:
-        """This rank's."""
+        """This rank's buffer."""
         return self.segment.own[self.start : self.start + self.nbytes].view(self.dtype)
 
     def everyone(self) -> list[Array]:
-        """Those of all local ranks."""
+        """The buffers of all local ranks."""
         return [view[self.start : self.start + self.nbytes].view(self.dtype) for view in self.segment.views]
 
 
 def mean_at_once(buffer: Buffer, slots: Segment, ranks: int, known: dict[int, str]) -> Mean:
-    """For small buffers on one node: every rank copies its own into a slot and adds all of them up by itself.
+    """For small buffers on one node: every rank copies its buffer into a slot, and adds all of them up itself.
 
     One barrier is enough, because there are two slots for each rank: one that overwrites a slot has come to the next
     barrier, and so have the others, which have read it before.
@@ -127,7 +127,7 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
 def mean_by_slices(
     buffer: Buffer, node: Node, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, look: bool
 ) -> Mean:
-    """Each rank adds up its slice of all local ranks' buffers, in the first of them, and copies it to the others.
+    """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
     Args:
         buffer: what is reduced.
@@ -176,7 +176,7 @@ def mean_by_slices(
 
 
 class _Verdict:
-    """Whether all of a mean is finite, of which each rank of a node looks at its slice.
+    """Whether a whole mean is finite; each rank of a node checks its slice.
 
     Args:
         segment: of the buffer. Ranks that looked pass its barrier once more, and the next time before they look again.
@@ -191,7 +191,7 @@ class _Verdict:
             self._segment.words[self._segment.index][0] = self._segment.barriers
 
     def after(self, step: Step) -> Mean:
-        """What does the same, and tells whether anybody found something between the last two barriers."""
+        """Wrap a reduction so that it also tells whether any rank found a value that is not finite."""
 
         def mean(pause: Pause) -> bool:
             step(pause)

@@ -1,4 +1,4 @@
-"""Which ranks share memory, and which reduce a slice with each other between the nodes."""
+"""Which ranks share memory, and which ranks reduce a slice together between the nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """This rank's node and its place in it. Making and freeing it is collective over the run.
+    """This rank's node, and its place in it. Creating and freeing it is collective over the run.
 
     A node cuts each buffer into as many slices, one a lane, as the smallest node has ranks. On larger nodes several
     ranks share a lane: they add up a part of its slice each, and the first of them talks to the other nodes.
@@ -74,7 +74,7 @@ class Node:
         self.peers = cast("MPI.Intracomm", peers) if self.turn == 0 else None
 
     def free(self) -> None:
-        """Collective over the run."""
+        """Free its communicators. Collective over the run."""
         if self.peers is not None:
             self.peers.Free()
         self.comm.Free()

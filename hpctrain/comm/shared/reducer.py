@@ -1,4 +1,4 @@
-"""The mean over all ranks of buffers in shared memory, and the thread that computes it beside other work."""
+"""Computes the mean over all ranks of buffers in shared memory, in a thread beside other work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BESIDE_SECONDS = 20e-6
 
 
 class Reducer:
-    """Reduces buffers of the ranks of ``world``, which all submit the same ones in the same order.
+    """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
     Args:
         world: the ranks; the reducer takes communicators of its own from it.
@@ -80,11 +80,11 @@ class Reducer:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank handed to MPI for other nodes so far."""
+        """The bytes that this rank has sent to other nodes through MPI so far."""
         return self._exchange.sent_bytes if self._exchange else 0
 
     def allocate(self, nbytes: int) -> Segment:
-        """Zeroed shared memory, which lives until :meth:`free`. Collective over the node.
+        """Allocate zeroed shared memory, which lives until :meth:`free`. Collective over the node.
 
         Raises:
             HpctrainError: after :meth:`close`, or there is not enough memory.
@@ -98,7 +98,7 @@ class Reducer:
     def stage(
         self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | None = None
     ) -> tuple[Bytes, ReductionTask]:
-        """Shared memory for copies of a buffer that lies elsewhere, and their reduction. Collective over the run.
+        """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
         The ranks agree on what it is before they make room for it, which cannot be called off. What is queued comes
         first: it may have to be agreed on too.
@@ -113,12 +113,12 @@ class Reducer:
         return segment.own, ReductionTask(self, segment, 0, nbytes, dtype, name, wire)
 
     def table(self) -> dict[Any, Any]:
-        """An empty dictionary for what belongs to segments; :meth:`rebuild` and :meth:`free` empty it."""
+        """An empty dictionary for facts about segments; :meth:`rebuild` and :meth:`free` clear it."""
         self._tables.append({})
         return self._tables[-1]
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
-        """The segment in which this rank's buffer lies, and where.
+        """The segment that contains this rank's buffer, and the offset in it.
 
         Raises:
             HpctrainError: after :meth:`close`.
@@ -132,7 +132,7 @@ class Reducer:
         return (segment, start) if start + nbytes <= len(segment.own) else None
 
     def prepare(self, buffer: Buffer) -> Mean:
-        """What replaces a buffer by its mean over all ranks. Collective at the first buffer of a name and a size.
+        """A function that replaces a buffer by its mean. Collective at the first buffer of a name and a size.
 
         Raises:
             HpctrainError: the ranks submit different buffers.
@@ -161,13 +161,13 @@ class Reducer:
         self._agreed.add(description)
 
     def revoke(self) -> None:
-        """Let what ranks wait for from each other fail, on all of them: a rank died that some of them do not need."""
+        """Make the ranks' waits for each other fail on all of them, because a rank died."""
         for comm in (self._world, self.node.comm, self.node.peers):
             if comm is not None:
                 comm.Revoke()
 
     def rebuild(self, world: MPI.Intracomm) -> None:
-        """Go on with ``world``, the ranks that are left: forget what is queued, and all buffers.
+        """Continue with ``world``, the remaining ranks: discard the queue and all buffers.
 
         To free windows and communicators of the ranks before takes all of them, so their memory stays until exit.
         Collective over ``world``. A thread that waits for a reduction has got its error before.
@@ -196,7 +196,7 @@ class Reducer:
             raise _after_shutdown()
 
     def free(self) -> None:
-        """After :meth:`close`, give the shared memory back. Collective over the run; no view may be used after it."""
+        """After :meth:`close`, free the shared memory. Collective over the run; no view may be used after it."""
         with self._timeout.blocking("giving shared memory back"):
             for segment in self._segments.values():
                 segment.free()
@@ -207,7 +207,7 @@ class Reducer:
 
 
 class ReductionTask:
-    """A buffer's reduction, to be submitted once or many times.
+    """The reduction of a buffer, to be submitted once or many times.
 
     Attributes:
         nbytes: the size of the buffer.
@@ -258,7 +258,7 @@ class ReductionTask:
 
 
 class Worker:
-    """Runs tasks in the order in which they came: by a thread of its own while nobody waits, else by who waits.
+    """Runs tasks in the order of submission: in a thread of its own while nobody waits, else in the waiting thread.
 
     A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it, unless
     one after them is large. When a task fails, those after it fail too: the ranks no longer agree on where they are.
@@ -283,7 +283,7 @@ class Worker:
             self._thread.start()
 
     def submit(self, task: ReductionTask) -> None:
-        """Queue a task, or run it at once if it is small and alone. One that is still queued is waited for first.
+        """Queue a task, or run it at once if it is small and alone. Waits first for one that is still queued.
 
         By one thread at a time: ranks have to submit in one order anyway.
         """
@@ -299,14 +299,14 @@ class Worker:
             self._woken.release()
 
     def run_up_to(self, task: ReductionTask) -> None:
-        """Run what is queued, or see it run, up to this task; its errors are in the tasks."""
+        """Run queued tasks up to this one, or wait for them; errors are stored in the tasks."""
         while not task.done:
             with self._running:
                 if not task.done:
                     self._run_first(self.pause)
 
     def drain(self) -> None:
-        """Run all that is queued.
+        """Run all queued tasks.
 
         Raises:
             RanksLostError, HpctrainError: a task failed since the last :meth:`reset`.
@@ -317,7 +317,7 @@ class Worker:
             raise self._failure
 
     def reset(self) -> None:
-        """Forget what is queued, and that a task failed."""
+        """Discard the queue and any failure."""
         with self._running:
             for task in self._tasks:
                 task.error = HpctrainError("this buffer was to be reduced by ranks of which some died")
@@ -326,7 +326,7 @@ class Worker:
             self._failure = None
 
     def close(self) -> None:
-        """Run what is left, unless something failed, and end the thread. Idempotent."""
+        """Run what is queued, unless something failed, and end the thread. Idempotent."""
         with self._running:
             self._run_all()
             self._failure = _after_shutdown()

@@ -1,4 +1,4 @@
-"""Memory for results that somebody else holds for a while, used again once they let go of it."""
+"""Memory for results that others hold for a while, reused once they release it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Bytes = NDArray[np.uint8]
 
 
 class Results:
-    """Private buffers that begin at a page. As many as are held at one time."""
+    """Private page-aligned buffers; there are as many as are held at one time."""
 
     def __init__(self) -> None:
         self._buffers: list[tuple[mmap.mmap, weakref.ref[Bytes]]] = []
 
     def take(self, nbytes: int) -> Bytes:
-        """Memory that is its holder's as long as the array, or any array made of it, is referred to."""
+        """Memory that belongs to its holder as long as the array, or any view of it, is referenced."""
         free = [index for index, (memory, held) in enumerate(self._buffers) if held() is None and len(memory) >= nbytes]
         memory = self._buffers.pop(free[0])[0] if free else _map(nbytes)
         # NumPy lets every view of an array refer to that array where its memory is another object's.

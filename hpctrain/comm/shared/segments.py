@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, and their barrier in it."""
+"""Memory that the ranks of a node share, with a barrier in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOKS = 50
 
 
 class Segment:
-    """One buffer of each rank of a node, all of the same size. Making and freeing it is collective over the node.
+    """One buffer for each rank of a node, all of the same size. Creating and freeing it is collective over the node.
 
     In front of its buffer each rank has a counter of the barriers it came to, and a word for the others; it alone
     writes them.
@@ -91,11 +91,11 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where this rank's buffer begins."""
+        """The address of this rank's buffer."""
         return int(self.own.ctypes.data)
 
     def barrier(self, what: str, pause: Pause) -> None:
-        """Wait until all ranks of the node have come here as often as this one.
+        """Wait until all ranks of the node have called this equally often.
 
         What any of them stored into the segment before is what every rank loads after it, and what any of them loaded
         before is not what a rank stores after it. For ``MPI_Win_sync`` is a memory barrier where the memory model is
@@ -133,7 +133,7 @@ class Segment:
         return [rank for rank, counter in counters if counter[0] < self.barriers]
 
     def abandon(self) -> None:
-        """Forget the memory without giving it back, because ranks that would have to take part died."""
+        """Forget the memory without freeing it, because ranks that would have to take part died."""
         self.views = []
         self.own = np.empty(0, dtype=np.uint8)
         self._counters = []
@@ -141,7 +141,7 @@ class Segment:
         self.marks = []
 
     def free(self) -> None:
-        """No view may be used after it."""
+        """Free the memory. No view of it may be used after that."""
         self.abandon()
         self._own_counter.release()
         self._window.Unlock_all()

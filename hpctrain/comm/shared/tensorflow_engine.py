@@ -23,7 +23,7 @@ Arrays = Sequence[Array]
 
 
 class _Staging:
-    """Where the tensors of one call lie: those of one type one after the other in a segment, to be reduced at once.
+    """Where the tensors of one call lie: those of one type side by side in a segment, reduced together.
 
     Attributes:
         views: the bytes of each tensor in shared memory.

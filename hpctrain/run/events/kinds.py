@@ -1,4 +1,4 @@
-"""The kinds of events: what each one says, in which unit, and which values it can have.
+"""The kinds of events, with the unit and the valid values of each key.
 
 A kind is defined here and nowhere else: its class, and its place in the union :data:`KnownEvent`. Beside that it needs
 whoever emits it and whoever shows it. A field without a default is in every line of its kind; the others are in those
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Lt
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Strict, Tag
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -35,7 +36,7 @@ Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or
 
 
 class BaseEvent(BaseModel):
-    """What all kinds have in common."""
+    """The fields that all kinds share."""
 
     # Built when the first event is made or read: most commands import this module and never do.
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -44,7 +45,7 @@ class BaseEvent(BaseModel):
     event: str = Field(description="the kind")
 
     def last_step_needed(self, done: int) -> int:
-        """The iteration that a checkpoint must have reached for this event to count when a run goes on from it.
+        """The iteration that a checkpoint must have reached for this event to count after a resume.
 
         Args:
             done: the iteration of the last step recorded ahead of this event.
@@ -55,7 +56,7 @@ class BaseEvent(BaseModel):
         return 0
 
     def record(self) -> dict[str, Any]:
-        """The event as its line holds it, by key: what its writer gave, null where that was None."""
+        """The event's keys and values as in its line: those that its writer gave, with null for None."""
         given = self.model_fields_set
         # Every step comes here, and pydantic's own iteration takes twice as long.
         values = {key: value for key, value in vars(self).items() if key in given}
@@ -63,7 +64,7 @@ class BaseEvent(BaseModel):
 
 
 class _OfStep(BaseEvent):
-    """What is lost with its own step."""
+    """An event that is lost together with its step."""
 
     iteration: Count = Field(description="the step, counted from 1 over all epochs")
 
@@ -72,7 +73,7 @@ class _OfStep(BaseEvent):
 
 
 class StartEvent(BaseEvent):
-    """An attempt begins; written by its launcher."""
+    """An attempt begins. Written by its launcher."""
 
     event: Literal["start"] = "start"
     attempt: Count = Field(description="1 for the first")
@@ -88,7 +89,7 @@ class StartEvent(BaseEvent):
 
 
 class DamagedEvent(BaseEvent):
-    """An attempt passes over a checkpoint; ahead of the attempt's start."""
+    """An attempt skips a damaged checkpoint. Written before the attempt's start."""
 
     event: Literal["damaged"] = "damaged"
     path: str = Field(description="its name in checkpoints/ until then")
@@ -97,14 +98,14 @@ class DamagedEvent(BaseEvent):
 
 
 class ChangedEvent(BaseEvent):
-    """The recipe or script is not that of the attempts before; ahead of the attempt's start."""
+    """The recipe or script differs from that of the last attempt. Written before the attempt's start."""
 
     event: Literal["changed"] = "changed"
     differences: dict[str, tuple[Any, Any]] = Field(description="the old and the new value, by dotted key")
 
 
 class RunEvent(BaseEvent):
-    """What is trained. A script has no recipe, epochs or iterations_per_epoch."""
+    """What is trained. For a script, recipe, epochs and iterations_per_epoch are null."""
 
     event: Literal["run"] = "run"
     recipe: str | None = Field(description="its name")
@@ -118,7 +119,7 @@ class RunEvent(BaseEvent):
 
 
 class StepEvent(_OfStep):
-    """A step is done. Of a script's only iteration, learning_rate and seconds are known."""
+    """A step is done. For a script only iteration, learning_rate and seconds are known."""
 
     event: Literal["step"] = "step"
     epoch: Count | None = Field(description="from 1")
@@ -139,7 +140,7 @@ class StepEvent(_OfStep):
 
 
 class LogEvent(BaseEvent):
-    """What a script has logged."""
+    """Values that a script logged."""
 
     event: Literal["log"] = "log"
     iteration: Count = Field(description="of the step that it is about; a script may count by itself")
@@ -166,7 +167,7 @@ class NonFiniteEvent(_OfStep):
 
 
 class SpikeEvent(_OfStep):
-    """A loss was above the median of those before by the recipe's factor."""
+    """A loss exceeded the median of earlier ones by the recipe's factor."""
 
     event: Literal["spike"] = "spike"
     epoch: Count = Field(description="from 1")
@@ -175,7 +176,7 @@ class SpikeEvent(_OfStep):
 
 
 class EpochEvent(BaseEvent):
-    """An epoch is done and evaluated. Its further keys are what else was measured on the model, numbers all."""
+    """An epoch is done and evaluated. Further keys are other measurements of the model, all of them numbers."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Number]
@@ -189,18 +190,18 @@ class EpochEvent(BaseEvent):
     test_accuracy: Number = Field(description="0 to 1")
 
     def last_step_needed(self, done: int) -> int:
-        """A checkpoint is of the moment before the evaluation, so that is done again with it."""
+        """A checkpoint is written before the evaluation, which is therefore repeated after a resume."""
         return done + 1
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """What was measured on the model, by name."""
+        """The measurements of the model, by name."""
         others = {"time", "event", "epoch", "seconds", "samples_per_s"}
         return {name: value for name, value in self.record().items() if name not in others}
 
 
 class BrokenImagesEvent(BaseEvent):
-    """Images that took no part, on any rank, and were not reported before in this attempt; after their epoch."""
+    """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
 
     event: Literal["broken_images"] = "broken_images"
     epoch: Count = Field(description="after whose event it comes")
@@ -212,7 +213,7 @@ class BrokenImagesEvent(BaseEvent):
 
 
 class CheckpointEvent(_OfStep):
-    """A checkpoint is on disk; after the event of the step in which this was seen."""
+    """A checkpoint is on disk. Written after the step in which this was noticed."""
 
     event: Literal["checkpoint"] = "checkpoint"
     epoch: Count | None = Field(default=None, description="from 1")
@@ -226,7 +227,7 @@ Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
 
 
 class OverlapEvent(_OfStep):
-    """The reductions of one step beside its backward pass."""
+    """The reductions of one step during its backward pass."""
 
     event: Literal["overlap"] = "overlap"
     timeline: tuple[Moment, ...] = Field(
@@ -235,7 +236,7 @@ class OverlapEvent(_OfStep):
 
 
 class StoppedEvent(BaseEvent):
-    """The ranks left in good order; after the checkpoint of the stop."""
+    """The ranks stopped in good order. Written after the checkpoint of the stop."""
 
     event: Literal["stopped"] = "stopped"
     iteration: Count = Field(description="the last step")
@@ -243,7 +244,7 @@ class StoppedEvent(BaseEvent):
 
 
 class StallEvent(BaseEvent):
-    """Others wait for a rank; written by the lowest rank that waits, once a wait."""
+    """Ranks wait for another one. Written by the lowest rank that waits, once per wait."""
 
     event: Literal["stall"] = "stall"
     rank: Count = Field(description="that is waited for, as the attempt began")
@@ -256,7 +257,7 @@ class StallEvent(BaseEvent):
 
 
 class FaultEvent(BaseEvent):
-    """Something ended the attempt; written by its launcher."""
+    """A fault ended the attempt. Written by its launcher."""
 
     event: Literal["fault"] = "fault"
     rank: Count | None = Field(description="null where nobody knows")
@@ -265,7 +266,7 @@ class FaultEvent(BaseEvent):
 
 
 class RecoveredFaultEvent(FaultEvent):
-    """A rank died and the others went on without it; written by them. Its line is told by ``recovery_seconds``."""
+    """A rank died and the others went on without it. Written by them; ``recovery_seconds`` identifies it."""
 
     rank: Count | None = Field(description="as the attempt began")
     iteration: Count = Field(description="the step in progress")
@@ -277,7 +278,7 @@ class RecoveredFaultEvent(FaultEvent):
 
 
 class EndEvent(BaseEvent):
-    """The run came to an end."""
+    """The run ended."""
 
     event: Literal["end"] = "end"
     status: Literal["done", "failed", "resumable"] = Field(description="what the run is then")
@@ -285,24 +286,14 @@ class EndEvent(BaseEvent):
 
 
 class OtherEvent(BaseEvent):
-    """A kind that this version does not know, as it is in the file."""
+    """A kind that this version does not know, with its keys as they are in the file."""
 
     model_config = ConfigDict(extra="allow")
 
     event: str
 
 
-def _fault_tag(value: Any) -> str:
-    recovered = "recovery_seconds" in value if isinstance(value, dict) else isinstance(value, RecoveredFaultEvent)
-    return RECOVERED if recovered else FATAL
-
-
-FATAL, RECOVERED = "fatal fault", "recovered fault"
-_Faults = Annotated[
-    Annotated[FaultEvent, Tag(FATAL)] | Annotated[RecoveredFaultEvent, Tag(RECOVERED)], Discriminator(_fault_tag)
-]
-
-KnownEvent = Annotated[
+KnownEvent = (
     StartEvent
     | DamagedEvent
     | ChangedEvent
@@ -317,8 +308,18 @@ KnownEvent = Annotated[
     | OverlapEvent
     | StoppedEvent
     | StallEvent
-    | _Faults
-    | EndEvent,
-    Field(discriminator="event"),
-]
+    | FaultEvent
+    | RecoveredFaultEvent
+    | EndEvent
+)
 Event = KnownEvent | OtherEvent
+
+_CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
+
+
+def class_of(values: Mapping[str, Any]) -> type[Event]:
+    """The class of an event, by its line's keys and values."""
+    kind = values["event"]
+    if kind == "fault":
+        return RecoveredFaultEvent if "recovery_seconds" in values else FaultEvent
+    return _CLASSES.get(kind, OtherEvent)

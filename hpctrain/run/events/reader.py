@@ -1,4 +1,4 @@
-"""The events of a run's file, and which of them count."""
+"""Reads the events of a run, and selects those that count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpctrain.run.events.lines import parse_event
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file, in order. A last line that a crash cut short or damaged is left out.
+    """The events of a file, in order. A last line that a crash truncated or damaged is left out.
 
     Raises:
         HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
@@ -26,14 +26,14 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def whole(text: bytes) -> int:
-    """How much of the text is whole lines. A crash of the machine can leave zeros in the last one."""
+    """The length of the text up to its last whole line. A crash of the machine can leave zeros in that line."""
     end = text.rfind(b"\n") + 1
     begin = text.rfind(b"\n", 0, max(end - 1, 0)) + 1
     return begin if b"\0" in text[begin:end] else end
 
 
 def attempts(events: Iterable[Event]) -> list[list[Event]]:
-    """The events cut at each start, the first of its part; ranks that were started by hand have a part without."""
+    """Divide the events at each start, which begins its part; ranks started by hand have a part without one."""
     parts: list[list[Event]] = []
     for event in events:
         if isinstance(event, StartEvent) or not parts:
@@ -43,7 +43,7 @@ def attempts(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def kept(events: Iterable[Event]) -> list[Event]:
-    """The events of a run without the steps, epochs and checkpoints that were lost and done again.
+    """The events of a run without steps, epochs and checkpoints that were lost and repeated.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
     events are in the file.

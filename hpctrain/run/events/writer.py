@@ -1,4 +1,4 @@
-"""Writing events so that a crash takes none that was emitted."""
+"""Writes events so that a crash loses none that was emitted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK_BYTES = 65536
 
 
 class EventWriter:
-    """Appends events to a file; each line is there as a whole before ``emit`` returns, whatever happens to the process.
+    """Appends events to a file; each line is written whole before ``emit`` returns, even if the process then dies.
 
     A line survives a crash of the machine from the next :meth:`synchronise` on.
 
@@ -54,7 +54,7 @@ class EventWriter:
             raise disk_error(error, path) from error
 
     def take_over(self, path: Path) -> None:
-        """Write in the place of a process that died: what it had not written of the newest events, and all later ones.
+        """Continue for a process that died: write the newest events that it had not written, and all later ones.
 
         Raises:
             HpctrainError: the file cannot be read or opened.
@@ -68,7 +68,7 @@ class EventWriter:
             self._write(self._recent.popleft())
 
     def tells_of_checkpoint(self, iteration: int) -> bool:
-        """Whether the file has the event of that checkpoint."""
+        """Whether the file contains the event of that checkpoint."""
         if self._file is None:
             return False
         events = read_events(self._path)
@@ -95,7 +95,7 @@ class EventWriter:
             self._write(event)
 
     def synchronise(self) -> None:
-        """Return when all that was emitted is on disk. Any thread may call it.
+        """Return when everything emitted is on disk. Any thread may call it.
 
         Raises:
             HpctrainError: the disk refuses.
@@ -118,7 +118,7 @@ class EventWriter:
 
 
 def _identity(event: Event) -> tuple[Any, ...]:
-    """What no two events of an attempt have in common."""
+    """A key that differs between any two events of an attempt."""
     return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
 
 
@@ -132,9 +132,10 @@ def _newest(path: Path) -> list[Event]:
             text = file.read(end - begin) + text
     # The first may be a part of a line.
     lines = text.splitlines()[1 if begin else 0 :]
+    # Numbered from the end: how many lines are before them is not known.
     events: list[Event] = []
-    for line in lines:
-        event = parse_event(line, str(path))
+    for number, line in enumerate(lines):
+        event = parse_event(line, f"{path}, line {len(lines) - number} from its end")
         events = [] if isinstance(event, StartEvent) else [*events, event]
     return events
 

@@ -1,1 +1,1 @@
-"""One reader a format: text in, plain records out (hpctrain.topology.records)."""
+"""One reader per format: text in, plain records out (hpctrain.topology.records)."""

@@ -84,7 +84,7 @@ def read(text: str, where: str) -> NodeMap:
     with_cores = {node.index for node in numa_nodes if node.cores}
 
     def numa(device: _Device) -> int | None:
-        """Its NUMA node, if it is near one alone. GPUs' own memories are nodes too, without cores."""
+        """The device's NUMA node, if it is near only one. GPUs' own memories are nodes too, without cores."""
         near = with_cores.intersection(device.nodes)
         return near.pop() if len(near) == 1 else None
 
@@ -197,7 +197,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
 
 
 def _ports(function: Element) -> list[Port]:
-    """Its ports, as far as hwloc tells: ``Port1State`` and ``Port1LID``."""
+    """The adapter's ports, as far as hwloc lists them: ``Port1State`` and ``Port1LID``."""
     told: dict[str, dict[str, str]] = {}
     for info in function.all("info"):
         if match := _PORT.fullmatch(info.attribute("name")):

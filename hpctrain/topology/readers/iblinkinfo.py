@@ -151,7 +151,7 @@ def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
 
 
 def _adapters_by_lid(ports: list[_Port], by_lid: dict[int, str], nodes: dict[str, FabricNode]) -> Iterator[Record]:
-    """What an output of switches alone says of the adapters: the ends of cables that are no switch."""
+    """The adapters in an output of switches alone: the ends of cables that are not switches."""
     found: dict[str, Record] = {}
     for port in ports:
         guid = _peer(port, by_lid)

@@ -65,7 +65,7 @@ def read(text: str, where: str) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class _Block:
-    """The node whose lines are being read: its attributes come first, then its name, then its cables."""
+    """The node whose lines are being read: first its attributes, then its name, then its cables."""
 
     node: re.Match[str] | None = None
     guid: str = ""

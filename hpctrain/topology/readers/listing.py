@@ -1,4 +1,4 @@
-"""The lines of a tool's output, which noise of the tool's own warnings may run through."""
+"""The lines of a tool's output, which may be interleaved with its warnings."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def is_prompt(line: str) -> bool:
-    """Whether a line is a shell's prompt, with a command or without: what is copied from a terminal with the output."""
+    """Whether a line is a shell prompt, with or without a command, copied from a terminal with the output."""
     return _PROMPT.fullmatch(line) is not None
 
 
 def without_terminal(text: str) -> str:
-    """A text without what a terminal only shows."""
+    """Remove from a text what only a terminal interprets."""
     return _TERMINAL.sub("", text) if "\x1b" in text else text
 
 
 class Listing:
-    """A text by lines, with what is common to every fault in it.
+    """A text by lines, with the common parts of its error messages.
 
     Args:
         text: the whole of it.
@@ -75,7 +75,7 @@ class Listing:
         return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
 
     def fault(self, number: int, what: str, line: str = "") -> HpctrainError:
-        """The error for a line: what is wrong with it, and how to get the file again."""
+        """The error for a line: what is wrong, and how to get the file again."""
         shown = f": {line.strip()[:60]!r}" if line else ""
         return HpctrainError(
             f"{self.where}:{number}: {what}{shown}", f"write the file again: {self._command} > {self.where}"
@@ -88,7 +88,7 @@ class Listing:
         )
 
     def pass_over(self, number: int, line: str) -> None:
-        """Count a line that is none of the tool's own.
+        """Count a line that is not part of the tool's output.
 
         Raises:
             HpctrainError: it is the last one and has no end, so the text is cut off within it; a prompt never has.
@@ -102,7 +102,7 @@ class Listing:
         self._noise += 1
 
     def remarks(self) -> Iterator[Remark]:
-        """One remark for all the lines that were passed over."""
+        """One remark about all lines that were skipped."""
         if self._noise:
             yield Remark(
                 text=f"passed over what {self.tool} does not print (lines: {self._noise}): {self._first_noise!r}",

@@ -24,7 +24,7 @@ _UNKNOWN = "N/A"
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One row: the classes, by the header's devices, and what stands behind them."""
+    """One row: the classes, by the header's devices, and the columns after them."""
 
     name: str
     classes: tuple[str, ...]
@@ -112,7 +112,7 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
             valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
-            raise HpctrainError(f"{where}: {cell[:40]!r} is no distance of {name} and {column}", valid)
+            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance of {name} and {column}", valid)
 
 
 def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def read(text: str, where: str) -> Iterator[Record]:
 
 
 def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
-    """The groups, if they make up trees with hosts; a group without hosts and switches is remarked upon.
+    """Check that the groups form trees with hosts; a group without hosts and switches gets a remark.
 
     Raises:
         HpctrainError: no hosts, a name that is used twice or not defined, or a switch that is below itself.

@@ -108,7 +108,7 @@ def _kind(keys: Keys, where: str) -> str:
             f"{place}: a topology has its name and exactly one of {', '.join(_KINDS)}", "see man topology.yaml"
         )
     if found[0] not in (*_KINDS, *_PASSED_OVER):
-        raise HpctrainError(f"{place}: {found[0]!r} is no kind of topology", nearest(found[0], _KINDS))
+        raise HpctrainError(f"{place}: {found[0]!r} is not a kind of topology", nearest(found[0], _KINDS))
     return found[0]
 
 

@@ -47,7 +47,7 @@ def test_running_statistics_of_any_normalisation_become_the_mean_over_the_ranks(
 @pytest.mark.parametrize("use", ["evaluate", "save"])
 def test_statistics_of_rank_0_alone_are_said_to_be_so_once(use):
     torch = pytest.importorskip("torch")
-    from hpctrain.models.torch_batch_norm import warn_of_own_statistics
+    from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     said = []
@@ -75,9 +75,32 @@ def test_statistics_of_rank_0_alone_are_said_to_be_so_once(use):
     assert said == []
 
 
+@pytest.mark.parametrize("made", [lambda model: model, copy.deepcopy])
+def test_a_model_that_is_watched_refuses_to_be_scripted(made):
+    torch = pytest.importorskip("torch")
+    from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    warn_of_own_statistics(model, lambda: None)
+    with pytest.raises(HpctrainError, match=r"torch\.jit\.script cannot compile .* after ht\.distribute") as caught:
+        torch.jit.script(made(model))
+    assert "load the model's state_dict() into a new model" in caught.value.hint
+
+
+def test_the_steps_of_a_scripted_model_are_not_seen_so_it_is_warned_of_at_once():
+    torch = pytest.importorskip("torch")
+    from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
+
+    said = []
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)))
+    warn_of_own_statistics(model, lambda: said.append("own"))
+    assert said == ["own"]
+    assert torch.isfinite(model(torch.ones(2, 3))).all()
+
+
 def test_a_model_without_running_statistics_has_nothing_to_say():
     torch = pytest.importorskip("torch")
-    from hpctrain.models.torch_batch_norm import warn_of_own_statistics
+    from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False), torch.nn.SyncBatchNorm(3))
     warn_of_own_statistics(model, pytest.fail)

@@ -183,7 +183,7 @@ def test_what_cannot_be_logged(values, words):
 
 
 def test_names_of_what_is_logged_are_text(directory):
-    with pytest.raises(HpctrainError, match="the name 0 is no text"):
+    with pytest.raises(HpctrainError, match="the name 0 is not text"):
         ht.log({0: 1.0})
     assert steps_and_logs(directory) == []
 

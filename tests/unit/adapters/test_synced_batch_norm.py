@@ -14,8 +14,8 @@ from hpctrain.errors import HpctrainError
 
 torch = pytest.importorskip("torch")
 
+from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics  # noqa: E402
 from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
-from hpctrain.models.torch_batch_norm import warn_of_own_statistics  # noqa: E402
 
 
 class _All(Group):

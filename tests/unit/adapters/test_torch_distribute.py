@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.adapters.torch.distribute import distribute, guard_of  # noqa: E402
-from hpctrain.adapters.torch.turns import Turns  # noqa: E402
+from hpctrain.adapters.torch.turns import Turns, turns_of  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 
 X = torch.arange(12.0).view(4, 3)
@@ -79,6 +79,21 @@ def test_replaced_parameters_are_let_go():
     distribute(model, optimizer, comm=comm)
     gc.collect()
     assert [each() for each in before] == [None, None]
+
+
+def test_models_that_are_gone_leave_nothing_behind():
+    """A search over hyperparameters distributes one model after another."""
+    comm = SingleCommunicator("test")
+    models = [torch.nn.Linear(3, 2) for _ in range(3)]
+    for model in models:
+        distribute(model, sgd(model), comm=comm)
+    turns = turns_of(comm)
+    assert [turns.model(number) for number in range(3)] == [f"model {number} (Linear)" for number in (1, 2, 3)]
+    del model, models[1]
+    gc.collect()
+    assert list(turns._living) == [0, 2]
+    # The others keep their numbers, by which the ranks know them.
+    assert [turns.model(number) for number in range(3)] == ["model 1 (Linear)", "model 2", "model 3 (Linear)"]
 
 
 def test_connections_for_turns_are_made_anew_only_where_ranks_died():

@@ -8,7 +8,7 @@ import pytest
 from job_scripts import GPUS, PLAIN
 
 from hpctrain.batch.directives import directives
-from hpctrain.batch.request import array_tasks, further_options, job_request, time_seconds
+from hpctrain.batch.request import array_tasks, further_options, job_request
 from hpctrain.cluster.profile import NodeProfile
 from hpctrain.errors import HpctrainError
 
@@ -56,15 +56,6 @@ def test_exclusive_on_the_command_line() -> None:
     assert "#SBATCH --exclusive" in directives(job_request(PLAIN, "x", {"sbatch": {"exclusive": None}}))
     lines = directives(job_request(GPUS, "x", {"sbatch": {"exclusive": "user"}}))
     assert [line for line in lines if "exclusive" in line] == ["#SBATCH --exclusive=user"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "seconds"),
-    [("3", 180), ("1:30", 90), ("2:00:01", 7201), ("1-2", 93600), ("1-2:3", 93780), ("1-2:3:4", 93784), ("0", 0)],
-)
-def test_time_limits(limit: str, seconds: int) -> None:
-    """As the manual of sbatch has them."""
-    assert time_seconds(limit) == seconds
 
 
 @pytest.mark.parametrize(("limit", "warns"), [("3", True), ("4", False), ("3:01", False), ("0", False), (None, False)])

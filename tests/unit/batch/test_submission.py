@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -182,6 +183,15 @@ def test_variables_of_the_user_do_not_change_what_is_asked(
     assert submit("digits", "--cluster", "generic") == 0
     (call,) = programs.calls("sbatch")
     assert "SBATCH_PARTITION" not in call.environment and "PATH" in call.environment
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b", os.fsdecode(b"run-\xff")])
+def test_a_directory_that_slurm_or_the_job_script_cannot_name(
+    name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
+    assert "choose another one with --run-dir" in capsys.readouterr().err
+    assert programs.calls("sbatch") == []
 
 
 @pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])

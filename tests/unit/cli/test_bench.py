@@ -27,7 +27,7 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
         (["step", "--model", "vgg"], "resnet50"),
         (["step", "--batch", "0"], "--batch"),
         (["allreduce", "-np", "1"], "-np"),
-        (["loader", "--data", "nowhere"], "nowhere is no folder of shards"),
+        (["loader", "--data", "nowhere"], "nowhere is not a folder of shards"),
         (["loader", "--workers", "0"], "--workers"),
         (["checkpoint", "--dir", "nowhere"], "cannot write in nowhere: No such file or directory"),
         (["checkpoint", "--model", "convnet"], "resnet50"),

@@ -10,8 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from unit.report.written_runs import recipe_plan
 
 from hpctrain.cli.main import main
+from hpctrain.run.directory import RunDirectory
 
 LOADED = """
 import importlib, pkgutil, sys
@@ -137,3 +139,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_the_whole_command_installs_completion(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert "completion" not in capsys.readouterr().out
+
+
+def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
+    folder = tmp_path / os.fsdecode(b"run-\xff")
+    RunDirectory(folder).create(recipe_plan())
+    for command in (["report"], ["status"]):
+        shown = subprocess.run([sys.executable, "-m", "hpctrain", *command, folder], capture_output=True, cwd=tmp_path)
+        assert shown.returncode == 0 and b"run-\xff" in shown.stdout, shown.stderr
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpctrain", "status", "--json", folder], capture_output=True, cwd=tmp_path
+    )
+    assert json.loads(shown.stdout)["run_dir"].endswith("run-\\udcff")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     # So that none of these depends on what is built here; those that are about it say so.
     monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
+
+
+def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / os.fsdecode(b"train\xff.py")
+    script.touch()
+    assert main(["run", str(script), "--dry-run"]) == 2
+    assert "train\\udcff.py' is not UTF-8, and plan.json can hold no other text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

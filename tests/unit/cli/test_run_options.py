@@ -46,7 +46,7 @@ def plan() -> Plan:
         (["--stop-signal", "usr3"], "did you mean 'USR2'?"),
         (["--stop-seconds", "0"], "leaves no time to stop"),
         (["--stop-seconds", "nan"], "leaves no time to stop"),
-        (["--env", "A B=1"], "'A B' is no name of a variable"),
+        (["--env", "A B=1"], "'A B' is not a name of a variable"),
         (["--env", "NOT_SET_ANYWHERE"], "give it a value: --env NOT_SET_ANYWHERE=VALUE"),
         (["--launcher-arguments", "--mca 'x"], "No closing quotation"),
         (["--mount", "/data"], "name it: --container IMAGE"),

@@ -24,6 +24,7 @@ from unit.report.written_runs import recipe_plan, run_events, write_run
 
 from hpctrain.cli.main import main
 from hpctrain.run.directory import RunDirectory, write_json
+from hpctrain.run.records import RankRecord, write_record
 
 
 @pytest.fixture
@@ -254,6 +255,46 @@ def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pyte
     directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
     assert main(["cancel", str(directory.path)]) == 1
     assert "the run was started by hand" in capsys.readouterr().err
+
+
+def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
+    host = host or socket.gethostname()
+    write_record(directory, RankRecord(rank=rank, host=host, pid=pid, started=time.time(), status=status))
+
+
+def test_nothing_is_left_to_cancel_of_a_resumed_run_by_hand_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
+    _record(directory, 0, "failed")
+    _record(directory, 1, "running")  # killed by its launcher before it could say so
+    assert main(["cancel", str(directory.path)]) == 0
+    assert "nothing to cancel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("events", [[], [started(host=None, pid=None)], [started(pid=2**22 + 1)]])
+def test_cancel_names_ranks_that_no_launcher_would_stop(
+    tmp_path: Path, events: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run by hand, begun or resumed, and of one whose launcher was killed."""
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    _record(directory, 0, "done")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as rank:
+        try:
+            _record(directory, 1, "running", pid=rank.pid)
+            assert main(["cancel", str(directory.path)]) == 1
+        finally:
+            rank.kill()
+    assert f"rank 1 of the run may still run, without a launcher\n  on {socket.gethostname()}: kill {rank.pid}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
+    _record(directory, 3, "running", host="gpu9", pid=77)
+    assert main(["cancel", str(directory.path)]) == 1
+    assert "on gpu9: kill 77" in capsys.readouterr().err
 
 
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("environment: {OMP_NUM_THREADS: 8}", 3, "environment.OMP_NUM_THREADS: input should be a string, not 8: put"),
         ('environment: {A: "x\\0"}', 3, "environment.A: no variable can hold"),
         ("time: 90", 3, "time: input should be a string, not 90: put it in quotes"),
-        ("time: soon", 3, "time: "),
+        ("time: soon", 3, "time: must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not 'soon'"),
         ("time: '1:2:3:4'", 3, "time: "),
         ("node_storage: $(rm x)", 3, "node_storage: "),
         ("sbatch: {output: x}", 1, "sbatch: output is set by hpctrain: use --run-dir"),

@@ -155,7 +155,7 @@ def test_an_empty_option_is_given() -> None:
     for options, said in (
         (HostOptions(hosts=""), "--hosts: '' is not a list"),
         (HostOptions(node=""), "cannot read "),
-        (HostOptions(interface=""), "--interface '' is no name"),
+        (HostOptions(interface=""), "--interface '' is not a name"),
     ):
         with pytest.raises(HpctrainError, match=said):
             arrange(options, "here", None, {})

@@ -52,7 +52,7 @@ def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
 @pytest.mark.parametrize(
     ("span", "ranks", "at_once", "message"),
     [
-        (12, 4, 8, "span=12 is no multiple of the 8 images that a rank computes at once"),
+        (12, 4, 8, "span=12 is not a multiple of the 8 images that a rank computes at once"),
         (24, 4, 8, "span=24 is what 3 ranks compute at once .*, and 4 ranks do not make groups of 3"),
         (16, 1, 8, "1 ranks do not make groups of 2"),
         (64, 4, 8, "4 ranks do not make groups of 8"),

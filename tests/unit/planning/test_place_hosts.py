@@ -89,7 +89,7 @@ def test_interfaces(interface: str) -> None:
 
 @pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
 def test_no_interface(interface: str) -> None:
-    with pytest.raises(HpctrainError, match="is no name of a network interface"):
+    with pytest.raises(HpctrainError, match="is not a name of a network interface"):
         place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
 
 

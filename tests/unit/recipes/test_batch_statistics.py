@@ -57,7 +57,7 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
             8,
             "span=3 does not divide the 8 images that a rank computes at once\n  --set batch.mic",
         ),
-        (with_span(12, size=64), 8, "span=12 is no multiple of the 8 images that a rank computes at once"),
+        (with_span(12, size=64), 8, "span=12 is not a multiple of the 8 images that a rank computes at once"),
         (with_span(24, size=64), 8, "span=24 is what 3 ranks compute at once .8 each., and 8 ranks do not make groups"),
         (with_span(128, size=64), 8, "span=128 is what 16 ranks compute at once"),
         (

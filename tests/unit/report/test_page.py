@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ from hpctrain.report.record import Record
 from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import FaultEvent
+from hpctrain.run.records import RankError, RankRecord, write_record
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 
@@ -123,6 +125,26 @@ def test_what_a_rank_raised_stands_in_until_the_launcher_names_the_cause(tmp_pat
     error = {"type": "ValueError", "message": "no <file>"}
     write_json(directory.rank(1), _rank(1, "node2", "failed", exit_code=1, error=error))
     assert "Rank 1 on node2: ValueError: no <file>" in _Page(directory).text
+
+
+def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
+    """``open`` quotes the name of a missing file in its error, whatever bytes the name has."""
+    missing = os.fsdecode(b"no such file: train-\xff.tar")
+    error = RankError(type="FileNotFoundError", message=missing)
+    directory = write_run(tmp_path / os.fsdecode(b"run-\xff"), recipe_plan(), run_events(epochs=1))
+    write_record(directory, RankRecord(**_rank(0, "node1", "failed", exit_code=1, error=error)))
+    assert "Rank 0 on node1: FileNotFoundError: no such file: train-\\udcff.tar" in _Page(directory).text
+    with EventWriter(directory.events) as events:
+        events.emit(FaultEvent(rank=0, host="node1", message=f"rank 0 on node1 failed: {missing}"))
+    assert "rank 0 on node1 failed: no such file: train-\\udcff.tar" in _Page(directory).text
+
+
+def test_a_page_of_a_script_whose_summary_has_such_a_name(tmp_path: Path) -> None:
+    """Files that another program wrote are not checked for this."""
+    directory = write_run(tmp_path / "run", script_plan(), [])
+    log = '{"time": 1.0, "event": "log", "iteration": 1, "values": {"loss\\udcff": 1.0}}\n'
+    directory.events.write_text(log)
+    assert "loss\\udcff" in _Page(directory).text
 
 
 def test_cause_that_the_launcher_found(finished: RunDirectory) -> None:

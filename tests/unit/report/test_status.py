@@ -183,6 +183,16 @@ def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) ->
     assert progress.iteration == 2999 and len(progress.steps) == 100
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 40, b'{"time": 1.0, "event": "step", \0\0\0\n', b'{"time": 1.0, "eve'])
+def test_status_and_report_leave_out_the_same_end(tmp_path: Path, damage: bytes) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
+    with directory.events.open("ab") as file:
+        file.write(damage)
+    progress, record = Progress.read(directory), Record.read(directory)
+    assert progress.last_time == record.last_time == run_events(2)[-1]["time"]
+    assert progress.steps[-1] == record.steps[-1] and progress.epoch == record.epochs[-1]
+
+
 def local_run(tmp_path: Path, **changes: Any) -> RunStatus:
     values = {"job": None, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **changes}
     directory = write_run(tmp_path, recipe_plan(), [start(**values)])

@@ -107,7 +107,7 @@ def test_what_is_not_whole_is_refused(folder: Path):
     with pytest.raises(HpctrainError, match=r"cannot read .*train-index\.npy"):
         open_shards(folder, "train")
     np.save(folder / "train-index.npy", np.zeros(4))
-    with pytest.raises(HpctrainError, match="is no index of shards"):
+    with pytest.raises(HpctrainError, match="is not an index of shards"):
         open_shards(folder, "train")
     with (folder / "train-index.npy").open("wb") as file:
         np.savez(file, index=np.zeros(4, INDEX_ROW))

@@ -49,7 +49,7 @@ def _cut_class_tar(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no archive": (_VAL, Path.unlink, rf"has no {_VAL}"),
     "no ground truth": (_DEVKIT, Path.unlink, rf"has no {_DEVKIT}"),
-    "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403 Forbidden</html>" * 99), "is no tar file"),
+    "not a tar": (_TRAIN, lambda path: path.write_bytes(b"<html>403 Forbidden</html>" * 99), "is not a tar file"),
     "not a kit": (_DEVKIT, lambda path: path.write_bytes(b"<html>"), f"{_DEVKIT} cannot be read"),
     "kit cut short": (_DEVKIT, lambda path: os.truncate(path, 300), f"{_DEVKIT} cannot be read"),
     "kit with a flipped byte": (_DEVKIT, lambda path: _flipped(path), f"{_DEVKIT} cannot be read"),
@@ -70,14 +70,14 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "kit of another set": (
         _DEVKIT,
         lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], b"1\n77\n")]),
-        "line 2: '77' is no class",
+        "line 2: '77' is not a class",
     ),
     "kit without a table": (
         _DEVKIT,
         lambda path: _rewritten(path, lambda m: [(m[0][0], b"nothing"), m[1]]),
-        r"meta\.mat is no table of synsets",
+        r"meta\.mat is not a table of synsets",
     ),
-    "empty": (_TRAIN, lambda path: os.truncate(path, 0), "is no tar file"),
+    "empty": (_TRAIN, lambda path: os.truncate(path, 0), "is not a tar file"),
     "cut in an image": (_VAL, lambda path: os.truncate(path, 4000), f"{_VAL} is cut short or damaged"),
     "cut between images": (_VAL, lambda path: os.truncate(path, _second(path)), f"{_VAL} is cut short or damaged"),
     "class tar cut short": (
@@ -157,7 +157,7 @@ def test_a_split_without_images_is_refused(source: Path, tmp_path: Path):
 
 
 def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
-    with pytest.raises(HpctrainError, match="is no folder"):
+    with pytest.raises(HpctrainError, match="is not a folder"):
         _make(tmp_path / "nowhere", tmp_path / "shards")
     with pytest.raises(HpctrainError, match="holds neither archives nor folders"):
         _make(tmp_path, tmp_path / "shards")
@@ -172,7 +172,7 @@ def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/train/n1/one.JPEG").write_bytes(b"?")
     (tmp_path / "tree/val/n1/notes.txt").write_text("")
-    with pytest.raises(HpctrainError, match=r"notes\.txt is no image"):
+    with pytest.raises(HpctrainError, match=r"notes\.txt is not an image"):
         _make(tmp_path / "tree", tmp_path / "shards")
 
 

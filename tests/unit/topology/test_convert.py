@@ -182,5 +182,5 @@ SwitchName=s2 Nodes=n3
     records = [record for record in slurm.read(topology_conf(odd), "f") if isinstance(record, SwitchGroup)]
     assert len({record.name for record in records}) == 3
     assert all(expand_hosts(record.name, "f") == (record.name,) for record in records)
-    with pytest.raises(HpctrainError, match="'a host' is no name of a host in Slurm"):
+    with pytest.raises(HpctrainError, match="'a host' is not a name of a host in Slurm"):
         topology_conf(Fabric(**{**vars(fabric), "hosts": ("a host", "n2", "n3")}))

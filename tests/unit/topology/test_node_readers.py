@@ -123,11 +123,14 @@ def test_nvidia_smi_of_gpus_alone() -> None:
         (lambda text: text[: text.index("\tSYS\tPIX\tSYS\t8-15")], r"node.txt:4: row GPU2 ends after 4 of 7"),
         (
             lambda text: text.replace("PXB\tSYS\tNODE", "OK\tSYS\tNODE"),
-            r"node.txt:2: 'OK' is no distance of GPU0 and N",
+            r"node.txt:2: 'OK' is not a distance of GPU0 and N",
         ),
-        (lambda text: text.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"), r"'NV2' is no distance of GPU0 and NIC0"),
-        (lambda text: text.replace(" X \tNV4\tNV4\tNV4", "NV4\tNV4\tNV4\tNV4"), r"'NV4' is no distance of GPU0 and G"),
-        (lambda text: text.replace("0-7,16-23", "0-7,oops"), r"node.txt:2: '0-7,oops' is no list of CPUs"),
+        (lambda text: text.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"), r"'NV2' is not a distance of GPU0 and NIC0"),
+        (
+            lambda text: text.replace(" X \tNV4\tNV4\tNV4", "NV4\tNV4\tNV4\tNV4"),
+            r"'NV4' is not a distance of GPU0 and G",
+        ),
+        (lambda text: text.replace("0-7,16-23", "0-7,oops"), r"node.txt:2: '0-7,oops' is not a list of CPUs"),
         (lambda text: text.replace("8-15,24-31", "7-15"), r"core 7 comes 2 times"),
         (lambda text: text.replace("NIC1: mlx5_10", "NIC1: mlx5_0"), r"adapter mlx5_0 comes 2 times"),
         (lambda text: text + text, r"node.txt:\d+: a second row"),
@@ -183,7 +186,7 @@ def test_nccl_tells_infiniband_by_reductions_in_its_switches() -> None:
             lambda text: text.replace('target="0000:07:00.0" ', ""),
             r"topo.xml:\d+: <nvlink> lacks the attribute 'target'",
         ),
-        (lambda text: text.replace("00f000f0", "cores"), r"topo.xml:26: '00000000,cores' is no mask"),
+        (lambda text: text.replace("00f000f0", "cores"), r"topo.xml:26: '00000000,cores' is not a mask"),
         (lambda text: text.replace('dev="1"', 'dev="0"', 1), r"GPU 0 comes 2 times"),
         (lambda text: '<system version="1"><cpu numaid="0"/></system>', r"no GPU and no adapter"),
         (lambda text: hwloc_export("2.0"), r"topo.xml:3: expected <system>, found <topology>"),
@@ -338,7 +341,7 @@ def test_hwloc_counts_direct_nvlinks() -> None:
         (hwloc_export("2.0").replace('version="2.0"', ""), r"node.xml:3: hwloc XML of version 1, not 2 or 3"),
         (hwloc_export("2.0")[:1500], r"node.xml:\d+: (no element found|unclosed token)"),
         (hwloc_export("2.0").replace("NUMANode", "Misc"), r"node.xml:3: no NUMA node"),
-        (hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), r"is no mask of CPUs"),
+        (hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), r"is not a mask of CPUs"),
         (NCCL_DUMP, r"node.xml:1: expected <topology>, found <system>"),
         ("\x00\x01PNG", r"node.xml:1: "),
     ],
@@ -451,7 +454,7 @@ def test_cpu_lists_and_masks() -> None:
     assert first_threads((0, 2)) == (0,)
     assert first_threads((0, 2, 4, 6)) == (0, 2, 4, 6)
     for wrong in ("3-1", "a", "0-99999999", "1--2", "-1"):
-        with pytest.raises(HpctrainError, match="no list of CPUs"):
+        with pytest.raises(HpctrainError, match="not a list of CPUs"):
             cores_of_list(wrong, "x")
 
 

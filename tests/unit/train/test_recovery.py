@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter
-from hpctrain.train.recovery import Recovery, _Account, require_fault_tolerance, settle
+from hpctrain.train.recovery import Recovery, _Account, reconcile, require_fault_tolerance
 from hpctrain.train.state import State
 from hpctrain.train.trainer import TrainingStep
 
@@ -26,25 +26,25 @@ def account(noted: int, updates: int, *, own: int = 5, loss_sum: float = 0.0, lo
 
 
 def test_a_step_that_nobody_has_done_is_done_again() -> None:
-    agreement = settle([account(7, 7, loss=0.5), account(7, 7, loss=0.5)])
+    agreement = reconcile([account(7, 7, loss=0.5), account(7, 7, loss=0.5)])
     assert (agreement.noted, agreement.updates, agreement.behind, agreement.affected) == (7, 7, (), 0)
 
 
 def test_one_that_some_have_done_is_handed_to_the_others() -> None:
-    agreement = settle([account(7, 7), account(7, 8, loss_sum=10.0), account(7, 8, own=4, loss_sum=17.0)])
+    agreement = reconcile([account(7, 7), account(7, 8, loss_sum=10.0), account(7, 8, own=4, loss_sum=17.0)])
     assert (agreement.noted, agreement.updates, agreement.source, agreement.behind) == (7, 8, 1, (0,))
     # 9 of 20 samples are known to those that have done it
     assert (agreement.loss, agreement.affected) == (pytest.approx(3.0), 11)
 
 
 def test_a_loss_that_one_rank_has_is_everybodys() -> None:
-    agreement = settle([account(7, 8, loss_sum=1.0, loss=9.0), account(8, 8, loss=0.25), account(7, 7)])
+    agreement = reconcile([account(7, 8, loss_sum=1.0, loss=9.0), account(8, 8, loss=0.25), account(7, 7)])
     assert (agreement.noted, agreement.updates, agreement.behind) == (7, 8, (2,))
     assert (agreement.loss, agreement.affected) == (0.25, 0)
 
 
 def test_ranks_without_samples_do_not_make_up_a_loss() -> None:
-    agreement = settle([account(7, 8, own=0), account(7, 8, own=0)])
+    agreement = reconcile([account(7, 8, own=0), account(7, 8, own=0)])
     assert math.isnan(agreement.loss) and agreement.affected == 20
 
 

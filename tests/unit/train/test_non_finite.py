@@ -24,7 +24,7 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.run.events import Event, EventWriter, read_events
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
-from hpctrain.train.numbers import mean_of_finite
+from hpctrain.train.non_finite import mean_of_finite
 from hpctrain.train.state import LazyState
 from hpctrain.train.trainer import GradientNumbers
 

@@ -1,4 +1,4 @@
-"""What watches over a training: the calls of one step beyond forward and backward pass, reduction and update."""
+"""What the training loop adds to a step: its calls beyond forward and backward pass, reduction and update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpctrain.run import stopping
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import StepEvent
 from hpctrain.train.checkpoint import Checkpoints
-from hpctrain.train.numbers import Done, NumberWatch
+from hpctrain.train.non_finite import Done, NonFiniteWatch
 from hpctrain.train.trainer import Trainer
 
 # Of an epoch's order, whose checksum is in the event of each step.
@@ -29,10 +29,10 @@ _GLOBAL_BATCH = 256
 _EACH, _CHECK = "supervision", "guard's check"
 
 
-def supervision(
+def loop_overhead(
     model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, folder: Path
 ) -> dict[str, Call]:
-    """What the training loop does besides in each step, and the guard's check, which is done now and then.
+    """The calls that the loop adds to each step, and the guard's check, which is made every few steps.
 
     Args:
         model, optimizer: given to ``ht.distribute``, after a backward pass.
@@ -41,16 +41,16 @@ def supervision(
     path = folder / "supervision.jsonl"
     events = EventWriter(path if comm.rank == 0 else None)
     checkpoints = Checkpoints(folder, comm, events)
-    # Of a step without fault no more is asked.
+    # Nothing else is asked of the trainer after a step without a fault.
     trainer = cast(Trainer, SimpleNamespace(faulty=False))
-    watch = NumberWatch(Numbers(), comm, trainer, checkpoints, events, folder / "dumps")
+    watch = NonFiniteWatch(Numbers(), comm, trainer, checkpoints, events, folder / "dumps")
     batch = np.arange(_GLOBAL_BATCH)
     block = np.ones(BLOCK_BYTES // 4, np.float32)
     blocks = math.ceil(sum(parameter.nbytes for parameter in model.parameters()) / comm.size / BLOCK_BYTES)
     stopping.watch(folder / "stop")
 
     def each() -> None:
-        # As the reduction does it to this rank's slice, of which each block is in the cache then.
+        # The reduction looks at this rank's slice so, each block while it is in the cache.
         for _ in range(blocks):
             all_finite(block)
         order = zlib.crc32(batch.astype("<i8").tobytes())
@@ -71,14 +71,14 @@ def supervision(
             )
         )
         watch.look(Done(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
-        watch.settle()
-        checkpoints.settle()
+        watch.apply_rule()
+        checkpoints.record_written()
 
     return {_EACH: each, _CHECK: guard_of(optimizer).check}
 
 
 def with_guard(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """The times of :func:`supervision`'s calls, among others, as those of the guard, and of everything, in one step."""
+    """The same times, with the calls of :func:`loop_overhead` as their sum in one step and the guard's share of it."""
     every = GuardSettings().every
     found = dict(seconds)
     guard = [check / every for check in found.pop(_CHECK)]

@@ -1,4 +1,4 @@
-"""What the run does when numbers of a step are not finite, and which losses it reports.
+"""Handles steps whose numbers are not finite, and reports spikes of the loss.
 
 The gradients of a step are looked at between their reduction and the update. They are equal on all ranks then, so all
 ranks leave the same updates out without a message; and a loss that is not finite on one rank makes them so. What the
@@ -70,8 +70,8 @@ class _Fault:
         return [each.name for each in self.gradients if each.nan or each.inf]
 
 
-class NumberWatch:
-    """Looks at the numbers of each step of a run, and does what its recipe says.
+class NonFiniteWatch:
+    """Checks the numbers of each step of a run, and applies the recipe's rule.
 
     Args:
         rules: the recipe's.
@@ -105,21 +105,21 @@ class NumberWatch:
 
     @property
     def recent(self) -> tuple[float, ...]:
-        """The last finite losses, by which a spike is measured."""
+        """The last finite losses, by which spikes are measured."""
         return tuple(self._recent)
 
     @property
     def skipped(self) -> int:
-        """How many steps in a row were left out until now."""
+        """The number of consecutive steps left out until now."""
         return self._skipped
 
     def resume(self, recent: Sequence[float], skipped: int) -> None:
-        """Go on from a checkpoint, with what these two were then."""
+        """Continue from a checkpoint with its values of these two."""
         self._recent.extend(recent)
         self._skipped = skipped
 
     def look(self, step: Done) -> None:
-        """Take note of a step that is done. Sends no message."""
+        """Record a finished step. Sends no message."""
         if self._trainer.faulty or not math.isfinite(step.loss):
             self._fault = _Fault(
                 step=step,
@@ -134,8 +134,8 @@ class NumberWatch:
             self._events.emit(SpikeEvent(iteration=step.iteration, epoch=step.epoch, loss=step.loss, median=median))
         self._recent.append(step.loss)
 
-    def settle(self) -> None:
-        """Do what the rule says with a step that was found faulty; without one, nothing. Else collective.
+    def apply_rule(self) -> None:
+        """Apply the rule to a step that was found faulty; collective then. Does nothing without one.
 
         Where a rank dies on the way, it is still to be done.
 
@@ -204,7 +204,7 @@ class NumberWatch:
             self._skipped += 1
 
     def _dump(self, fault: _Fault) -> str:
-        """Write what this rank has of the step; returns where it is, or why it is not: the fault is to be told."""
+        """Write this rank's record of the step; returns its path, or why it could not be written."""
         folder = self._dumps / f"step-{fault.step.iteration:08}"
         try:
             try:
@@ -232,7 +232,7 @@ class NumberWatch:
 
 
 def mean_of_finite(losses: Sequence[float], sizes: Sequence[int]) -> float:
-    """The mean loss of steps of some samples each, those left out whose loss is not finite; NaN where that is all."""
+    """The mean loss over the samples of several steps, without losses that are not finite; NaN if none is left."""
     finite = np.isfinite(losses)
     return float(np.average(np.array(losses)[finite], weights=np.array(sizes)[finite])) if finite.any() else math.nan
 

@@ -1,4 +1,4 @@
-"""What a step's supervision is made of."""
+"""What the training loop adds to a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 import hpctrain as ht
-from hpctrain.bench.supervision import supervision, with_guard
+from hpctrain.bench.loop_overhead import loop_overhead, with_guard
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.run.events import read_events
 
@@ -23,7 +23,7 @@ def test_it_looks_at_gradients_and_records_a_step(tmp_path: Path):
         model, torch.optim.SGD(model.parameters(), lr=0.1), comm=SingleCommunicator("a test")
     )
     model(torch.ones(1, 3)).sum().backward()
-    calls = supervision(model, optimizer, SingleCommunicator("a test"), tmp_path)
+    calls = loop_overhead(model, optimizer, SingleCommunicator("a test"), tmp_path)
     for call in calls.values():
         call()
     (event,) = read_events(tmp_path / "supervision.jsonl")

@@ -1,4 +1,4 @@
-"""What numbers of a recipe can be."""
+"""Numbers with bounds, the types of a recipe's values."""
 
 from __future__ import annotations
 

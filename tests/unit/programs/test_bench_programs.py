@@ -1,0 +1,34 @@
+"""The programs of ``hpctrain bench`` on ranks of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import HpctrainError
+from hpctrain.planning.machine import this_machine
+from hpctrain.planning.planner import make_plan
+from hpctrain.programs import bench
+from hpctrain.run.plan import Script
+from hpctrain.supervision.failure import Failure
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 0), (1, 1)])
+def test_the_end_of_a_failed_rank_is_shown_once(
+    rank: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What rank 0 prints is shown as it comes; of another rank only the error tells."""
+
+    def fails(*arguments, line, **options):
+        line("ValueError: of rank 0")
+        return Failure(
+            message=f"rank {rank} failed", rank=rank, log=tmp_path / "log", lines=(f"ValueError: of rank {rank}",)
+        )
+
+    monkeypatch.setattr(bench, "launch_plan", fails)
+    plan = make_plan(Script(path=Path("step.py")), this_machine(), ranks=1, backend="single")
+    with pytest.raises(HpctrainError, match=f"rank {rank} failed") as caught:
+        bench.run_program(plan, tmp_path, this_machine(), None, tmp_path / "out")
+    assert str(caught.value).count(f"ValueError: of rank {rank}") == times
+    assert "ValueError: of rank 0" in capsys.readouterr().err
