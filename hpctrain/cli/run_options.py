@@ -219,7 +219,7 @@ def _seen_by_all(where: str, name: str) -> HpctrainError:
 def _variable(text: str) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
-        raise HpctrainError(f"--env {name}: {name!r} is no name of a variable", "for example --env NAME=VALUE")
+        raise HpctrainError(f"--env {name}: {name!r} is not a name of a variable", "for example --env NAME=VALUE")
     if has_value and is_secret(name):
         raise _seen_by_all(f"--env {name}=…", name)
     if has_value:
