@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 from local_slurm import LocalSlurm
 from submitted_runs import (
     SIZE,
     Submit,
     events,
+    held,
     jobs_of,
     newest_state,
-    wait_for_attempt,
     wait_for_end,
-    wait_for_step,
     wait_until,
 )
-
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -56,24 +49,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     command = [program, "run", "digits", "-np", "2", "--set", f"epochs={EPOCHS}", "--run-dir", "run"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     return newest_state(folder / "run")
-
-
-@contextlib.contextmanager
-def held(run: Path, attempt: int = 1) -> Iterator[None]:
-    """Let an attempt make some steps, and then none while the test does something to it."""
-    wait_for_attempt(run, attempt)
-    wait_for_step(run, len(events(run, "step")) + 5)
-    ranks = [process for record in read_records(RunDirectory(run)).values() if (process := record.process())]
-    assert len(ranks) == 2
-    for rank in ranks:
-        rank.suspend()
-    try:
-        yield
-    finally:
-        for rank in ranks:
-            # One of them may have been killed.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                rank.resume()
 
 
 def stop(slurm: LocalSlurm, run: Path, attempt: int, job: str) -> None:
