@@ -20,13 +20,10 @@ check: lint
 	$(call tests,$(SIDE_BY_SIDE) tests/unit)
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
-# they wait, and so do jobs whose time limit is part of the test. A module of tests stays with one process, for what its
-# tests share.
-ALONE := tests/slurm/test_requeued_training.py
+# they wait. A module of tests stays with one process, for what its tests share.
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 test: horovod .mpich/installed.stamp
-	$(call tests,$(SIDE_BY_SIDE) --ignore $(ALONE) tests/slurm tests/unit)
-	$(call tests,$(ALONE))
+	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
 	$(call tests,--ignore tests/slurm --ignore tests/unit)
 
 # Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only

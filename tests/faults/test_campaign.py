@@ -1,4 +1,7 @@
-"""A short campaign: one case of each important kind. ``make faults`` has all of them."""
+"""A short campaign: one case of each important kind. ``make faults`` has all of them.
+
+A rank that is killed between checkpoints is in tests/mpi/test_resume.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from references import EPOCHS, Library, Setting
 # Digits without the fifth that is tested with.
 SAMPLES = 1437
 CASES = (
-    ("kill -9 of a rank", "torch", "mpi"),
     ("a checkpoint's share with a flipped bit", "torch", "mpi"),
     ("a disk too full for a checkpoint", "torch", "mpi"),
     ("a sample that is not a number, rule skip", "torch", "mpi"),

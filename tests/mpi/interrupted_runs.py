@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from written_checkpoints import tensors_of
 
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import kept, read_events
+from hpctrain.run.records import read_records
 
 BIN = Path(sys.executable).parent
 
@@ -42,6 +45,34 @@ def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Calla
         finally:
             process.terminate()
     return process.returncode, output
+
+
+@contextlib.contextmanager
+def paused(run: Path) -> Iterator[None]:
+    """The ranks make no step meanwhile, so that few epochs are long enough for the test to interrupt them.
+
+    They look for the file that stops a run once a second, and so at the first step after this.
+    """
+    begin = time.monotonic()
+    ranks = [process for record in read_records(RunDirectory(run)).values() if (process := record.process())]
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield
+        time.sleep(max(0, begin + 1.1 - time.monotonic()))
+    finally:
+        for rank in ranks:
+            rank.resume()
+
+
+def ask(run: Path, launcher: int, number: signal.Signals) -> None:
+    """Send a signal to the launcher, which asks the ranks to stop."""
+    with paused(run):
+        os.kill(launcher, number)
+        deadline = time.monotonic() + 60
+        while not (run / "stop").exists():
+            assert time.monotonic() < deadline, f"{number.name} asked for no stop in 60 s"
+            time.sleep(0.02)
 
 
 def wait_for_steps(run: Path, *, attempt: int, steps: int) -> None:

@@ -25,7 +25,7 @@ def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):
 
 
 def test_a_step_of_each_variant(hpctrain: Launch):
-    result = hpctrain("bench", "step", "-np", "2", "--rounds", "1", "--batch", "1", "--json")
+    result = hpctrain("bench", "step", "-np", "2", "--model", "digits", "--rounds", "1", "--batch", "1", "--json")
     assert result.returncode == 0, result.stdout
     measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
     assert measured["left_out"].keys() <= {"nccl"}

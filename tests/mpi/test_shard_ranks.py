@@ -18,13 +18,13 @@ from hpctrain.errors import HpctrainError
 from hpctrain.shards.fake import FakeSet, make_fake
 from hpctrain.shards.read import open_shards
 
-_SHARD = ("--shard-mb", "0.25", "--seed", "5")
+_SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imagenet")
-    make_fake(folder, FakeSet(images=5000, classes=10, seed=0, size=40, broken=4))
+    make_fake(folder, FakeSet(images=2000, classes=10, seed=0, size=40, broken=4))
     return folder
 
 
@@ -50,8 +50,8 @@ def test_any_number_of_ranks_makes_the_same_bytes(
     assert result.returncode == 0, result.stdout
     assert "4 images cannot be decoded" in result.stdout
     assert _contents(tmp_path / "shards") == _contents(alone)
-    assert len(open_shards(tmp_path / "shards", "train")) == 4500
-    assert len(open_shards(tmp_path / "shards", "val")) == 500
+    assert len(open_shards(tmp_path / "shards", "train")) == 1800
+    assert len(open_shards(tmp_path / "shards", "val")) == 200
     assert len(list(alone.glob("train-*.tar"))) > 20
 
 

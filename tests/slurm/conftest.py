@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import local_slurm
 import pytest
 from launching import Launch
 from local_slurm import LocalSlurm
 from submitted_runs import Submit
+
+from hpctrain.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +31,26 @@ def slurm() -> Iterator[LocalSlurm]:
 def slurm_hpctrain(slurm: LocalSlurm, hpctrain: Launch) -> Launch:
     """``slurm_hpctrain("submit", "digits", …)``: the fixture ``hpctrain`` with the cluster's environment."""
     return partial(hpctrain, **local_slurm.AS_ROOT, **slurm.environment)
+
+
+@pytest.fixture
+def slurm_main(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Launch:
+    """As ``slurm_hpctrain``, in this process, whose start took longer than most commands; waits ask more often."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for name, value in {**local_slurm.AS_ROOT, **slurm.environment, "PATH": path}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpctrain.batch.waiting._ASK_SECONDS", 0.2)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main(arguments)
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out + said.err)
+
+    return run
 
 
 @pytest.fixture

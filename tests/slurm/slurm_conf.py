@@ -28,7 +28,8 @@ class Settings:
             credential for it, so it is also how long a busy machine may take to start a step.
         lost_seconds: of silence after which a node counts as lost and its jobs are requeued.
         kill_seconds: between a job's SIGTERM and its SIGKILL.
-        grace_seconds: between the signal that announces a preemption and the preemption.
+        grace_seconds: between the signal that announces a preemption and the preemption (measured 13 s for 5).
+        answer_seconds: that any part of Slurm has for an answer. A node that is gone is missed only after some of them.
     """
 
     nodes: tuple[str, ...] = ("n1", "n2", "n3", "n4")
@@ -39,7 +40,8 @@ class Settings:
     requeue_seconds: int = 5
     lost_seconds: int = 15
     kill_seconds: int = 3
-    grace_seconds: int = 5
+    grace_seconds: int = 2
+    answer_seconds: int = 10
 
 
 def write(settings: Settings, folder: Path) -> None:
@@ -98,6 +100,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 KillWait={settings.kill_seconds}
+MessageTimeout={settings.answer_seconds}
 SlurmdTimeout={settings.lost_seconds}
 ReturnToService=2
 # Ended jobs are looked up by the tests, and there is no database.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import psutil
 from written_checkpoints import tensors_of
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.records import read_records
 
 # One core a rank, as on the machine that the uninterrupted run has to itself: threads decide the last bits.
 SIZE = ("--nodes", "2", "--tasks-per-node", "1", "--cpus-per-task", "1", "--gpus-per-node", "0")
@@ -43,6 +48,24 @@ def wait_for_attempt(run: Path, number: int) -> None:
     """Until its ranks train."""
     path = run / "events.jsonl"
     wait_until(f"attempt {number}", lambda: path.exists() and len(events(run, "run")) >= number)
+
+
+@contextlib.contextmanager
+def held(run: Path, attempt: int = 1) -> Iterator[None]:
+    """Let an attempt make some steps, and then none while the test does something to it."""
+    wait_for_attempt(run, attempt)
+    wait_for_step(run, len(events(run, "step")) + 5)
+    ranks = [process for record in read_records(RunDirectory(run)).values() if (process := record.process())]
+    assert len(ranks) == json.loads((run / "plan.json").read_text())["ranks"]
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            # It may have been killed.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.resume()
 
 
 def wait_for_end(run: Path, timeout: float = 240) -> dict[str, object]:

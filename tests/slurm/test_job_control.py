@@ -21,14 +21,14 @@ Submit = Callable[..., list[str]]
 
 
 @pytest.fixture
-def submit(slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> Iterator[Submit]:
+def submit(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> Iterator[Submit]:
     """``submit(program, option, …)`` of a script; returns the jobs' numbers."""
     (tmp_path / "mine.yaml").write_text(PROFILE)
     jobs: list[str] = []
 
     def submit(program: str, *options: str) -> list[str]:
         (tmp_path / "work.py").write_text(program)
-        done = slurm_hpctrain("submit", "work.py", *SIZE, *options)
+        done = slurm_main("submit", "work.py", *SIZE, *options)
         assert done.returncode == 0, done.stdout
         jobs.extend(json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"])
         return jobs

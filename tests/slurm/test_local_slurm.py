@@ -149,7 +149,7 @@ def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_pa
 
 def test_a_lost_node_comes_back_and_nothing_stays_after_the_end(tmp_path: Path) -> None:
     folder = tmp_path.parent / "c"
-    with LocalSlurm(Settings(lost_seconds=3), folder) as cluster:
+    with LocalSlurm(Settings(lost_seconds=3, answer_seconds=4), folder) as cluster:
         job = cluster.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=4", "--wrap=srun sleep 1000").strip()
         cluster.wait_for_step(job, "0")
         started = _processes(folder)

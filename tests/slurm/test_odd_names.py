@@ -29,7 +29,7 @@ with open(os.environ["SEEN"], "w") as file:
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_it_arrives(text: str, slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+def test_it_arrives(text: str, slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
     folder = tmp_path / text
     folder.mkdir()
     (folder / f"{text}.py").write_text(SHOW)
@@ -37,7 +37,7 @@ def test_it_arrives(text: str, slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_pa
     run, seen = tmp_path / re.sub(r"[%\\]", "", f"run {text}"), tmp_path / "seen"
     options = ["--cluster", "generic", "--time", "5", "--run-dir", str(run)]
     options += ["--env", f"ODD={text}", "--env", f"SEEN={seen}", "--wait"]
-    done = slurm_hpctrain("submit", str(folder / f"{text}.py"), *options, "--", text)
+    done = slurm_main("submit", str(folder / f"{text}.py"), *options, "--", text)
     logs = "".join(log.read_text() for log in run.glob("logs/*"))
     assert done.returncode == 0, done.stdout + logs
     arguments, variable, name = json.loads(seen.read_text())
@@ -48,13 +48,13 @@ def test_it_arrives(text: str, slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_pa
     assert not [*tmp_path.rglob("pwned")]
 
 
-def test_a_recipes_name(slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+def test_a_recipes_name(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
     """It is in the plan, and in the default directory's name; the script has none of it."""
-    shown = slurm_hpctrain("recipes", "show", "digits").stdout
+    shown = slurm_main("recipes", "show", "digits").stdout
     recipe = tmp_path / "odd.yaml"
     name = "x'; touch pwned; $(touch pwned) \""
     recipe.write_text(re.sub(r"^name: .*$", lambda _: f"name: {json.dumps(name)}", shown, flags=re.MULTILINE))
-    done = slurm_hpctrain("submit", str(recipe), "--cluster", "generic", "--time", "5", "--sbatch", "hold")
+    done = slurm_main("submit", str(recipe), "--cluster", "generic", "--time", "5", "--sbatch", "hold")
     assert done.returncode == 0, done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "plan.json").read_text())["recipe"]["name"] == name
@@ -63,8 +63,8 @@ def test_a_recipes_name(slurm: LocalSlurm, slurm_hpctrain: Launch, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["a\nb", "\x85", "\x1b[31m"])
-def test_a_job_name_that_is_no_line_is_refused(text: str, slurm_hpctrain: Launch, tmp_path: Path) -> None:
-    done = slurm_hpctrain("submit", "digits", "--cluster", "generic", "--job-name", text)
+def test_a_job_name_that_is_no_line_is_refused(text: str, slurm_main: Launch, tmp_path: Path) -> None:
+    done = slurm_main("submit", "digits", "--cluster", "generic", "--job-name", text)
     assert done.returncode == 2
     assert "--job-name" in done.stdout
     assert not (tmp_path / "runs").exists()

@@ -102,7 +102,7 @@ def test_a_controller_that_does_not_answer(slurm: LocalSlurm, tmp_path: Path, mo
         job_states(["1"], seconds=5)
 
 
-def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_main: Launch, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "my run", recipe_plan(), None)
     directory.script.write_text("#!/bin/bash\nsleep 300\n")
     job = submit(directory.script, chdir=directory.path)
@@ -111,14 +111,14 @@ def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_hpct
     write_submission(directory, job)
     wait_for(job, "RUNNING")
     for target in (job, follow_up, str(directory.path)):
-        status = json.loads(slurm_hpctrain("status", target, "--json").stdout)
+        status = json.loads(slurm_main("status", target, "--json").stdout)
         assert (status["state"], status["run_dir"]) == ("running", str(directory.path))
         assert [(each["id"], each["state"]) for each in status["jobs"]] == [(job, "RUNNING"), (follow_up, "PENDING")]
-    cancelled = slurm_hpctrain("cancel", job)
+    cancelled = slurm_main("cancel", job)
     assert cancelled.returncode == 0
     assert f"cancelled job {follow_up}, which was PENDING" in cancelled.stdout
     assert {each.state for each in job_states([job, follow_up])} == {"CANCELLED"}
     # Of another job in the same directory only Slurm knows what it is for.
     assert all(each.live for each in job_states([other]))
-    again = slurm_hpctrain("cancel", str(directory.path))
+    again = slurm_main("cancel", str(directory.path))
     assert again.returncode == 0 and "nothing to cancel" in again.stdout

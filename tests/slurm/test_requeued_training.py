@@ -15,16 +15,12 @@ from submitted_runs import (
     SIZE,
     Submit,
     events,
+    held,
     jobs_of,
     newest_state,
-    wait_for_attempt,
     wait_for_end,
-    wait_for_step,
     wait_until,
 )
-
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.records import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +31,7 @@ source: the tests
 time: "1"
 signal_seconds: 40
 """
-SHORT = 30
+EPOCHS = 8
 
 
 @pytest.fixture
@@ -47,38 +43,34 @@ def brief(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The final state of ``SHORT`` epochs on two ranks of this machine, never stopped."""
+    """The final state of ``EPOCHS`` epochs on two ranks of this machine, never stopped."""
     program = str(Path(sys.executable).parent / "hpctrain")
     folder = tmp_path_factory.mktemp("uninterrupted")
-    command = [program, "run", "digits", "-np", "2", "--set", f"epochs={SHORT}", "--run-dir", "run"]
+    command = [program, "run", "digits", "-np", "2", "--set", f"epochs={EPOCHS}", "--run-dir", "run"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     return newest_state(folder / "run")
 
 
-def train_slowly(run: Path, attempt: int) -> None:
-    """Let an attempt make some steps, and then none until the end of its job is announced."""
-    wait_for_attempt(run, attempt)
-    wait_for_step(run, len(events(run, "step")) + 5)
-    ranks = [process for record in read_records(RunDirectory(run)).values() if (process := record.process())]
-    assert len(ranks) == 2
-    for rank in ranks:
-        rank.suspend()
-    try:
+def stop(slurm: LocalSlurm, run: Path, attempt: int, job: str) -> None:
+    """Announce the end of a job, as its time limit would."""
+    with held(run, attempt):
+        slurm.run("scancel", "--batch", "--signal=USR2", job)
         wait_until("the announcement", (run / "stop").exists)
-    finally:
-        for rank in ranks:
-            rank.resume()
 
 
 def test_a_job_whose_time_is_too_short_requeues_itself(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
+    """By its limit the first time; the second time it is told by hand, which takes no half minute."""
     run = tmp_path / "run"
-    options = ("--set", f"epochs={SHORT}", "--run-dir", "run", "--wait")
+    options = ("--set", f"epochs={EPOCHS}", "--run-dir", "run", "--wait")
     with ThreadPoolExecutor(1) as waiting:
         submitted = waiting.submit(submit, "digits", *brief, *options, timeout=500)
-        for attempt in (1, 2):
-            train_slowly(run, attempt)
+        with held(run):
+            wait_until("the announcement", (run / "stop").exists)
+            (job,) = jobs_of(run)
+            slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+        stop(slurm, run, 2, job)
         result = submitted.result()
     assert result.returncode == 0, result.stdout
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
@@ -90,22 +82,20 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
     # On a busy machine a part may be over before its ranks start.
     requeued = log.read_text().count("goes back to the queue")
     assert requeued >= len(starts) - 1
-    assert requeued == int(slurm.job(*jobs_of(run))["Restarts"])
+    assert requeued == int(slurm.job(job)["Restarts"])
 
 
 def test_three_jobs_of_a_chain_are_one_training(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
     options = ["--time", "10", "--chain", "3", "--run-dir", "run"]
-    result = submit("digits", *brief, "--set", f"epochs={SHORT}", *options)
+    result = submit("digits", *brief, "--set", f"epochs={EPOCHS}", *options)
     assert result.returncode == 0, result.stdout
     run = tmp_path / "run"
     jobs = jobs_of(run)
     assert len(jobs) == 3
-    # The limit is looked at too seldom to foresee how far each job comes, so the first two are told by hand.
     for attempt, job in enumerate(jobs[:2], start=1):
-        wait_for_attempt(run, attempt)
-        slurm.run("scancel", "--batch", "--signal=USR2", job)
+        stop(slurm, run, attempt, job)
         slurm.wait_for(job, "FAILED")
     slurm.wait_for(jobs[2], "COMPLETED", "FAILED", "TIMEOUT", timeout=240)
     wait_for_end(run, 1)
@@ -117,11 +107,11 @@ def test_the_signal_to_every_process_of_a_job(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
     """``scancel --signal`` goes to the tasks of srun, that is the ranks, and to none of the batch script."""
-    submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--launcher", "srun-pmix", "--run-dir", "run")
+    submit("digits", *brief, "--set", f"epochs={EPOCHS}", "--time", "10", "--launcher", "srun-pmix", "--run-dir", "run")
     run = tmp_path / "run"
     (job,) = jobs_of(run)
-    wait_for_step(run, 20)
-    slurm.run("scancel", "--signal=USR2", job)
+    with held(run):
+        slurm.run("scancel", "--signal=USR2", job)
     wait_for_end(run)
     assert len(events(run, "start")) == 2
     assert newest_state(run) == uninterrupted
@@ -130,12 +120,13 @@ def test_the_signal_to_every_process_of_a_job(
 def test_requeued_by_the_administrator(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
-    submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--run-dir", "run")
+    submit("digits", *brief, "--set", f"epochs={EPOCHS}", "--time", "10", "--run-dir", "run")
     run = tmp_path / "run"
     (job,) = jobs_of(run)
-    wait_for_step(run, 20)
-    slurm.run("scontrol", "requeue", job)
+    with held(run):
+        slurm.run("scontrol", "requeue", job)
     wait_for_end(run)
+    assert len(events(run, "start")) == 2
     assert newest_state(run) == uninterrupted
 
 
@@ -143,13 +134,13 @@ def test_one_node_loses_its_ranks(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
     """mpirun itself exits 0 then."""
-    submit("digits", *brief, "--set", f"epochs={SHORT}", "--time", "10", "--launcher", "mpirun", "--run-dir", "run")
+    submit("digits", *brief, "--set", f"epochs={EPOCHS}", "--time", "10", "--launcher", "mpirun", "--run-dir", "run")
     run = tmp_path / "run"
     (job,) = jobs_of(run)
-    wait_for_step(run, 20)
-    nodes = [host["host"] for host in json.loads((run / "plan.json").read_text())["hosts"]]
-    steps = re.findall(rf"^{job}\.(\d+)", slurm.run("squeue", "--steps", "--noheader", "--format=%i"), re.M)
-    slurm.kill_step(job, max(steps, key=int), nodes[1])
+    with held(run):
+        nodes = [host["host"] for host in json.loads((run / "plan.json").read_text())["hosts"]]
+        steps = re.findall(rf"^{job}\.(\d+)", slurm.run("squeue", "--steps", "--noheader", "--format=%i"), re.M)
+        slurm.kill_step(job, max(steps, key=int), nodes[1])
     wait_for_end(run)
     assert events(run, "fault")
     assert newest_state(run) == uninterrupted

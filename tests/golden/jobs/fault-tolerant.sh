@@ -82,6 +82,12 @@ if (( status == 4 )); then
     echo "$job" >> "$run_dir"/late
     late=$(wc -l < "$run_dir"/late)
   fi
+  # Slurm may end all that the job runs before it answers. A requeue that went well must not look failed then: another
+  # job would go on beside this one.
+  to_the_queue() (
+    trap '' TERM
+    scontrol requeue "$job"
+  )
   # Variables of the user that would go before the lines at the top.
   unset "${!SBATCH_@}"
   if [[ $asked == TERM ]]; then
@@ -89,7 +95,7 @@ if (( status == 4 )); then
     to_go_on "job $job was told to end before it was finished"
   elif (( late >= 3 )); then
     to_go_on "USR2 came before hpctrain began, $late times in a row: ask for more time (--time) or a smaller signal_seconds"
-  elif echo "hpctrain: job $job is not finished and goes back to the queue" && scontrol requeue "$job"; then
+  elif echo "hpctrain: job $job is not finished and goes back to the queue" && to_the_queue; then
     # Slurm ends this shell soon after.
     :
   # Where jobs may not go back, another one goes on when this one has ended.

@@ -1,7 +1,7 @@
 """A small residual network whose batch norm goes over several ranks; the tests compute the same in one process.
 
-``python batch_norm.py FRAMEWORK IN OUT BACKEND …`` reads weights, and images and labels of each rank, from IN and
-writes OUT-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
+``python batch_norm.py IN OUT FRAMEWORK=BACKEND,… …`` reads weights, and images and labels of each rank, from IN and
+writes OUT-FRAMEWORK-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
 
 ``python batch_norm.py absent`` leaves a rank out of a sum.
 """
@@ -87,7 +87,7 @@ def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
     return found | {"logits": logits.numpy(), "images": gradients[0].numpy()}
 
 
-def compare(framework: str, source: str, out: str, *backends: str) -> None:
+def compare(framework: str, source: str, out: str, backends: list[str]) -> None:
     arrays = np.load(source)
     step = {"torch": torch_step, "keras": keras_step}[framework]
     for backend in backends:
@@ -96,7 +96,7 @@ def compare(framework: str, source: str, out: str, *backends: str) -> None:
         given["state"] = {name[6:]: arrays[name] for name in arrays.files if name.startswith("state.")}
         for span in SPANS:
             layers = extent(BatchNormSettings(span=span), comm, at_once=max(IMAGES))
-            np.savez(f"{out}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
+            np.savez(f"{out}-{framework}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
         ht.shutdown()
 
 
@@ -115,5 +115,9 @@ def absent() -> None:
 
 
 if __name__ == "__main__":
-    mode, *arguments = sys.argv[1:]
-    absent() if mode == "absent" else compare(mode, *arguments)
+    if sys.argv[1:] == ["absent"]:
+        absent()
+    else:
+        source, out, *parts = sys.argv[1:]
+        for framework, _, backends in (part.partition("=") for part in parts):
+            compare(framework, source, out, backends.split(","))

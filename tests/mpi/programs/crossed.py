@@ -35,7 +35,7 @@ elif case == "stop":
         step()
 elif case == "slow":
     # a rank that others wait for is no reason to end: on its way to the end of the script, too
-    for _ in range(3):
+    for _ in range(2):
         if last:
             time.sleep(2.5)
         step()

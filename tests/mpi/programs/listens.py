@@ -1,4 +1,4 @@
-"""Ranks that train one step, and write the addresses at which they listen: ``listens.py FOLDER``."""
+"""Ranks that train one step with each backend, and write where they listen: ``listens.py FOLDER BACKEND …``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import torch
 
 import hpctrain
 
-comm = hpctrain.init()
-model = torch.nn.Linear(4, 4)
-model, optimizer = hpctrain.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-model(torch.ones(2, 4)).sum().backward()
-optimizer.step()
-listeners = [
-    connection.laddr.ip
-    for connection in psutil.Process().net_connections("inet")
-    if connection.status == psutil.CONN_LISTEN or (connection.type.name == "SOCK_DGRAM" and not connection.raddr)
-]
-Path(sys.argv[1], f"rank-{comm.rank}.json").write_text(json.dumps(listeners))
-# Nobody has left, and closed what it had.
-comm.barrier()
+folder, *backends = sys.argv[1:]
+found = {}
+for backend in backends:
+    comm = hpctrain.init(backend)
+    model = torch.nn.Linear(4, 4)
+    model, optimizer = hpctrain.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    found[backend] = [
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN or (connection.type.name == "SOCK_DGRAM" and not connection.raddr)
+    ]
+    Path(folder, f"rank-{comm.rank}.json").write_text(json.dumps(found))
+    # Nobody has left, and closed what it had.
+    comm.barrier()
+    hpctrain.shutdown()

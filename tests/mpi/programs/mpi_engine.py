@@ -411,6 +411,8 @@ def check_crash() -> None:
     comm.torch().allreduce(buffer, "crash")
     if comm.rank == 1:
         raise ValueError("this rank only")
+    if comm.rank == 2:
+        comm.barrier()
     comm.torch().allreduce(buffer, "crash").wait()
 
 

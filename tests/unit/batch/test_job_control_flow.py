@@ -83,6 +83,16 @@ def test_only_a_resumable_run_goes_back_to_the_queue(status: int, programs: Prog
     assert programs.calls("sbatch") == []
 
 
+def test_a_requeue_that_ends_the_job_is_no_failed_one(programs: Programs, tmp_path: Path) -> None:
+    """Slurm may end what the job runs before scontrol has its answer: a second job beside the first would follow."""
+    programs.add("hpctrain", "sys.exit(4)")
+    programs.add("scontrol", "os.killpg(0, signal.SIGTERM); time.sleep(0.1)")
+    code, output = end(programs, job(tmp_path))
+    assert code == 4, output
+    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
+    assert programs.calls("sbatch") == []
+
+
 @pytest.mark.parametrize("status", [0, 1, 4])
 def test_the_signal_is_passed_on_and_the_status_is_hpctrains(status: int, programs: Programs, tmp_path: Path) -> None:
     ready = tmp_path / "ready"

@@ -17,6 +17,7 @@ from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import nvidia_smi
 from hpctrain.topology.verify import End, Flow
 
+SMALL = Path(__file__).parents[1] / "topology" / "discovered"
 DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")
 INTERLEAVED = ",".join(f"node{host:04d}" for host in (1, 5, 2, 6, 3, 7, 4, 8))
@@ -339,6 +340,35 @@ def test_verify_names_what_is_slow(
         faults = [(fault["kind"], fault["name"]) for fault in result["faults"]]
         assert faults == ([("host", "node0004")] if code else [])
     assert asked[0] == (hosts, 1, 16_000_000)
+
+
+def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    with_tables = [str(SMALL / "ibnetdiscover.txt"), "--routes", str(SMALL / "ibroutes"), "--json"]
+    shown = json.loads(run(capsys, "show", *with_tables, "--svg", str(tmp_path / "small.svg")))
+    assert (shown["adapters"], shown["switches"], shown["leaves"], shown["spines"]) == (6, 4, 2, 2)
+    texts = {
+        element.text for element in ElementTree.parse(tmp_path / "small.svg").iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {"rack1-leaf", "core-spine2"} <= texts
+    placed = json.loads(run(capsys, "place", "--fabric", *with_tables, "--hosts", "gpu4,gpu1,gpu5,gpu2"))
+    assert sorted(placed["order"]) == ["gpu1", "gpu2", "gpu4", "gpu5"]
+    assert placed["placed"]["crossings"] == placed["placed"]["bound"] == 2 < placed["given"]["crossings"] == 4
+
+
+def test_a_missing_and_a_damaged_table(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Every pair of hosts on different leaves passes the leaf whose table is not there, both ways."""
+    for file in (SMALL / "ibroutes").iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    arguments = ("show", str(SMALL / "ibnetdiscover.txt"), "--routes", str(tmp_path), "--json")
+    leaf = tmp_path / "switch-lid-1.txt"
+    leaf.write_text(leaf.read_text()[:300])
+    assert "ibroute 1 > " in run(capsys, *arguments, code=2)
+    skipped = json.loads(run(capsys, *arguments, "--skip-damaged"))
+    leaf.unlink()
+    for shown in (json.loads(run(capsys, *arguments)), skipped):
+        text = " ".join(shown["warnings"])
+        assert "without a forwarding table (1): rack1-leaf" in text, text
+        assert "pairs" in text
 
 
 @needs_data

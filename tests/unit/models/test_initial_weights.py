@@ -21,6 +21,8 @@ from hpctrain.recipes.weights import InitialWeights
 
 # A significance that 40 draws with a seed each do not come near by chance.
 LEAST = 1e-4
+# Weights of a kernel that are compared with a distribution: they show a deviation of one percent.
+SAMPLE = 50_000
 
 WEIGHTS = {
     "Goyal et al.": InitialWeights(),
@@ -28,6 +30,10 @@ WEIGHTS = {
     "TensorFlow": InitialWeights(fan="in", scale=1.0, truncated=True),
     "out, truncated": InitialWeights(truncated=True, last_layer="uniform"),
 }
+
+
+def sample(kernel: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(0).choice(kernel.ravel(), min(SAMPLE, kernel.size), replace=False)
 
 
 def drawn(framework: str, model: ModelSettings) -> dict[str, np.ndarray]:
@@ -56,15 +62,15 @@ def test_weights_have_the_distribution_that_the_recipe_says(framework, name):
         else:
             assert abs(kernel).max() > 3 * deviation
         assert kernel.std() == pytest.approx(deviation, rel=5 / math.sqrt(kernel.size))
-        assert stats.kstest(kernel.ravel(), expected.cdf).pvalue > LEAST, key
+        assert stats.kstest(sample(kernel), expected.cdf).pvalue > LEAST, key
     inputs = state["fc.weight"].shape[1]
     if weights.last_layer == "normal":
-        assert stats.kstest(state["fc.weight"].ravel(), stats.norm(scale=0.01).cdf).pvalue > LEAST
+        assert stats.kstest(sample(state["fc.weight"]), stats.norm(scale=0.01).cdf).pvalue > LEAST
         assert not state["fc.bias"].any()
     else:
         uniform = stats.uniform(-1 / math.sqrt(inputs), 2 / math.sqrt(inputs))
         for each in (state["fc.weight"], state["fc.bias"]):
-            assert stats.kstest(each.ravel(), uniform.cdf).pvalue > LEAST
+            assert stats.kstest(sample(each), uniform.cdf).pvalue > LEAST
 
 
 def test_the_last_layer_of_pytorch_is_drawn_as_its_own_does():
@@ -87,11 +93,13 @@ def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
         assert all((value == (0 if zero_gamma else 1)).all() for value in gammas)
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+# With a bias of the last layer that is zero, and one that is not.
+@pytest.mark.parametrize("name", ["Goyal et al.", "NVIDIA"])
 def test_what_one_framework_drew_the_other_takes_bit_by_bit(name):
     model = ModelSettings(name="resnet18", weights=WEIGHTS[name])
     ours, theirs = drawn("torch", model), models.build(model, "keras")
     load_state(theirs, ours)
     back = state_of(theirs)
-    assert all(np.array_equal(back[key], value) for key, value in ours.items() if not key.endswith("tracked"))
-    assert drawn("keras", model).keys() == back.keys()
+    wanted = {key: value for key, value in ours.items() if not key.endswith("tracked")}
+    assert back.keys() == wanted.keys()
+    assert all(np.array_equal(back[key], value) for key, value in wanted.items())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from small_resnets import small_resnets
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import Samples
@@ -14,6 +16,12 @@ from hpctrain.recipes.schema import Recipe
 
 torch = pytest.importorskip("torch")
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    with small_resnets():
+        yield
 
 
 def recipe(model: str = "resnet18") -> Recipe:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_resnets import small_resnets
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.digits import load_digits
@@ -114,7 +115,8 @@ def test_broken_samples_have_no_part(framework):
 
 
 def test_bytes_are_normalised_as_the_recipe_says(framework):
-    trainer = make(framework, model={"name": "resnet18"}, data={"name": "imagenet"})
+    with small_resnets():
+        trainer = make(framework, model={"name": "resnet18"}, data={"name": "imagenet"})
     bytes_ = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
     normalised = (bytes_ / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     labels = np.array([3, 500])
