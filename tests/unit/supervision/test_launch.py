@@ -211,7 +211,7 @@ def test_a_process_number_used_again_is_left_alone(directory: RunDirectory) -> N
 
 
 def test_an_event_that_is_none_stops_the_run(directory: RunDirectory) -> None:
-    with pytest.raises(Exception, match=r"events.jsonl: not an event"):
+    with pytest.raises(Exception, match=r"events.jsonl:2: not an event"):
         start(
             directory,
             """
