@@ -109,10 +109,12 @@ class Place:
         self, *arguments: str, command: str = "run", injected: Sequence[dict[str, Any]] = (), **variables: str
     ) -> Training:
         """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own."""
+        # What is done to a rank is done to a process of its own, which no other process stands for.
+        inherited = {name: value for name, value in os.environ.items() if name != "HPCTRAIN_WARM_INTERPRETERS"}
         environment = {
-            **os.environ,
+            **inherited,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(INJECTED), inherited.get("PYTHONPATH")))),
             "HPCTRAIN_INJECTED": json.dumps(list(injected)),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             _MARK: self.mark,
