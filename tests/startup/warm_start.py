@@ -45,7 +45,8 @@ def socket_path(directory: str, framework: str, seed: int) -> str:
 def surroundings() -> dict[str, str]:
     """What a process cannot hand over to another one, or not after the imports."""
     read = {name: value for name, value in os.environ.items() if _ALSO_READ.match(name)}
-    read["LD_LIBRARY_PATH"] = os.pathsep.join(sorted(set(LIBRARIES.split(os.pathsep))))
+    # OpenCV adds a folder that is not there.
+    read["LD_LIBRARY_PATH"] = os.pathsep.join(sorted(filter(os.path.isdir, set(LIBRARIES.split(os.pathsep)))))
     spaces = {name: str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net", "pid", "user", "uts")}
     return {
         **spaces,

@@ -133,6 +133,7 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "not of a recipe's model" in refused("o.pt", script)[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_the_plans_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

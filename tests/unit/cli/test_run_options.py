@@ -213,6 +213,7 @@ def checkpoint_of_now(**progress: Any) -> Path:
     return write_checkpoint(Path("run/checkpoints"), of, {}, plan=plan().model_dump(mode="json"))
 
 
+@pytest.mark.slow
 @needs.pytorch
 def test_a_run_with_values_that_do_not_fit_is_taken_back(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -269,6 +270,7 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
     assert events()[-1].differences == {"epochs": (20, 5)}
 
 
+@pytest.mark.slow
 @needs.pytorch
 def test_a_run_whose_events_are_lost(capfd: pytest.CaptureFixture[str]) -> None:
     """Goes on from its checkpoint to its end, with a warning; what reads it lives with what is left."""

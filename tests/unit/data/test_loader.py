@@ -256,6 +256,7 @@ def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
         assert len(seen(source, [np.arange(3)])[0]) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
     with opened(folder, "train", recipe(1)) as source:
         stream = source.stream(cut(np.arange(29), 2), 0)

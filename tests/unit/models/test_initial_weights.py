@@ -44,6 +44,7 @@ def drawn(framework: str, model: ModelSettings) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in models.build(model, "torch").state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_have_the_distribution_that_the_recipe_says(framework, name):
@@ -94,6 +95,7 @@ def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
 
 
 # With a bias of the last layer that is zero, and one that is not.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Goyal et al.", "NVIDIA"])
 def test_what_one_framework_drew_the_other_takes_bit_by_bit(name):
     model = ModelSettings(name="resnet18", weights=WEIGHTS[name])

@@ -87,6 +87,7 @@ def test_outputs_and_statistics_are_equal(resnet50):
             np.testing.assert_allclose(value, kept[key], rtol=1e-4, atol=1e-4, err_msg=key)
 
 
+@pytest.mark.slow
 def test_gradients_are_equal(float64):
     (ours, theirs), modes = float64
     x, labels = images(np.float64), np.arange(1, 1 + IMAGES)
@@ -112,6 +113,7 @@ def test_gradients_are_equal(float64):
         load_state(theirs, ours.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits_cnn", "resnet50", "resnet101"])
 def test_weights_go_there_and_back(name, request):
     ours, theirs = request.getfixturevalue(name) if name == "resnet50" else pair(name)

@@ -33,6 +33,7 @@ def by_hand(model, images, draws):
     return model.fc(x.mean(dim=(2, 3)))
 
 
+@pytest.mark.slow
 def test_blocks_are_left_out_sample_by_sample_in_training_alone():
     plain, model = (build(ModelSettings(name="resnet18", zero_gamma=False), "torch") for _ in range(2))
     model.load_state_dict(plain.state_dict())

@@ -84,6 +84,7 @@ def steps(trainer, plan=PLAN, first: int = 0, model: str = "resnet18") -> None:
         trainer.step([batch(number, model=model)], 1, 1 / 4, 0.05, 1.0, weight)
 
 
+@pytest.mark.slow
 def test_torch_averages_have_the_bits_of_torchs_own():
     trainer = started("torch")
     rule = {"decay": 0.0}
@@ -117,6 +118,7 @@ def test_torch_averages_have_the_bits_of_torchs_own():
     assert trainer.evaluate(samples)[0] == pytest.approx(loss.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_keras_averages_by_the_same_formula():
     trainer = started("keras")
     expected = weights(trainer)
@@ -138,6 +140,7 @@ def test_keras_averages_by_the_same_formula():
     assert loss[0] == pytest.approx(plain.evaluate(samples)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "model"), [("torch", "resnet18"), ("keras", "digits_cnn")])
 def test_a_training_goes_on_with_the_same_bits_from_its_state(framework, model):
     """And an update that is left out does not enter."""

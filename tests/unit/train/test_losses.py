@@ -143,6 +143,7 @@ def weights(trainer) -> dict[str, np.ndarray]:
     return state_of(trainer.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_trainers_take_steps_on_mixed_images(framework, parts):

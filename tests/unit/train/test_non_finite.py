@@ -344,12 +344,14 @@ def test_a_loss_that_is_not_finite_has_no_update_although_its_gradient_is(framew
     assert bits(of_model(trainer)) == before
 
 
+@pytest.mark.slow
 def test_large_gradients_are_no_fault(framework):
     trainer = real(framework, recipe())
     one_step(trainer, TRAIN[:4], scale=1e30)
     assert not trainer.faulty and trainer.updates == 1
 
 
+@pytest.mark.slow
 def test_statistics_of_a_skipped_batch_are_taken_back(framework):
     settings = recipe(model={"name": "resnet18"}, data={"name": "imagenet"}, numbers={"non_finite": "skip"})
     trainer = real(framework, settings)
@@ -366,6 +368,7 @@ def test_statistics_of_a_skipped_batch_are_taken_back(framework):
     assert bits({n: v for n, v in trainer.state().items() if n.startswith("statistics.")}) == before
 
 
+@pytest.mark.slow
 def test_fp16_tells_an_overflow_from_a_fault(framework):
     trainer = real(framework, recipe(precision="fp16", numbers={"non_finite": "skip"}))
     one_step(trainer, TRAIN[:4], scale=1e6)
@@ -379,6 +382,7 @@ def test_fp16_tells_an_overflow_from_a_fault(framework):
     assert trainer.faulty and trainer.updates == 2
 
 
+@pytest.mark.slow
 def test_fp16_and_a_loss_that_is_not_finite(framework, tmp_path):
     settings = recipe(precision="fp16", epochs=1, numbers={"non_finite": "skip"})
     trainer = real(framework, settings)
@@ -393,6 +397,7 @@ def test_fp16_and_a_loss_that_is_not_finite(framework, tmp_path):
     assert all(np.isfinite(value).all() for value in of_model(trainer).values())
 
 
+@pytest.mark.slow
 def test_going_back_and_resuming_are_bitwise_the_uninterrupted_run(framework, tmp_path):
     optimizer = {"name": "adam", "learning_rate": 0.01}
     settings = recipe(optimizer=optimizer, numbers={"non_finite": "roll_back"})

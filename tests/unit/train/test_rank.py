@@ -97,6 +97,7 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
     assert "rank.py" not in log
 
 
+@pytest.mark.slow
 def test_a_library_that_distributes_by_itself_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = """

@@ -68,6 +68,7 @@ def logits(trainer: Any, samples: Samples) -> np.ndarray:
         return trainer.model(torch.from_numpy(samples.images).movedim(-1, 1)).double().numpy()
 
 
+@pytest.mark.slow
 def test_many_parts_are_one_batch(framework):
     whole, cut = make(framework), make(framework)
     losses = [one_step(whole, TRAIN[:100]), one_step(cut, TRAIN[:100], parts=60)]
@@ -99,6 +100,7 @@ def test_label_smoothing_is_the_formula_and_for_training_alone(framework):
     np.testing.assert_allclose(gradient, (np.exp(log_p) - target).mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_broken_samples_have_no_part(framework):
     images = np.concatenate([TRAIN.images[:9], np.full((3, 8, 8, 1), 7, np.float32)])
     some = Samples(images=images, labels=np.append(TRAIN.labels[:9], [BROKEN] * 3))
@@ -114,6 +116,7 @@ def test_broken_samples_have_no_part(framework):
     assert_close(parameters(with_broken), before, atol=0)
 
 
+@pytest.mark.slow
 def test_bytes_are_normalised_as_the_recipe_says(framework):
     with small_resnets():
         trainer = make(framework, model={"name": "resnet18"}, data={"name": "imagenet"})
@@ -126,6 +129,7 @@ def test_bytes_are_normalised_as_the_recipe_says(framework):
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_share_of_sgd_reaches_the_rule(framework):
     transition = {"center": 5.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.99}
     changes = []
@@ -146,6 +150,7 @@ def test_the_share_of_sgd_reaches_the_rule(framework):
     np.testing.assert_allclose(sgd, np.concatenate([(after[n] - before[n]).ravel() for n in before]), atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_narrow_numbers_learn(framework, precision):
     optimizer = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
@@ -180,6 +185,7 @@ def scale_of(trainer: Any) -> float:
     return float(value)
 
 
+@pytest.mark.slow
 def test_an_overflow_leaves_the_update_out_and_the_scaler_is_resumed(framework):
     trainer = make(framework, precision="fp16")
     one_step(trainer, TRAIN[:8])
