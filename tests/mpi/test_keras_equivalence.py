@@ -31,7 +31,7 @@ CORE = ("momentum", "nesterov_built_later", "adam", "adamw", "clipped", "accumul
 def plain(tmp_path_factory) -> dict[str, np.ndarray]:
     """One process that imports no hpctrain."""
     out = tmp_path_factory.mktemp("plain") / "out"
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     subprocess.run([sys.executable, str(PROGRAM), str(out), "plain"], check=True, env=env, timeout=300)
     with np.load(f"{out}-plain-0.npz") as cases:
         return dict(cases)

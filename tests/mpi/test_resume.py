@@ -93,8 +93,8 @@ def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
 
     status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", "--set", "epochs=1000"], twice)
-    assert status == 4, output
-    assert "interrupted by SIGINT; every process was ended" in output
+    # mpirun may wake the stopped rank before it ends it, and then they save their state.
+    assert status == 4 and "interrupted by SIGINT; " in output, output
     assert time.monotonic() - begin < 60, "which is what the ranks would have had"
     assert [record.process() for record in read_records(run).values()] == [None, None]
 
