@@ -17,15 +17,14 @@ train: .venv/packages.stamp
 
 # For a look after each change: lint, and the unit tests that take no long time.
 check: lint
-	$(call tests,$(SIDE_BY_SIDE) $$(($(CORES) + 1)) -m 'not slow' tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) -m 'not slow' tests/unit)
 
-# Jobs of Slurm mostly wait, beside them there is room for unit tests; ranks compute and wait by turns. A module of tests
-# stays with one process, for what its tests share.
-SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder --numprocesses
-CORES := $(shell nproc)
+# Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
+# they wait. A module of tests stays with one process, for what its tests share.
+SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 test: horovod .mpich/installed.stamp
-	$(call tests,$(SIDE_BY_SIDE) $$(($(CORES) + 1)) tests/slurm tests/unit)
-	$(call tests,$(SIDE_BY_SIDE) $(CORES) --ignore tests/slurm --ignore tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
+	$(call tests,--ignore tests/slurm --ignore tests/unit)
 
 # Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only
 # what fails again has failed. Both runs are printed.

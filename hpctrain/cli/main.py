@@ -106,7 +106,7 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. A user's mistake is one message on stderr and an exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # The name of a file need not be UTF-8. Its own bytes are printed: a printed command has to run.
         sys.stdout.reconfigure(errors="surrogateescape")
     try:

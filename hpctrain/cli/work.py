@@ -43,7 +43,8 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
         raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
     for text in (str(path), *arguments):
         if encodable(text) != text:
-            raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", "rename the file")
+            hint = "rename the file" if text == str(path) else "give the script another argument"
+            raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", hint)
     return Script(path=path, arguments=tuple(arguments))
 
 

@@ -37,7 +37,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
         raise disk_error(error, path, "choose another folder") from error
     try:
         # Without locks nothing is mixed either: each file is written under a name of its own.
-        if not lock(descriptor, path, seconds):
+        if not lock(descriptor, path, seconds, "choose another folder"):
             waited = f", which was waited for {seconds:g} s" if seconds else ""
             raise HpctrainError(
                 f"another process writes in {folder}{waited}",
@@ -49,13 +49,14 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def lock(descriptor: int, path: Path, seconds: float) -> bool:
+def lock(descriptor: int, path: Path, seconds: float, elsewhere: str) -> bool:
     """Lock an open file until it is closed or this process ends.
 
     Args:
         descriptor: the open file.
         path: its path, for messages.
         seconds: how long to wait for another process that has the lock.
+        elsewhere: what the user can do where the file system refuses.
 
     Returns:
         False if the other process still has it; True also on a file system without locks.
@@ -74,5 +75,5 @@ def lock(descriptor: int, path: Path, seconds: float) -> bool:
             time.sleep(_POLL_SECONDS)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise disk_error(error, path) from error
+                raise disk_error(error, path, elsewhere) from error
             return True

@@ -83,7 +83,8 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
 
 def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
     warning = None
-    if not lock(descriptor, directory.path / "lock", _LOCK_SECONDS if job_id(environment) else 0.0):
+    seconds = _LOCK_SECONDS if job_id(environment) else 0.0
+    if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_earlier(holder, environment):
             raise HpctrainError(

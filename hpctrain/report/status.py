@@ -148,12 +148,12 @@ def run_status(
 
 
 def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
-    """Whether the run's launcher lives, or a rank of one that recorded no start; None if that is on another host."""
-    if start and start.host == socket.gethostname():
-        return launcher_process(start) is not None
+    """Whether the run's launcher or one of its ranks lives; None if that is on another host."""
     records = read_records(directory).values()
     if any(record.process() for record in records):
         return True
+    if start and start.host == socket.gethostname():
+        return launcher_process(start) is not None
     elsewhere = (start and start.host) or any(record.host != socket.gethostname() for record in records)
     return None if elsewhere else False
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
@@ -102,11 +103,12 @@ class RunDirectory:
         Raises:
             HpctrainError: it already holds a run, or cannot be made.
         """
+        text = _plan_text(plan)
         try:
             make_folder(self.path)
             # Of several runs that are started in one place, one makes this file.
-            with open(self.plan, "x", opener=private) as file:
-                file.write(plan.model_dump_json(indent=2) + "\n")
+            with open(self.plan, "xb", opener=private) as file:
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             make_folder(self.logs)
@@ -127,7 +129,7 @@ class RunDirectory:
         Raises:
             HpctrainError: it cannot be written.
         """
-        write_json(self.plan, plan.model_dump(mode="json"))
+        write_whole(self.plan, _plan_text(plan), opener=private, elsewhere="choose another place with --run-dir")
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
@@ -136,6 +138,16 @@ class RunDirectory:
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+
+def _plan_text(plan: BaseModel) -> bytes:
+    try:
+        return f"{plan.model_dump_json(indent=2)}\n".encode()
+    except PydanticSerializationError as error:
+        raise HpctrainError(
+            "an option holds text that is not UTF-8, and plan.json can hold no other",
+            "rename the file that it names, or give the option another value",
+        ) from error
 
 
 def default_directory(title: str) -> Path:

@@ -105,5 +105,7 @@ def _trainer(plan: Plan, comm: Communicator) -> Trainer:
 
 def _beginning(plan: Plan, begun: int) -> str:
     """What comes before the first step is done, which in Keras takes much longer than the others."""
-    step = "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"
-    return f"reading the checkpoint of step {begun}, and {step} after it" if begun else step
+    if begun:
+        # A checkpoint may have been written before its epoch was evaluated, and then that comes first.
+        return f"reading the checkpoint of step {begun}, and going on from it"
+    return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"

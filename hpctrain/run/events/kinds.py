@@ -266,7 +266,7 @@ class FaultEvent(BaseEvent):
 
 
 class RecoveredFaultEvent(FaultEvent):
-    """A rank died and the others went on without it. Written by them; ``recovery_seconds`` identifies it."""
+    """A rank died and the others went on without it. Written by them; any key of its own identifies it."""
 
     rank: Count | None = Field(description="as the attempt began")
     iteration: Count = Field(description="the step in progress")
@@ -316,10 +316,13 @@ Event = KnownEvent | OtherEvent
 
 _CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
 
+_RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
+
 
 def class_of(values: Mapping[str, Any]) -> type[Event]:
     """The class of an event, by its line's keys and values."""
     kind = values["event"]
     if kind == "fault":
-        return RecoveredFaultEvent if "recovery_seconds" in values else FaultEvent
+        # One that lost a key is refused, and not taken for a fault that ended the run.
+        return RecoveredFaultEvent if _RECOVERED & values.keys() else FaultEvent
     return _CLASSES.get(kind, OtherEvent)

@@ -19,6 +19,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
+from hpctrain.run.records import RankRecord, write_record
 
 # Of run_events: the time of the last event of its second epoch.
 NOW = 1_700_000_012.0
@@ -208,6 +209,19 @@ def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = psutil.Process().create_time() - 60
     assert local_run(tmp_path / "another's number", time=before).state == "stopped"
     assert local_run(tmp_path / "elsewhere", host="another").state == "running"
+
+
+def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    me = psutil.Process()
+    # This process began after that event, so it cannot be the launcher; it is a rank.
+    events = [start(job=None, host=socket.gethostname(), pid=me.pid, time=me.create_time() - 60)]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    directory.ranks.mkdir(exist_ok=True)
+    rank = RankRecord(rank=0, host=socket.gethostname(), pid=me.pid, started=me.create_time(), status="running")
+    write_record(directory, rank)
+    status, _ = read_status(find_run(str(directory.path)))
+    assert isinstance(status, RunStatus) and status.state == "running"
 
 
 def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from unit.report.written_runs import recipe_plan, write_run
 
+from hpctrain.errors import HpctrainError
 from hpctrain.files.whole import temporary
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Start
 from hpctrain.run.records import RankRecord, read_records, write_record
 
 
@@ -18,3 +24,16 @@ def test_an_attempt_begins_without_what_killed_processes_left_half_written(tmp_p
     directory.begin_attempt(recipe_plan())
     assert not any(path.exists() for path in leftovers)
     assert list(directory.ranks.iterdir()) == []
+
+
+def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
+    plan = recipe_plan().model_copy(update={"start": Start(environment={"NAME": os.fsdecode(b"a\xff")})})
+    new = RunDirectory(tmp_path / "new")
+    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+        new.create(plan)
+    assert not new.path.exists()
+    begun = write_run(tmp_path / "begun", recipe_plan(), [])
+    before = begun.plan.read_bytes()
+    with pytest.raises(HpctrainError, match="an option holds text that is not UTF-8"):
+        begun.begin_attempt(plan)
+    assert begun.plan.read_bytes() == before

@@ -111,6 +111,11 @@ def test_a_wrong_value_of_a_nested_kind_is_named() -> None:
             "cannot have message = 7: Input should be a valid string; "
             "cannot have recovery_seconds = 'x': Input should be a valid number",
         ),
+        (
+            '{"time": 1, "event": "fault", "iteration": 3, "samples_affected": 8, "ranks": 3, "rank": 1, "host": "n1", '
+            '"message": "died"}',
+            "'fault' lacks 'recovery_seconds'",
+        ),
         ('{"time": "x", "event": "later"}', "'later' cannot have time = 'x': Input should be a valid number"),
     ],
 )
