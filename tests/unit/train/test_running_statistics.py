@@ -99,6 +99,10 @@ def test_a_state_goes_on_to_the_same_bits_and_a_ranks_own_may_be_missing(trainer
     assert {name for name in one if one[name].tobytes() != other[name].tobytes()} == set()
 
 
+# Above 0, means would leave nothing of the outputs of so small a network, whatever they are.
+OTHER = -0.5
+
+
 class WithOther(SingleCommunicator):
     """Two ranks, of which the other has other statistics."""
 
@@ -114,11 +118,11 @@ class WithOther(SingleCommunicator):
 
 def test_validation_is_with_the_mean_over_the_ranks(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before, alone = statistics(trainer), trainer.evaluate(SAMPLES)[0]
-    monkeypatch.setattr(trainer, "_comm", WithOther(3.0))
+    monkeypatch.setattr(trainer, "_comm", WithOther(OTHER))
     trainer.average_statistics()
     for name, value in statistics(trainer).items():
-        np.testing.assert_allclose(value, (before[name] + 3) / 2, rtol=1e-6)
+        np.testing.assert_allclose(value, (before[name] + OTHER) / 2, rtol=1e-6)
     averaged = trainer.evaluate(SAMPLES)[0]
-    assert averaged != pytest.approx(alone, rel=1e-4)
-    trainer.restore({**copy(trainer.state()), **{name: (value + 3) / 2 for name, value in before.items()}})
+    assert averaged != pytest.approx(alone, rel=1e-3)
+    trainer.restore({**copy(trainer.state()), **{name: (value + OTHER) / 2 for name, value in before.items()}})
     assert trainer.evaluate(SAMPLES)[0] == pytest.approx(averaged, rel=1e-5)
