@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 from written_checkpoints import guard_over
 
 from hpctrain import HpctrainError
@@ -69,17 +69,7 @@ class Unsaved(Checkpoints):
 
 
 def recipe(**values) -> Recipe:
-    base = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": 4},
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "epochs": 2,
-    }
-    return Recipe.model_validate_json(json.dumps({**base, **values}))
+    return digits_recipe(**{"batch": {"size": 4}, "epochs": 2, **values})
 
 
 def samples(count: int) -> InMemory:

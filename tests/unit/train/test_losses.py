@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.mixing import Mixer, Mixture, piece
@@ -29,17 +28,8 @@ LOSSES = {
 
 
 def recipe(**values: object) -> Recipe:
-    base = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": 8},
-        "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
-        "epochs": 1,
-    }
-    return Recipe.model_validate_json(json.dumps({**base, **values}))
+    base = {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}}
+    return digits_recipe(**{**base, **values})
 
 
 def mixture(seed: int = 0, group: int | None = None) -> Mixture:

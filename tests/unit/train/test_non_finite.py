@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 from written_checkpoints import guard_over
 
 from hpctrain.checkpoints.keep import Policy
@@ -28,21 +29,10 @@ from hpctrain.train.non_finite import mean_of_finite
 from hpctrain.train.state import LazyState
 from hpctrain.train.trainer import GradientNumbers
 
-BASE: dict[str, Any] = {
-    "name": "test",
-    "source": "none",
-    "reported": [{"metric": "test_accuracy", "value": 1.0}],
-    "model": {"name": "digits_cnn"},
-    "data": {"name": "digits"},
-    "batch": {"size": 4},
-    "optimizer": {"name": "sgd", "learning_rate": 0.1},
-    "epochs": 2,
-    "checkpoints": {"every_steps": 2, "keep_last": 9},
-}
-
 
 def recipe(**values: Any) -> Recipe:
-    return Recipe.model_validate_json(json.dumps({**BASE, **values}))
+    base = {"batch": {"size": 4}, "epochs": 2, "checkpoints": {"every_steps": 2, "keep_last": 9}}
+    return digits_recipe(**{**base, **values})
 
 
 class Scripted:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.digits import load_digits
@@ -18,17 +17,7 @@ SIZES = [32, 32, 7, 32, 31, 1]
 
 
 def recipe(optimizer: dict) -> Recipe:
-    values = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": 32},
-        "optimizer": {"learning_rate": 0.01, **optimizer},
-        "epochs": 1,
-    }
-    return Recipe.model_validate_json(json.dumps(values))
+    return digits_recipe(optimizer={"learning_rate": 0.01, **optimizer})
 
 
 OPTIMIZERS = {

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import json
 from typing import Any
 
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 from small_resnets import small_resnets
 
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.digits import load_digits
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.schema import Recipe
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
 
@@ -26,17 +25,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 
 def make(framework: str, **changes: Any) -> Any:
-    values = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": 32},
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "epochs": 1,
-    }
-    recipe = Recipe.model_validate_json(json.dumps({**values, **changes}))
+    recipe = digits_recipe(**changes)
     module = importlib.import_module(f"hpctrain.train.{framework}_trainer")
     if framework == "keras":
         # The same names of variables in each, as in another process.
