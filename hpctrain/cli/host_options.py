@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hpctrain.cli.option_groups import given
+
 FabricFile = Annotated[
     Path | None,
     typer.Option("--fabric", metavar="FILE", help="Fabric file for the order of the hosts, as for `topology show`."),
@@ -46,7 +48,7 @@ class NamedHosts:
 
     def given(self) -> dict[str, Any]:
         """The fields of :class:`hpctrain.run.plan.HostOptions` that were given."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return given(**vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

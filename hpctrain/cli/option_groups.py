@@ -36,5 +36,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _parameter(name: str, default: Any, kind: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from hpctrain.cli import completion
+from hpctrain.cli.option_groups import given
 from hpctrain.cluster.backends import BACKENDS
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
@@ -171,11 +172,6 @@ class StopOptions:
         if seconds is not None and not 0 < seconds < float("inf"):
             raise HpctrainError(f"--stop-seconds {seconds:g} leaves no time to stop", "for example --stop-seconds 60")
         return given(signal=name, seconds=seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:
