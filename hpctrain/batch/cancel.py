@@ -70,19 +70,16 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         _require_ended(directory)
         return
     host, pid = start.host, start.pid
-    if host != socket.gethostname():
+    process = launcher_process(start) if host == socket.gethostname() else None
+    if process is None:
         # The launcher ended with its job, which left no time to say so.
         if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
-        if pid is None:
-            _require_ended(directory, begun=True)
+        if pid is None or host == socket.gethostname():
+            _require_ended(directory, begun=pid is None)
             return
         hint = f"cancel it there, or enter there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
-    process = launcher_process(start)
-    if process is None:
-        _require_ended(directory, elsewhere=False)
-        return
     try:
         process.send_signal(signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"
@@ -93,24 +90,20 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
 
 
-def _require_ended(directory: RunDirectory, *, begun: bool = False, elsewhere: bool = True) -> None:
+def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
     """Refuse to say that nothing runs while ranks do that no launcher of hpctrain's will stop.
+
+    Processes on other hosts cannot be seen from here: such ranks run for as long as their records say so.
 
     Args:
         directory: of the run.
         begun: ranks were started, even where none has recorded it yet.
-        elsewhere: ranks on other hosts, whose processes cannot be seen from here, run for as long as their records say
-            so. With a launcher on this host they have ended with it.
 
     Raises:
         HpctrainError: such ranks run.
     """
     records = read_records(directory).values()
-    running = [
-        record
-        for record in records
-        if record.status == "running" and not record.vanished and (elsewhere or record.process())
-    ]
+    running = [record for record in records if record.status == "running" and not record.vanished]
     if running:
         hosts = {record.host for record in running}
         ends = "; ".join(

@@ -12,6 +12,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error, synchronise_folder
 
 _ELSEWHERE = "choose another folder"
+# Of the random part of a temporary name.
+_DIGITS = 12
 
 
 def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
@@ -60,7 +62,7 @@ def write_whole(
 
 def temporary(path: Path) -> Path:
     """A hidden name beside a file that no other process uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:_DIGITS]}.part")
 
 
 def put_in_place(fresh: Path, path: Path) -> None:
@@ -70,6 +72,6 @@ def put_in_place(fresh: Path, path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files of processes that were killed."""
-    for path in folder.glob(".*.part"):
+    """Remove unfinished files of processes that were killed, by the names of :func:`temporary` alone."""
+    for path in folder.glob(f".*.{'[0-9a-f]' * _DIGITS}.part"):
         path.unlink(missing_ok=True)

@@ -298,6 +298,16 @@ def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys:
     assert "on gpu9: kill 77" in capsys.readouterr().err
 
 
+def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=2**22 + 1)])
+    _record(directory, 0, "running")
+    _record(directory, 1, "running", host="gpu9", pid=77)
+    assert main(["cancel", str(directory.path)]) == 1
+    assert "rank 1 of the run may still run, without a launcher\n  on gpu9: kill 77" in capsys.readouterr().err
+
+
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
     assert main(["cancel", str(directory.path)]) == 1
