@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import locked
+from hpctrain.files.whole import temporary
 from hpctrain.shards import archives
 from hpctrain.shards import make as sharding
 from hpctrain.shards.fake import FakeSet, make_fake
@@ -177,7 +178,7 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
     folder = tmp_path / "shards"
     with pytest.raises(KeyboardInterrupt):
         _make(source, folder, until_the_fourth)
-    (folder / ".train-000003.tar.0123.part").write_bytes(b"half")
+    temporary(folder / "train-000003.tar").write_bytes(b"half")
     # A shard whose record was not written yet is made again.
     (folder / "records/train-000002.tar.json").unlink()
     with pytest.raises(HpctrainError, match="holds no whole set of shards"):

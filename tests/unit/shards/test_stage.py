@@ -13,6 +13,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import locked
+from hpctrain.files.whole import temporary
 from hpctrain.shards import stage as stage_module
 from hpctrain.shards.fake import FakeSet, make_fake
 from hpctrain.shards.make import Sharding, make_shards
@@ -86,7 +87,7 @@ def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(HpctrainError, match="holds no whole set of shards"):
         open_shards(to, "train")
     monkeypatch.setattr(stage_module, "_copy", copy)
-    (to / ".train-000002.tar.99.part").write_bytes(b"half")
+    temporary(to / "train-000002.tar").write_bytes(b"half")
     done = stage(whole, to, _ALL, wait_seconds=0)
     assert (done.copied, done.there) == (5, 2)
     _same(whole, to)
