@@ -10,7 +10,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train check test lint docs bench faults fuzz clean horovod cluster cluster-stop
+.PHONY: train check test lint docs bench faults fuzz clean horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -72,6 +72,13 @@ cluster: .venv/packages.stamp
 
 cluster-stop:
 	$(BIN)/python tests/slurm/local_slurm.py stop
+
+# Hosts with links of their own on this machine, to try runs over several on.
+hosts: .venv/packages.stamp
+	$(BIN)/python tests/hosts/local_hosts.py start
+
+hosts-stop:
+	$(BIN)/python tests/hosts/local_hosts.py stop
 
 # Asked each time: it answers at once while Horovod still fits the MPI and the frameworks of today.
 horovod: .venv/packages.stamp

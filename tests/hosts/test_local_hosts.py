@@ -1,0 +1,124 @@
+"""The hosts of the tests are hosts: names, addresses, files, processes and links of their own, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from local_hosts import HostsError, LocalHosts, obstacle
+
+_SEND = """\
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 9000)) as link:
+    begin = time.perf_counter()
+    for _ in range(64):
+        link.sendall(bytes(1 << 17))
+    link.shutdown(socket.SHUT_WR)
+    link.recv(1)
+    print(8 * 64 * (1 << 17) / (time.perf_counter() - begin) / 1e6)
+"""
+_RECEIVE = """\
+import socket
+with socket.create_server(("", 9000)) as server:
+    link, _ = server.accept()
+    while link.recv(1 << 20):
+        pass
+    link.close()
+"""
+
+
+def _mbit(hosts: LocalHosts, source: str, target: str) -> float:
+    """What one TCP connection carries, in Mbit/s."""
+    receiver = subprocess.Popen(hosts.command(target, sys.executable, "-c", _RECEIVE))
+    try:
+        listening = ("ss", "-Hltn", "sport = :9000")
+        deadline = time.monotonic() + 10
+        while not hosts.run(target, *listening).stdout and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return float(hosts.run(source, sys.executable, "-c", _SEND, target).stdout)
+    finally:
+        receiver.kill()
+        receiver.wait()
+
+
+def test_each_has_a_name_an_address_and_temporary_files_of_its_own(hosts: LocalHosts, tmp_path: Path):
+    for number, host in enumerate(hosts.names, 1):
+        look = f"hostname; hostname -i; ls -A /tmp /dev/shm /run; cat /proc/1/comm; touch /tmp/{host} {tmp_path}/{host}"
+        name, address, *rest = hosts.run(host, "sh", "-c", look).stdout.split()
+        assert (name, address) == (host, f"10.77.0.{number}")
+        assert not {"h1", "h2", "h3", "h4"} & set(rest)
+        assert rest[-1] == "sshd"
+    # What is shared is the same everywhere.
+    assert {path.name for path in tmp_path.iterdir()} == set(hosts.names)
+
+
+def test_one_reaches_another_by_ssh(hosts: LocalHosts):
+    assert hosts.run("h1", "ssh", "h3", "ssh", "h2", "hostname").stdout == "h2\n"
+
+
+def test_links_carry_what_they_are_set_to_in_each_direction(hosts: LocalHosts):
+    hosts.rate("h2", "100mbit", "to")
+    assert 80 < _mbit(hosts, "h1", "h2") < 105
+    assert _mbit(hosts, "h2", "h1") > 200
+    hosts.rate("h2", "100mbit", "from")
+    hosts.rate("h2", "1gbit", "to")
+    assert 80 < _mbit(hosts, "h2", "h1") < 105
+
+
+def test_a_cable_that_is_cut_carries_nothing_until_it_is_mended(hosts: LocalHosts):
+    ping = ("h1", "ssh", "-o", "ConnectTimeout=1", "h4", "true")
+    assert hosts.run(*ping, check=False).returncode == 0
+    hosts.cut("h4")
+    assert hosts.run(*ping, check=False).returncode == 255
+    hosts.mend("h4")
+    assert hosts.run(*ping, check=False).returncode == 0
+
+
+def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalHosts):
+    hosts.run("h3", "touch", "/tmp/file", "/dev/shm/file")
+    left = subprocess.Popen(hosts.command("h3", "sleep", "1000"))
+    hosts.kill("h3")
+    assert left.wait(timeout=10) != 0
+    with pytest.raises(HostsError, match="h3 is down"):
+        hosts.run("h3", "true")
+    hosts.boot("h3")
+    assert not re.search("file", hosts.run("h3", "ls", "/tmp", "/dev/shm").stdout)
+    assert hosts.run("h1", "ssh", "h3", "hostname").stdout == "h3\n"
+
+
+def test_a_command_that_takes_too_long_is_ended_with_what_it_started(hosts: LocalHosts):
+    with pytest.raises(HostsError, match=r"took more than 0\.5 s:\nbegun"):
+        hosts.run("h1", "sh", "-c", "echo begun; sleep 1000 & sleep 1000", timeout=0.5)
+    assert "sleep" not in hosts.run("h1", "ps", "ax").stdout
+
+
+def test_nothing_is_left_when_the_process_that_started_them_is_killed(tmp_path: Path):
+    if reason := obstacle():
+        pytest.skip(reason)
+    folder = tmp_path / "hosts"
+    script = f"""\
+import pathlib, signal
+from local_hosts import LocalHosts, Settings
+LocalHosts(pathlib.Path({str(folder)!r}), Settings(hosts=2)).start()
+print("up", flush=True)
+signal.pause()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == b"up\n"
+    family = psutil.Process(starter.pid).children(recursive=True)
+    assert len(family) >= 6
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    starter.stdout.close()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert not left
+    assert not folder.exists()
