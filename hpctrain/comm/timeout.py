@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,10 @@ _LONG_SLEEP_SECONDS = 0.0005
 # What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
 # different kinds wait for each other in vain (see hpctrain.comm.crossed).
 REDUCTION, CONTROL, END = "reduction", "control", "end"
+# How old a wait is by which others know it, while what it waits for is coming.
+_RENEWED_SECONDS = 1.0
 # Calls of MPI that nobody waits for any more.
-_abandoned: list[MPI.Request] = []
+_abandoned: list[object] = []
 
 
 def timeout_seconds() -> float:
@@ -80,6 +82,10 @@ def _leads(kind: str) -> bool:
 
 
 def _no_pause() -> None: ...
+
+
+def _no_progress() -> int:
+    return 0
 
 
 def _as_it_is(error: BaseException) -> None:
@@ -161,9 +167,12 @@ class Timeout:
         try:
             self.wait(request.Test, what, kind=kind, heed=heed, pause=pause)
         except BaseException:
-            # MPI may write into its buffers until it ends, and a request holds them.
-            _abandoned.append(request)
+            self.abandon(request)
             raise
+
+    def abandon(self, requests: object) -> None:
+        """Keep requests of MPI that nobody waits for any more: it may write into their buffers until it ends."""
+        _abandoned.append(requests)
 
     def wait(
         self,
@@ -174,6 +183,7 @@ class Timeout:
         kind: str = CONTROL,
         heed: bool = True,
         pause: Callable[[], object] = _no_pause,
+        progress: Callable[[], int] = _no_progress,
     ) -> None:
         """Poll ``done`` until it is true.
 
@@ -184,6 +194,7 @@ class Timeout:
             kind: of the wait, see :class:`Wait`.
             heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two looks.
+            progress: grows while the others do what is waited for; only since then has nobody come.
 
         Raises:
             RanksLostError: a rank died.
@@ -191,7 +202,7 @@ class Timeout:
                 different places.
         """
         try:
-            self._wait(done, what, missing, kind=kind, heed=heed, pause=pause)
+            self._wait(done, what, missing, kind=kind, heed=heed, pause=pause, progress=progress)
         except Exception as error:
             self._explain(error)
             raise
@@ -205,29 +216,43 @@ class Timeout:
         kind: str,
         heed: bool,
         pause: Callable[[], object],
+        progress: Callable[[], int],
     ) -> None:
         if done():
             return
-        begin = time.monotonic()
-        while time.monotonic() - begin < _SPIN_SECONDS:
+        since = time.monotonic()
+        while time.monotonic() - since < _SPIN_SECONDS:
             pause()
             if done():
                 return
         thread = threading.get_ident()
-        self._waits[thread] = Wait(what=what, since=begin, kind=END if self.leaving else kind, leads=_leads(kind))
+        wait = self._waits[thread] = Wait(
+            what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind)
+        )
+        reached = progress()
         try:
             while not done():
                 pause()
-                waited = time.monotonic() - begin
+                now = time.monotonic()
+                if progress() > reached:
+                    reached, since = progress(), now
+                    if since - wait.since > _RENEWED_SECONDS:
+                        wait = self._waits[thread] = replace(wait, since=since)
+                waited = now - since
                 if heed:
-                    self._check()
-                    if error := self.crossed():
-                        raise error
+                    self._heed()
                 if waited > self.seconds:
                     raise self.out_of_time(what, missing())
-                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+                if waited > _SPIN_SECONDS:
+                    time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:
             del self._waits[thread]
+
+    def _heed(self) -> None:
+        """Raise if what is waited for cannot come."""
+        self._check()
+        if error := self.crossed():
+            raise error
 
     def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
         """For blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
