@@ -1,7 +1,8 @@
 """Times one float32 all-reduce with each engine, from small to large, and a plain copy of as many bytes as the limit.
 
 ``python allreduce.py OUT.json SIZES ROUNDS`` on every rank; SIZES in bytes, joined by commas. All engines live in one
-process and give the mean, in place; each one's is compared with the closed form before it is measured.
+process and give the mean, in place; each one's is compared with the closed form before it is measured. Between hosts
+hpctrain's own also sends float16 and bfloat16.
 """
 
 from __future__ import annotations
@@ -40,18 +41,26 @@ class TimedReduction:
 
     buffer: torch.Tensor
     call: Call
+    # Of the mean, relative.
+    tolerance: float = 1e-5
 
 
 MakeReduction = Callable[[int], TimedReduction]
 
 
-def by_engine(engine: TorchEngine, name: str, largest: int) -> MakeReduction:
-    """All-reduce by one of hpctrain's engines as the adapters use it, on a buffer that the engine allocated."""
+def by_engine(engine: TorchEngine, name: str, largest: int, wire: torch.dtype | None = None) -> MakeReduction:
+    """All-reduce by one of hpctrain's engines as the adapters use it, on a buffer that the engine allocated.
+
+    Args:
+        wire: the type in which gradients travel, if not in their own.
+    """
     memory = engine.allocate(largest, torch.float32, torch.device("cpu"))
+    tolerance = torch.finfo(wire or torch.float32).eps * 10
 
     def make(numel: int) -> TimedReduction:
         buffer, own_name = memory[:numel], f"{name}.{numel}"
-        return TimedReduction(buffer=buffer, call=lambda: engine.allreduce(buffer, own_name).wait())
+        call = lambda: engine.allreduce(buffer, own_name, wire).wait()  # noqa: E731
+        return TimedReduction(buffer=buffer, call=call, tolerance=tolerance)
 
     return make
 
@@ -107,7 +116,7 @@ def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
     pattern = torch.arange(reduction.buffer.numel(), device=reduction.buffer.device) % _PATTERN
     reduction.buffer.copy_(pattern + world.rank)
     reduction.call()
-    if not torch.allclose(reduction.buffer, pattern + (world.size - 1) / 2):
+    if not torch.allclose(reduction.buffer, pattern + (world.size - 1) / 2, rtol=reduction.tolerance):
         raise HpctrainError(f"{name} gave a wrong mean of {reduction.buffer.nbytes} bytes", exit_code=1)
 
 
@@ -146,6 +155,9 @@ def main(out: str, sizes: str, rounds: str) -> None:
     largest = max(wanted) // _FLOAT_BYTES
     left_out: LeftOut = {}
     engines = {"mpi": by_engine(comm.torch(), "measured", largest), "MPI_Allreduce": by_mpi(world)}
+    if comm.local_size < comm.size:
+        for name, wire in (("mpi fp16", torch.float16), ("mpi bf16", torch.bfloat16)):
+            engines[name] = by_engine(comm.torch(), name, largest, wire)
     group = join_process_group(world)
     engines["gloo"] = by_process_group(torch.device("cpu"))
     if group.on_gpus:

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.host_options import NamedHosts
+from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.errors import HpctrainError
 
@@ -52,9 +54,17 @@ def _group() -> None: ...
 
 
 @app.command()
+@with_groups
 def allreduce(
     ranks: Annotated[
-        list[int] | None, typer.Option("-np", metavar="N", min=2, help="How many ranks (2); repeat for more.")
+        list[int] | None,
+        typer.Option("-np", metavar="N", min=2, help="How many ranks (2, or the hosts' slots); repeat for more."),
+    ] = None,
+    *,
+    hosts: NamedHosts,
+    link_gbit: Annotated[
+        float | None,
+        typer.Option(metavar="GBIT", min=1e-3, help="What a host's link carries: shows the ratio to its bound."),
     ] = None,
     sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes; K, M and G are powers of 1024.")] = _SIZES,
     rounds: Annotated[
@@ -64,22 +74,34 @@ def allreduce(
     as_json: AsJson = False,
 ) -> None:
     """One all-reduce by each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed over
-    Gloo (and NCCL, where each rank has a GPU), and a plain copy of as many bytes, which is the limit.
+    Gloo (and NCCL, where each rank has a GPU), and a plain copy of as many bytes, which is the limit on one host. On
+    several hosts hpctrain's own also sends float16 and bfloat16.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
     from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
+    from hpctrain.run.plan import HostOptions
 
     wanted = parse_sizes(sizes)
     require_places(filter(None, [plot]))
+    options = HostOptions(**hosts.given())
+    if link_gbit and options == HostOptions():
+        raise HpctrainError("--link-gbit is of links between hosts", "name the hosts: -H n1,n2, or --hostfile FILE")
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     loads = []
     tables = []
-    for number in dict.fromkeys(ranks or [2]):
-        measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds))
+    numbers: list[int | None] = [*dict.fromkeys(ranks or [])] or [None if hosts.given() else 2]
+    for number in numbers:
+        measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds), hosts=options)
         seconds = {int(size): times for size, times in measured["seconds"].items()}
-        own = allreduce_rows(seconds, number, oversubscribed=oversubscribed(number))
+        own = allreduce_rows(
+            seconds,
+            measured["ranks"],
+            oversubscribed=oversubscribed(measured["ranks"], measured["hosts"]),
+            hosts=measured["hosts"],
+            link_bytes_per_s=link_gbit * 1e9 / 8 if link_gbit else None,
+        )
         tables.append(allreduce_table(own, usable_cores()))
         rows += own
         left_out |= measured["left_out"]
@@ -95,8 +117,13 @@ def allreduce(
 
 
 @app.command()
+@with_groups
 def step(
-    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
+    ranks: Annotated[
+        int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")
+    ] = None,
+    *,
+    hosts: NamedHosts,
     model: Annotated[
         ModelOption, typer.Option(help="Network; they have 13, 26, 10 and 0.09 million parameters.")
     ] = ModelOption.convnet,
@@ -112,20 +139,24 @@ def step(
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed
     from hpctrain.report.benchmarks import step_rows, step_table
+    from hpctrain.run.plan import HostOptions
 
     if image_size and model != ModelOption.resnet50:
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
     samples = batch or _BATCHES[model]
-    measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64))
+    number = ranks or (None if hosts.given() else 2)
+    options = HostOptions(**hosts.given())
+    measured = measure("step", number, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
-    more = oversubscribed(ranks)
+    about = {name: measured[name] for name in ("ranks", "hosts", "load", "left_out")}
+    more = oversubscribed(measured["ranks"], measured["hosts"])
     if as_json:
-        settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more}
+        settings = {"model": model, "cores": usable_cores(), "oversubscribed": more}
         settings |= {"batch": samples, "rounds": rounds}
-        about = {name: measured[name] for name in ("load", "left_out")}
         typer.echo(json.dumps({**settings, "rows": rows, **about}))
         return
-    title = f"one step of {model} on {ranks} ranks, {samples} samples each, {rounds} rounds"
+    where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
+    title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
     table = step_table(rows, title + (", oversubscribed" if more else ""))
     _print(table, left_out=measured["left_out"], load=measured["load"])
 

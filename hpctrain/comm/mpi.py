@@ -7,7 +7,7 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 from __future__ import annotations
 
 import pickle  # nosec B403  # objects of the ranks of one run
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from hpctrain.comm.mpi_group import MpiGroup
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import StackFile
 from hpctrain.comm.stalls import FailureDetector, Peer
-from hpctrain.comm.survival import Survival, missing_mitigation
+from hpctrain.comm.survival import Survival, is_majority, missing_mitigation
 from hpctrain.comm.timeout import Timeout
 from hpctrain.errors import HpctrainError
 from hpctrain.run.stopping import RESUMABLE
@@ -128,12 +128,14 @@ class MpiControl(Communicator):
         if self._survival is None:
             return super().recover()
         lost: list[LostRank] = []
+        hosts = [host for _, host in self._survival.members]
         self._survival.begin()
         try:
             # Each turn has cost a rank its life.
             for _ in range(self.size):
                 try:
                     self._form_anew(self._survival, lost)
+                    self._require_majority(hosts, self._survival)
                     return tuple(lost)
                 except RanksLostError:
                     continue
@@ -142,6 +144,18 @@ class MpiControl(Communicator):
         raise HpctrainError(
             f"rank {self._survival.first_rank} on {self.host}: the ranks that are left could not form the run anew",
             "hpctrain run --resume goes on from the last checkpoint",
+            exit_code=RESUMABLE,
+        )
+
+    def _require_majority(self, before: Sequence[str], survival: Survival) -> None:
+        hosts = [host for _, host in survival.members]
+        if is_majority(before, hosts):
+            return
+        gone = sorted(set(before) - set(hosts))
+        raise HpctrainError(
+            f"rank {survival.first_rank} on {self.host}: nothing is heard of {', '.join(gone)}, and "
+            f"{len(set(hosts))} of {len(set(before))} hosts are no majority: the others may train on by themselves",
+            "hpctrain run --resume goes on from the last checkpoint, on the hosts that answer",
             exit_code=RESUMABLE,
         )
 

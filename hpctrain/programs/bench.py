@@ -1,4 +1,4 @@
-"""Starts the programs of ``hpctrain bench`` on ranks of this machine."""
+"""Starts the programs of ``hpctrain bench`` on ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any
 import hpctrain
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+from hpctrain.files.disk import disk_error
 from hpctrain.launch.command import Launcher
+from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import Machine, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan, Script
+from hpctrain.run.plan import HostOptions, Plan, Script
 from hpctrain.supervision.start import launch_plan, prove_launcher
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -45,36 +47,56 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def oversubscribed(ranks: int) -> bool:
-    """Whether the ranks are more than this machine's cores."""
-    return ranks > this_machine().cores
+def oversubscribed(ranks: int, hosts: int = 1) -> bool:
+    """Whether the ranks are more than the hosts' cores, every host being like this one."""
+    return ranks > hosts * this_machine().cores
 
 
-def measure(program: str, ranks: int, *arguments: str, backend: str = "mpi") -> dict[str, Any]:
+def measure(
+    program: str,
+    ranks: int | None,
+    *arguments: str,
+    backend: str = "mpi",
+    hosts: HostOptions = HostOptions(),
+) -> dict[str, Any]:
     """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it.
 
     Args:
         program: its name.
-        ranks: how many, 1 for the backend ``single``, which needs no MPI.
+        ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the hosts have slots.
+        hosts: by default this one. The current directory has to be that of all of them.
 
     Returns:
-        What it wrote, and ``load``: how many processes wanted a core in the minute before.
+        What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
+        ``hosts``, how many there were.
 
     Raises:
-        HpctrainError: a package that it needs is missing, no launcher, or a rank failed.
+        HpctrainError: a package that it needs is missing, no launcher, hosts that are not there, no folder for what is
+            measured, or a rank failed.
     """
     require("train", "torch", *(["imagenet"] if program == "loader" else []))
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+    arranged, _ = arrange(hosts, machine.host, ranks)
+    with _folder(shared=len(arranged.slots) > 1) as name:
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        plan = make_plan(work, machine, ranks=ranks, backend=backend)
+        plan = make_plan(work, machine, hosts=arranged, backend=backend)
         # Horovod may be missing: then it is left out.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
-        return {**run_program(plan, folder, machine, launcher, out), "load": round(load, 2)}
+        about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}
+        return {**run_program(plan, folder, machine, launcher, out), **about}
+
+
+def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    try:
+        # Ranks of other hosts see no temporary folder of this one.
+        return tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd() if shared else None)
+    except OSError as error:
+        here = Path(error.filename or ".")
+        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
 
 
 def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher | None, out: Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Each differs by colour (Okabe and Ito's, https://jfly.uni-koeln.de/color), by marker and by line.
 _LINES: dict[str, dict[str, Any]] = {
     "mpi": {"color": "#D55E00", "marker": "o", "linestyle": "-", "linewidth": 2.2},
+    "mpi fp16": {"color": "#D55E00", "marker": "o", "linestyle": "--", "linewidth": 1.2},
+    "mpi bf16": {"color": "#D55E00", "marker": "x", "linestyle": ":", "linewidth": 1.2},
     "MPI_Allreduce": {"color": "#0072B2", "marker": "s", "linestyle": "--"},
     "horovod": {"color": "#009E73", "marker": "^", "linestyle": "-."},
     "gloo": {"color": "#CC79A7", "marker": "D", "linestyle": (0, (5, 1, 1, 1, 1, 1))},

@@ -88,20 +88,33 @@ def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
     ]
 
 
-def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed: bool) -> list[Row]:
+def allreduce_rows(
+    seconds: Mapping[int, Seconds],
+    ranks: int,
+    *,
+    oversubscribed: bool,
+    hosts: int = 1,
+    link_bytes_per_s: float | None = None,
+) -> list[Row]:
     """The rows of ``bench allreduce``, one per engine and size.
 
     Args:
         seconds: by bytes, then by engine; the plain copy among them.
         ranks: that took part.
         oversubscribed: whether they were more than cores.
+        hosts: on which they were.
+        link_bytes_per_s: what a host's link carries in each direction. Of N hosts each has to send 2 (N - 1) / N of
+            the bytes of the buffer, and to receive as many (Patarasuk and Yuan 2009,
+            https://doi.org/10.1016/j.jpdc.2008.09.002), which is the bound of the time.
     """
     rows = []
     for nbytes, engines in seconds.items():
         medians = {name: statistics.median(times) for name, times in engines.items()}
         for name, median in medians.items():
-            others = [other for other in medians if other not in (name, COPY)]
+            # What sends fewer bits is no other engine.
+            others = [other for other in medians if other not in (name, COPY) and not other.startswith(f"{OURS} ")]
             fastest = min(others, key=medians.__getitem__) if others and name != COPY else None
+            bound = 2 * (hosts - 1) / hosts * nbytes / link_bytes_per_s if link_bytes_per_s else None
             to_copy = ratio(engines, name, COPY)
             assert to_copy is not None
             rows.append(
@@ -109,6 +122,7 @@ def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed
                     "engine": name,
                     "bytes": nbytes,
                     "ranks": ranks,
+                    "hosts": hosts,
                     "oversubscribed": oversubscribed,
                     "rounds": len(engines[name]),
                     "median_s": median,
@@ -116,6 +130,8 @@ def allreduce_rows(seconds: Mapping[int, Seconds], ranks: int, *, oversubscribed
                     "share_of_limit": 1 / to_copy,
                     "fastest_other": fastest,
                     "ratio_to_fastest_other": ratio(engines, name, fastest),
+                    "link_bound_s": bound,
+                    "ratio_to_link": median / bound if bound and name != COPY else None,
                 }
             )
     return rows
@@ -156,24 +172,39 @@ def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
-    """The table of :func:`allreduce_rows` for one number of ranks: medians, and ratios to hpctrain's own engine."""
+    """The table of :func:`allreduce_rows` for one number of ranks: medians, and ratios to hpctrain's own engine.
+
+    Where the links are known, ratios to their bound instead.
+    """
     from rich import box
     from rich.table import Table
 
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    title = f"all-reduce of float32 on {rows[0]['ranks']} ranks"
-    if rows[0]["oversubscribed"]:
+    first = rows[0]
+    title = f"all-reduce of float32 on {first['ranks']} ranks"
+    if first["hosts"] > 1:
+        title += f" of {first['hosts']} hosts"
+    if first["oversubscribed"]:
         title += f", oversubscribed: {cores} cores"
     caption = f"medians of the slowest rank; last: {OURS} to the copy, to the fastest other"
+    if first["link_bound_s"]:
+        caption = "bound: of the hosts' links; medians of the slowest rank, as ratios to it"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in ("size", *engines, "to copy", "to other"):
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    if first["link_bound_s"]:
+        engines.remove(COPY)
+    columns = ("size", "bound", *engines) if first["link_bound_s"] else ("size", *engines, "to copy", "to other")
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         members = {row["engine"]: row for row in rows if row["bytes"] == nbytes}
         own = members[OURS]
-        times = (time_text(members[engine]["median_s"]) for engine in engines)
-        ratios = (own["ratio_to_copy"], own["ratio_to_fastest_other"])
-        table.add_row(size_text(nbytes), *times, *map(ratio_text, ratios))
+        if bound := own["link_bound_s"]:
+            ratios = (members[engine]["ratio_to_link"] for engine in engines)
+            table.add_row(size_text(nbytes), time_text(bound), *map(ratio_text, ratios))
+        else:
+            times = (time_text(members[engine]["median_s"]) for engine in engines)
+            ratios = (own[name] for name in ("ratio_to_copy", "ratio_to_fastest_other"))
+            table.add_row(size_text(nbytes), *times, *map(ratio_text, ratios))
     return table
 
 

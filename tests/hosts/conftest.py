@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import tempfile
@@ -28,7 +27,7 @@ def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHos
     folder = Path(tempfile.gettempdir(), f"hpctrain-hosts-{secrets.token_hex(4)}")
     # What links point to too: the environment may be one.
     shared = {tmp_path_factory.getbasetemp(), _CHECKOUT, Path(sys.prefix).resolve()}
-    with LocalHosts(folder, shared=sorted(shared)) as hosts:
+    with LocalHosts(folder, shared=sorted(shared), variables={"PYTHONPATH": str(_CHECKOUT)}) as hosts:
         yield hosts
 
 
@@ -44,8 +43,7 @@ def hosts_hpctrain(hosts: LocalHosts, tmp_path: Path) -> Launch:
     """``hosts_hpctrain("run", "digits", "-H", "h1,h2", …)``: the command line on h1, in the test's own folder."""
 
     def launch(*arguments: str, timeout: float = 120, host: str = "h1", **variables: str):  # type: ignore[no-untyped-def]
-        variables = {**_AS_ROOT, "PYTHONPATH": os.fspath(_CHECKOUT), **variables}
         command = (str(_PROGRAMS / "hpctrain"), *arguments)
-        return hosts.run(host, *command, cwd=tmp_path, check=False, timeout=timeout, **variables)
+        return hosts.run(host, *command, cwd=tmp_path, check=False, timeout=timeout, **{**_AS_ROOT, **variables})
 
     return launch

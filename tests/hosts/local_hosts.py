@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -89,6 +89,7 @@ class LocalHosts:
         folder: made for what the hosts know of each other, and removed with them.
         settings: what they look like.
         shared: folders below /tmp or /run that all hosts see, beside everything that is not below them.
+        variables: the environment of what is run on a host, by ssh too.
         stay: they go on when the process that started them ends.
     """
 
@@ -98,11 +99,14 @@ class LocalHosts:
         settings: Settings = Settings(),
         *,
         shared: Sequence[Path] = (),
+        variables: Mapping[str, str] | None = None,
         stay: bool = False,
     ) -> None:
         self.folder = folder
         self.settings = settings
         self._shared = [str(path) for path in shared]
+        # Each host believes in cores of its own, and all have the same ones: a rank that waits must leave its core.
+        self._variables = {"OMPI_MCA_mpi_yield_when_idle": "1", **(variables or {})}
         self._stay = stay
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._remover: subprocess.Popen[bytes] | None = None
@@ -161,7 +165,7 @@ class LocalHosts:
             "LANG": "C.UTF-8",
             "PATH": f"{Path(sys.executable).parent}:{_PATH}",
             "PYTHONDONTWRITEBYTECODE": "1",
-            **_YIELDING,
+            **self._variables,
             **variables,
         }
         words = [f"{name}={value}" for name, value in environment.items()]
@@ -345,14 +349,13 @@ class LocalHosts:
         known = (f"{name},{address} {kind} {key}\n" for name, address in addresses.items())
         (ssh / "known_hosts").write_text("".join(known))
         shutil.copy(ssh / "id.pub", ssh / "authorized_keys")
-        (ssh / "sshd_config").write_text(_SSHD)
+        variables = " ".join(f'"{name}={value}"' for name, value in self._variables.items())
+        (ssh / "sshd_config").write_text(f"{_SSHD}SetEnv {variables}\n")
         (ssh / "ssh_config").write_text(_SSH)
         (self.folder / "settings.json").write_text(json.dumps(asdict(self.settings)))
 
 
-# Each host believes in cores of its own, and all have the same ones: a rank that waits must leave its core to others.
-_YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-_SSHD = f"""\
+_SSHD = """\
 HostKey /etc/ssh/host
 AuthorizedKeysFile /etc/ssh/authorized_keys
 PermitRootLogin prohibit-password
@@ -360,7 +363,6 @@ UsePAM no
 StrictModes no
 MaxStartups 100
 PidFile none
-SetEnv {" ".join(f"{name}={value}" for name, value in _YIELDING.items())}
 """
 _SSH = """\
 IdentityFile /etc/ssh/id
@@ -441,7 +443,8 @@ def main() -> int:
         settings = Settings(hosts=given.hosts, rate=given.rate, one_core=given.one_core)
     else:
         settings = Settings(**json.loads(record.read_text())) if record.exists() else Settings()
-    hosts = LocalHosts(folder, settings, shared=[Path.cwd()], stay=True)
+    variables = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    hosts = LocalHosts(folder, settings, shared=[Path.cwd()], variables=variables, stay=True)
     try:
         return _act(hosts, given)
     except HostsError as error:

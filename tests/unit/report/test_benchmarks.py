@@ -67,6 +67,24 @@ def test_a_row_an_engine_and_size_against_the_copy_and_the_fastest_other():
     assert {(row["ranks"], row["rounds"], row["oversubscribed"]) for row in rows.values()} == {(4, 3, True)}
 
 
+def test_rows_of_hosts_against_the_bound_of_their_links():
+    seconds = {size: {**times, "mpi fp16": [size * 1e-10] * 3} for size, times in allreduce_seconds().items()}
+    own = {"ranks": 8, "oversubscribed": False, "hosts": 4, "link_bytes_per_s": 125e6}
+    rows = {(row["engine"], row["bytes"]): row for row in allreduce_rows(seconds, **own)}
+    # Three quarters of a buffer leave a host twice.
+    assert rows["mpi", 1024]["link_bound_s"] == pytest.approx(2 * 0.75 * 1024 / 125e6)
+    assert rows["gloo", 102_400_000]["ratio_to_link"] == pytest.approx((8e-4 + 0.09216) / 1.2288)
+    # A copy uses no link, and half of the bits are no other engine.
+    assert rows["copy", 1024]["ratio_to_link"] is None
+    assert {row["fastest_other"] for row in rows.values()} == {"mpi", "MPI_Allreduce", None}
+    text = text_of(allreduce_table([*rows.values()], cores=2))
+    assert "…" not in text
+    assert "8 ranks of 4 hosts" in text
+    for shown in ("bound", "1229 ms", "0.017", "MPI_Allreduce"):
+        assert shown in text
+    assert "copy" not in text
+
+
 def text_of(table: object) -> str:
     console = Console(width=80, file=io.StringIO())
     console.print(table)
