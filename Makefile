@@ -19,12 +19,14 @@ train: .venv/packages.stamp
 check: lint
 	$(call tests,$(SIDE_BY_SIDE) -m 'not slow' tests/unit)
 
-# Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need all cores, also while
-# they wait. A module of tests stays with one process, for what its tests share.
-SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
+# Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need their cores also while
+# they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
+MODULES := --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
 test: horovod .mpich/installed.stamp
 	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
-	$(call tests,--ignore tests/slurm --ignore tests/unit)
+	$(call tests,--numprocesses 2 $(MODULES) --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
+	$(call tests,tests/hosts)
 
 # Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only
 # what fails again has failed. Both runs are printed.

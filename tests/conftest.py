@@ -33,7 +33,11 @@ _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 # Modules go to pytest's workers in this order, and none should begin late that takes long.
-_LONGEST = ("test_requeued_training.py", "test_training.py", "test_local_slurm.py", "test_odd_names.py")
+_LONGEST = (
+    *("test_requeued_training.py", "test_training.py", "test_local_slurm.py", "test_odd_names.py"),
+    *("test_keras_patterns.py", "test_torch_patterns.py", "test_imagenet.py", "test_campaign.py"),
+    *("test_keras_equivalence.py", "test_resume.py", "test_notebooks.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
