@@ -16,6 +16,7 @@ from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
+from hpctrain.launch.lost_hosts import DEFAULT, keepalive_options
 from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
@@ -132,6 +133,7 @@ def launch_command(
     root: bool,
     slurm: Mapping[str, str] | None = None,
     tcp: bool = True,
+    host_timeout: int = DEFAULT,
     work: Sequence[str] | None = None,
 ) -> Command:
     """The command that runs a plan.
@@ -146,6 +148,7 @@ def launch_command(
         root: whether the superuser starts the run, which Open MPI allows only with an option.
         slurm: the settings of an mpirun inside a Slurm job; None outside.
         tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
+        host_timeout: after how many seconds of silence Open MPI takes a host for lost, where there are several.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
 
     Raises:
@@ -165,7 +168,18 @@ def launch_command(
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
-    return _mpirun(plan, run_directory, launcher, program, environment, bound=bound, root=root, slurm=slurm, tcp=tcp)
+    return _mpirun(
+        plan,
+        run_directory,
+        launcher,
+        program,
+        environment,
+        bound=bound,
+        root=root,
+        slurm=slurm,
+        tcp=tcp,
+        host_timeout=host_timeout,
+    )
 
 
 def _require_plugin(container: Container, launcher: Launcher | None) -> None:
@@ -188,12 +202,15 @@ def _mpirun(
     root: bool,
     slurm: Mapping[str, str] | None,
     tcp: bool,
+    host_timeout: int,
 ) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
     files: dict[Path, str] = {}
     if plan.fault_tolerant and mpi.flavour == "open-mpi-5":
         options = ["--with-ft", "ulfm", *options]
+    if len(plan.hosts) > 1 and mpi.flavour == "open-mpi-5":
+        options += keepalive_options(host_timeout)
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if root else []), *options]
         if not tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:

@@ -22,6 +22,7 @@ from hpctrain.launch.launcher_choice import (
     require_image,
     told_of_slurm,
 )
+from hpctrain.launch.lost_hosts import host_timeout
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.run.directory import RunDirectory
@@ -134,6 +135,7 @@ def command_for(
         slurm=told_of_slurm(),
         # Whoever chooses what Open MPI sends through knows why.
         tcp="OMPI_MCA_btl" in os.environ,
+        host_timeout=host_timeout(),
         work=work,
     )
 

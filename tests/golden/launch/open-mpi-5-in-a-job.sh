@@ -16,5 +16,8 @@ env \
   -x TF_CPP_MIN_LOG_LEVEL=2 \
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=2 \
+  --prtemca oob_tcp_keepalive_time 21 \
+  --prtemca oob_tcp_keepalive_intvl 6 \
+  --prtemca oob_tcp_keepalive_probes 4 \
   --oversubscribe \
   /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

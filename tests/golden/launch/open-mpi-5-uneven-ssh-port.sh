@@ -14,6 +14,9 @@
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=2 \
   -x A=1,2 \
+  --prtemca oob_tcp_keepalive_time 21 \
+  --prtemca oob_tcp_keepalive_intvl 6 \
+  --prtemca oob_tcp_keepalive_probes 4 \
   --prtemca plm_ssh_args \
   '-p 1022' \
   -v \
