@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
-from hpctrain.launch.command import Command, Launcher, launch_command
+from hpctrain.launch.command import Command, Launcher, launch_command, settings_of
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
@@ -134,6 +134,8 @@ def command_for(
         slurm=told_of_slurm(),
         # Whoever chooses what Open MPI sends through knows why.
         tcp="OMPI_MCA_btl" in os.environ,
+        # Ranks of this machine inherit them.
+        settings=() if all(same_host(host.host, machine.host) for host in plan.hosts) else settings_of(os.environ),
         work=work,
     )
 
