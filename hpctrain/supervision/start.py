@@ -28,6 +28,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.hosts_ready import ready_hosts
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.run import launch
 
@@ -163,8 +164,10 @@ def launch_plan(
         None if every rank is done, else the first cause that is known.
 
     Raises:
-        HpctrainError: the directory holds a run or cannot be written.
+        HpctrainError: the directory holds a run or cannot be written, or as of
+            :func:`hpctrain.supervision.hosts_ready.ready_hosts`.
     """
+    plan = ready_hosts(plan, launcher, directory.path, notice=lambda text: None)
     directory.create(plan)
     return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line)
 
