@@ -39,6 +39,7 @@ def choose_networks(by_host: Interfaces) -> Networks:
     Raises:
         HpctrainError: a host has no other interface than such; with its name.
     """
+    by_host = _machines(by_host)
     if len(by_host) < 2:
         return Networks()
     counts = Counter(address for host in by_host.values() for address in {a for one in host for a in _addresses(one)})
@@ -68,6 +69,12 @@ def choose_networks(by_host: Interfaces) -> Networks:
     return Networks(
         variables=variables, note=f"connections between hosts go over {taken}: {passed_over} leads to no other host"
     )
+
+
+def _machines(by_host: Interfaces) -> Interfaces:
+    """One name of each machine: all of its addresses are the same under another name."""
+    named = {frozenset(a for one in found for a in one.addresses): host for host, found in by_host.items()}
+    return {host: by_host[host] for host in named.values()}
 
 
 def require_interface(interface: str, by_host: Interfaces) -> None:

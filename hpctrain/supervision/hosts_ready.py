@@ -26,12 +26,13 @@ from hpctrain.supervision.asking import Answer, addresses_of, ask_hosts, is_here
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
-_TO_HOST = re.compile(r"^ssh: (connect to host \S+ )?")
+# ssh's name of itself and of the host.
+_TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """What is wrong, with ``{}`` for the hosts, and what mends it."""
+    """What is wrong, to be read after the names of hosts, and what mends it."""
 
     text: str
     hint: str
@@ -108,8 +109,8 @@ def _require_no_fault(plan: Plan, answers: Mapping[str, Answer], folder: Path, p
             hosts.setdefault(fault, []).append(host)
     if not hosts:
         return
-    texts = [fault.text.format(fold_hosts(names)) for fault, names in hosts.items()]
-    hints = dict.fromkeys(fault.hint.format(fold_hosts(names)) for fault, names in hosts.items())
+    texts = [f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items()]
+    hints = dict.fromkeys(fault.hint for fault in hosts)
     raise HpctrainError("\n".join(texts), "\n  ".join(hints), exit_code=max(fault.exit_code for fault in hosts))
 
 
@@ -120,17 +121,17 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
     program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if str(paths[0]) in answer.missing:
         return _Fault(
-            text=f"{{}} does not see {existing(folder)}, where the run is to write; that folder is this host's own",
+            text=f"does not see {existing(folder)}, where the run is to write; that folder is this host's own",
             hint="name a folder that all hosts share: --run-dir DIR",
         )
     if answer.missing:
         return _Fault(
-            text=f"{{}} does not have the script {answer.missing[0]}",
+            text=f"does not have the script {answer.missing[0]}",
             hint="put it into a folder that all hosts share",
         )
     if not answer.program:
         return _Fault(
-            text=f"{{}} has no program {program}, which each rank is to run in",
+            text=f"has no program {program}, which each rank is to run in",
             hint="install it there too, at the same place; --python PROGRAM names another interpreter"
             if plan.start.container is None
             else "install Apptainer there too",
@@ -142,19 +143,18 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
 
 def _unreached(host: str, answer: Answer) -> _Fault:
     # ssh names the host itself; hosts with the same fault are told together.
-    said = _TO_HOST.sub("", answer.error).replace(host, "it") or "its shell gave no answer"
-    said = said.replace("{", "{{").replace("}", "}}")
+    said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
     if _UNKNOWN.search(said):
         return _Fault(
-            text="{} cannot be reached: its name is not known here",
-            hint="is the name of {} right? `getent hosts NAME` and `ssh -G NAME` show what is known of one",
+            text="cannot be reached: its name is not known here",
+            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known of it",
         )
     if _REFUSED.search(said):
-        hint = f"ssh has to come in without a question: ssh-copy-id {host}, then try: ssh {host} true"
-        return _Fault(text=f"{{}} lets no ssh in: {said}", hint=hint)
+        hint = "ssh has to come in without a question: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
+        return _Fault(text=f"lets no ssh in: {said}", hint=hint)
     return _Fault(
-        text=f"{{}} does not answer ssh: {said}",
-        hint="is {} up, and no firewall between? `ssh -v` tells more; else leave it out of --hosts",
+        text=f"does not answer ssh: {said}",
+        hint="is it up, and no firewall between? `ssh -v` tells more; else leave it out of --hosts",
         exit_code=1,
     )
 
@@ -162,10 +162,9 @@ def _unreached(host: str, answer: Answer) -> _Fault:
 def _other_version(answer: Answer, program: str) -> _Fault:
     hint = "start from one environment on a file system that all hosts share, or from a container"
     if answer.version is not None:
-        text = f"{{}} has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
+        text = f"has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
         return _Fault(text=text, hint=hint)
-    said = answer.error.replace("{", "{{").replace("}", "}}")
-    return _Fault(text=f"{{}} cannot load hpctrain in {program}: {said or 'no reason given'}", hint=hint)
+    return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
 
 
 def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
