@@ -18,6 +18,7 @@ from typing import Any
 
 import hpctrain
 from hpctrain.cluster.interfaces import Interface, read_interfaces
+from hpctrain.cluster.way_back import listening
 from hpctrain.planning.machine import same_host
 from hpctrain.run.plan import Plan
 
@@ -32,15 +33,16 @@ _AT_ONCE = 64
 _MARK = "hpctrain-answer:"
 
 _PROGRAM = f"""\
-import json
+import json, sys
 import hpctrain
 answer = {{"version": hpctrain.__version__}}
 if hpctrain.__version__ == {hpctrain.__version__!r}:
-    import sys
     from dataclasses import asdict
     from hpctrain.cluster.interfaces import read_interfaces
+    from hpctrain.cluster.way_back import reaches
     from hpctrain.planning.machine import versions
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
+    answer.update(cut_off=len(sys.argv) == 3 and not reaches(sys.argv[1], int(sys.argv[2])))
 print({_MARK!r} + json.dumps(answer))
 """
 
@@ -57,6 +59,7 @@ class Answer:
         version: of its hpctrain; None where that cannot be imported, or is in a container.
         versions: of the packages that decide the numbers.
         interfaces: None where it could not say.
+        cut_off: it cannot connect to this host, though this one reaches it by ssh.
     """
 
     reached: bool = False
@@ -66,20 +69,25 @@ class Answer:
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     interfaces: tuple[Interface, ...] | None = None
+    cut_off: bool = False
 
 
-def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path]) -> dict[str, Answer]:
+def ask_hosts(
+    plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], ways: Mapping[str, str]
+) -> dict[str, Answer]:
     """The answers of hosts, all asked at once.
 
     Args:
         plan: whose ranks are to start there.
         hosts: those to ask, and whether each is this machine, which needs no ssh.
         paths: what they all have to see, absolute.
+        ways: the address of this host to which a host is to connect, for those that are to try.
     """
-    script = _script(plan, paths).encode()
     asked: list[subprocess.Popen[bytes]] = []
 
     def ask(host: str) -> Answer:
+        way = (ways[host], str(ports[ways[host]])) if host in ways else ()
+        script = _script(plan, paths, way).encode()
         command = ["sh"] if hosts[host] else [*_ssh(plan), "--", host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -91,7 +99,8 @@ def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path]) -> d
             process.kill()
             process.communicate()
 
-    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+        ports = {own: opened.enter_context(listening(own)) for own in set(ways.values())}
         try:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
@@ -145,21 +154,21 @@ def _ssh(plan: Plan) -> list[str]:
     return ["ssh", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *alive, *port]
 
 
-def _script(plan: Plan, paths: Sequence[Path]) -> str:
+def _script(plan: Plan, paths: Sequence[Path], way: Sequence[str]) -> str:
     """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell."""
     container = plan.start.container
     program = "apptainer" if container else plan.start.python or sys.executable
     lines = [f"echo {_MARK}reached"]
     for number, path in enumerate(paths):
         # A network's file system may show a new file a little later elsewhere.
-        tries = "for try in 1 2 3; do"
-        lines += [f"{tries} ls -d {shlex.quote(str(path))} && echo {_MARK}sees-{number} && break; sleep 1; done"]
+        look = f"ls -d {shlex.quote(str(path))}"
+        lines += [f"{{ {look} || {{ sleep 1; {look}; }}; }} && echo {_MARK}sees-{number}"]
     lines += [f"command -v {shlex.quote(program)} && echo {_MARK}program"]
     if container is None:
         lines += [f"cd {shlex.quote(os.getcwd())}"]  # noqa: PTH109
         if python_path := os.environ.get("PYTHONPATH"):
             lines += [f"PYTHONPATH={shlex.quote(python_path)}; export PYTHONPATH"]
-        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} < /dev/null"]
+        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} {shlex.join(way)} < /dev/null"]
     return "\n".join([*lines, ""])
 
 
@@ -197,4 +206,5 @@ def _answer(output: str, errors: str, paths: Sequence[Path]) -> Answer:
         version=told.get("version"),
         versions=told.get("versions", {}),
         interfaces=tuple(interfaces) if "interfaces" in told else None,
+        cut_off=bool(told.get("cut_off")),
     )

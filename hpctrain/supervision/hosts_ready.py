@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import hpctrain
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.cluster.way_back import own_address
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.launch.command import Launcher
@@ -24,6 +26,7 @@ from hpctrain.supervision.answering import other_agent
 from hpctrain.supervision.asking import Answer, addresses_of, ask_hosts, is_here, is_misled
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
+_PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
 _UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
 # ssh's name of itself and of the host.
@@ -77,7 +80,7 @@ def ready_hosts(
         return plan
     with _probe_folder(folder) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
-        answers = ask_hosts(plan, here, paths)
+        answers = ask_hosts(plan, here, paths, _ways(plan, addresses, here, environment))
     _require_no_fault(plan, answers, folder, paths)
     for warning in _differences(answers):
         notice(f"warning: {warning}")
@@ -138,6 +141,13 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
         )
     if plan.start.container is None and answer.version != hpctrain.__version__:
         return _other_version(answer, program)
+    if answer.cut_off:
+        return _Fault(
+            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets through ssh alone",
+            hint="open all ports for the hosts among each other; for a range of them, mpirun has "
+            "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
+            exit_code=1,
+        )
     return None
 
 
@@ -165,6 +175,19 @@ def _other_version(answer: Answer, program: str) -> _Fault:
         text = f"has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
         return _Fault(text=text, hint=hint)
     return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
+
+
+def _ways(
+    plan: Plan, addresses: Mapping[str, Sequence[str]], here: Mapping[str, bool], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The address of this host to which each of the others connects, as far as it is known.
+
+    None where mpirun is to use ports of the user's choice, which a firewall may let through, and no others.
+    """
+    if any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments))):
+        return {}
+    found = {host: own_address(addresses[host]) for host, is_own in here.items() if not is_own}
+    return {host: own for host, own in found.items() if own}
 
 
 def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:

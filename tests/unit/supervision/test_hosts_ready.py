@@ -137,7 +137,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, object]) -> No
         good = Answer(reached=True, program=True, version=hpctrain.__version__, interfaces=(eth, docker))
         return dataclasses.replace(good, **changes.get(name, {}))  # type: ignore[arg-type]
 
-    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path]) -> dict[str, Answer]:
+    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
         return {host: answer(number, host) for number, host in enumerate(hosts, 1)}
 
     monkeypatch.setattr(hosts_ready, "ask_hosts", ask)
@@ -173,6 +173,27 @@ def test_what_a_user_chose_stays(
     answers(monkeypatch)
     given = plan("n1", "n2", start=start, interface=interface)
     assert ready(given, **variables) == (given, [])
+
+
+@pytest.mark.parametrize("variable", ["PRTE_MCA_oob_tcp_dynamic_ipv4_ports", "MPIEXEC_PORT_RANGE"])
+def test_a_way_back_is_asked_for_unless_mpirun_has_ports_of_its_own(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[dict[str, str]] = []
+    answers(monkeypatch, n2={"cut_off": True})
+    ask = hosts_ready.ask_hosts
+
+    def noting(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
+        tried.append(ways)
+        return ask(plan, hosts, paths, ways)
+
+    monkeypatch.setattr(hosts_ready, "ask_hosts", noting)
+    monkeypatch.setattr(hosts_ready, "own_address", lambda addresses: "10.0.0.1")
+    for variables in ({}, {variable: "40000-40999"}):
+        with pytest.raises(HpctrainError, match="n2 cannot connect to n1, as mpirun needs it") as raised:
+            ready(plan("n1", "n2"), **variables)
+        assert raised.value.exit_code == 1
+    assert tried == [{"n2": "10.0.0.1"}, {}]
 
 
 def test_packages_that_differ_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
