@@ -227,10 +227,11 @@ def test_the_doctor_names_the_host_too(hosts: LocalHosts, hosts_hpctrain: Launch
 
 def test_a_recipe_trains_on_four_hosts(hosts: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
     everywhere = ("-H", "h1,h2,h3,h4", "--run-dir", "run", "--env", "OMP_NUM_THREADS=1")
-    result = hosts_hpctrain("run", "digits", *everywhere, "--set", "epochs=3", timeout=240)
+    result = hosts_hpctrain("run", "digits", *everywhere, "--set", "epochs=6", timeout=240)
     assert result.returncode == 0, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["metrics"]["test_accuracy"] > 0.95
+    # The floor that the recipe reports for 20 epochs.
+    assert summary["metrics"]["test_accuracy"] >= 0.975
     records = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "ranks").iterdir())]
     assert [record["host"] for record in records] == list(hosts.names)
     status = json.loads(hosts_hpctrain("status", "run", "--json").stdout)

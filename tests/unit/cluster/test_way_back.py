@@ -26,10 +26,12 @@ def test_while_it_listens_and_no_longer() -> None:
 def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way_back, "_SECONDS", 0.3)
     begin = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        # The only one that may wait in line; the kernel answers no other, as a firewall that drops what comes.
-        with socket.create_connection(full.getsockname()):
-            assert not reaches(*full.getsockname())
+    # Only one may wait in line; the kernel answers no other, as a firewall that drops what comes.
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),
+    ):
+        assert not reaches(*full.getsockname())
     assert time.monotonic() - begin < 5
 
 
