@@ -12,36 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from hpctrain.cluster.interfaces import Interface, read_interfaces
 from hpctrain.cluster.rdma import all_ports, kernel_text
 from hpctrain.topology.live import this_node
 from hpctrain.topology.node_map import NodeMap
 
-_LOOPBACK = "772"  # ARPHRD_LOOPBACK of the kernel's if_arp.h
-_UP = 0x1  # IFF_UP of the kernel's if.h
-# Interfaces that container engines and hypervisors make: their addresses are known on this host alone.
-_HOST_ONLY = re.compile(r"docker|veth|virbr|vnet|br-|cni|cali|flannel|podman|lxcbr|lxdbr")
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _READABLE_CONFIG = 256  # bytes; without privileges the kernel shows 64 or 256, and ACS lies behind
 _ACS = 0x000D  # PCI Express Base Specification, extended capability "Access Control Services"
 _ACS_SOURCE_VALIDATION = 0x1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interface:
-    """A network interface.
-
-    Attributes:
-        host_only: a bridge or port of containers or virtual machines, or the loopback: no other host reaches it.
-        addresses: IPv4 and IPv6, without prefix lengths; empty under a root that is not this machine's.
-    """
-
-    name: str
-    up: bool
-    host_only: bool
-    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +115,7 @@ def read_host(
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
         shared_memory=shutil.disk_usage(root / "dev/shm").free if (root / "dev/shm").is_dir() else None,
-        interfaces=tuple(_interfaces(root)),
+        interfaces=tuple(read_interfaces(root)),
         ports=tuple(_ports(root)),
         verbs=tuple(_verbs(root)),
         node_map=node_map,
@@ -161,21 +141,6 @@ def _verbs(root: Path) -> Iterator[str]:
     for path in sorted(root.glob("dev/infiniband/uverbs*")):
         if os.access(path, os.R_OK | os.W_OK):
             yield path.name
-
-
-def _interfaces(root: Path) -> Iterator[Interface]:
-    known = psutil.net_if_addrs() if root == Path("/") else {}
-    inet = (socket.AF_INET, socket.AF_INET6)
-    for entry in sorted((root / "sys/class/net").glob("*")):
-        flags = kernel_text(entry / "flags")
-        # A bridge without a network card in it joins virtual machines or containers.
-        inner_bridge = (entry / "bridge").is_dir() and not any(entry.glob("brif/*/device"))
-        yield Interface(
-            name=entry.name,
-            up=bool(int(flags, 16) & _UP) if flags else False,
-            host_only=kernel_text(entry / "type") == _LOOPBACK or inner_bridge or bool(_HOST_ONLY.match(entry.name)),
-            addresses=tuple(a.address.partition("%")[0] for a in known.get(entry.name, ()) if a.family in inet),
-        )
 
 
 def _ports(root: Path) -> Iterator[PortFacts]:

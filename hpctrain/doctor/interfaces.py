@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpctrain.cluster.checks import Check
-from hpctrain.doctor.facts import Host, Interface
+from hpctrain.cluster.interfaces import Interface
+from hpctrain.doctor.facts import Host
 
 _NCCL_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
 _MPI_SOURCE = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html"

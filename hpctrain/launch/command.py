@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Literal
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.launcher import SIZE_VARIABLES
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
@@ -21,6 +23,13 @@ from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
+
+# Settings of hpctrain, of Python, and of the libraries that ranks talk and compute with: where some ranks have other
+# ones, they can wait for each other for ever. CUDA's are left out: which GPUs are visible is a matter of each host.
+_SETTINGS = re.compile(
+    r"(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +132,11 @@ def rank_environment(plan: Plan) -> dict[str, str]:
     }
 
 
+def settings_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the variables that are settings of a run, and that all of its ranks must have alike; no secrets."""
+    return tuple(sorted(name for name in environment if _SETTINGS.fullmatch(name) and not is_secret(name)))
+
+
 def launch_command(
     plan: Plan,
     run_directory: Path,
@@ -134,6 +148,7 @@ def launch_command(
     slurm: Mapping[str, str] | None = None,
     tcp: bool = True,
     host_timeout: int = DEFAULT,
+    settings: Sequence[str] = (),
     work: Sequence[str] | None = None,
 ) -> Command:
     """The command that runs a plan.
@@ -149,6 +164,8 @@ def launch_command(
         slurm: the settings of an mpirun inside a Slurm job; None outside.
         tcp: whether Open MPI's ranks may listen on all networks where they are on one host, and need none.
         host_timeout: after how many seconds of silence Open MPI takes a host for lost, where there are several.
+        settings: variables of the launcher's environment that Open MPI's mpirun is to pass on to other hosts; the
+            other launchers pass on all that they have.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
 
     Raises:
@@ -168,6 +185,8 @@ def launch_command(
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
+    # By name: a value on a command line is for all to see.
+    by_name = dict.fromkeys([*plan.start.passed, *(name for name in settings if name not in environment)])
     return _mpirun(
         plan,
         run_directory,
@@ -179,6 +198,7 @@ def launch_command(
         slurm=slurm,
         tcp=tcp,
         host_timeout=host_timeout,
+        by_name=tuple(by_name),
     )
 
 
@@ -203,6 +223,7 @@ def _mpirun(
     slurm: Mapping[str, str] | None,
     tcp: bool,
     host_timeout: int,
+    by_name: Sequence[str],
 ) -> Command:
     options = _OPTIONS[mpi.flavour](plan, environment, bound=bound)
     own = dict(slurm or {})
@@ -218,6 +239,8 @@ def _mpirun(
         if slurm is not None:
             # The job may have asked for fewer tasks than the plan has ranks, for example for one a host with its GPUs.
             options.append("--oversubscribe")
+        # The others pass on all that they have.
+        options += [word for name in by_name for word in ("-x", name)]
     if mpi.flavour == "intel-mpi" and len({host.slots for host in plan.hosts}) > 1:
         hostfile = run_directory / "hostfile"
         options += ["-machinefile", str(hostfile)]
@@ -343,9 +366,6 @@ def _open_mpi(plan: Plan, environment: Mapping[str, str], *, bound: bool) -> lis
     options += ["--mca", "osc", "^ucx"]
     for name, value in environment.items():
         options += ["-x", f"{name}={value}"]
-    # The others pass on all that they have.
-    for name in plan.start.passed:
-        options += ["-x", name]
     return options
 
 

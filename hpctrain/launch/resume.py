@@ -211,7 +211,9 @@ def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Pla
     named = {"hosts": ",".join(f"{host.host}:{host.slots}" for host in left), "hostfile": None, "nodes": None}
     arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)
     fewer = plan.model_copy(update={"ranks": ranks, "begun_ranks": plan.begun_ranks or plan.ranks})
-    return place_plan(fewer, arranged, machine), warnings
+    placed = place_plan(fewer, arranged, machine)
+    # What was found out about the hosts' networks holds for those that are left.
+    return placed.model_copy(update={"environment": {**plan.environment, **placed.environment}}), warnings
 
 
 def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def this_machine() -> Machine:
         host=socket.gethostname(),
         cores=usable_cores(),
         frameworks=frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules)),
-        versions=_versions(),
+        versions=versions(),
         processors=usable_processors(),
         gpus=usable_gpus(),
     )
@@ -96,7 +96,8 @@ def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     return min([len(os.sched_getaffinity(0)), *job])
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that decide a run's numbers, and of Python, as far as they are installed."""
     found = {package: installed_version(package) for package in _DISTRIBUTIONS}
     return {"python": platform.python_version(), **{package: version for package, version in found.items() if version}}
 

@@ -66,6 +66,11 @@ def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | N
     """The program that asks a host, with its options; None where it is not known what reaches them."""
     if in_allocation(environment):
         return _SRUN
-    if any(map(_OTHER_AGENT.search, plan.start.arguments)) or any(map(_OTHER_AGENT_VARIABLE.fullmatch, environment)):
+    if other_agent(plan, environment):
         return None
     return (*_SSH, *(("-p", str(plan.start.ssh_port)) if plan.start.ssh_port else ()))
+
+
+def other_agent(plan: Plan, environment: Mapping[str, str]) -> bool:
+    """Whether somebody has an mpirun reach the hosts by another program than ssh."""
+    return any(map(_OTHER_AGENT.search, plan.start.arguments)) or any(map(_OTHER_AGENT_VARIABLE.fullmatch, environment))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from hpctrain.checkpoints.layout import iterations
 from hpctrain.errors import HpctrainError
@@ -14,6 +16,8 @@ from hpctrain.planning.machine import Machine, as_if_installed
 from hpctrain.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.run.plan import HostOptions, Plan, Start, Stop
+from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.hosts_ready import ready_hosts
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.request import Output, ReadyRun, RunRequest
 from hpctrain.supervision.start import available_launcher, require_packages
@@ -35,6 +39,8 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
             output.would_start(run, RunDirectory(request.run_dir or default))
             return 0
         require_packages(run.plan)
+        with interrupts.raised():
+            run = _on_ready_hosts(run, request.run_dir or default, output)
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
         with hold(directory):
@@ -120,8 +126,21 @@ def _go_on(
         output.would_start(run, directory)
         return 0
     require_packages(run.plan)
-    further.begin(directory)
+    with interrupts.raised():
+        run = _on_ready_hosts(run, directory.path, output)
+    replace(further, plan=run.plan).begin(directory)
     return _execute(run, directory, interrupts, output)
+
+
+def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
+    """The run on hosts that were asked, if there are others than this machine."""
+    try:
+        return replace(run, plan=ready_hosts(run.plan, run.launcher, folder, notice=output.notice))
+    except HpctrainError as error:
+        if run.attempt and error.exit_code == 1:
+            # The hosts were there before, and may come back.
+            raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
+        raise
 
 
 def _is_done(directory: RunDirectory, output: Output) -> int:

@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
-from hpctrain.launch.command import Command, Launcher, launch_command
+from hpctrain.launch.command import Command, Launcher, launch_command, settings_of
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
@@ -29,6 +29,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.hosts_ready import ready_hosts
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.run import launch
 
@@ -136,6 +137,8 @@ def command_for(
         # Whoever chooses what Open MPI sends through knows why.
         tcp="OMPI_MCA_btl" in os.environ,
         host_timeout=host_timeout(),
+        # Ranks of this machine inherit them.
+        settings=() if all(same_host(host.host, machine.host) for host in plan.hosts) else settings_of(os.environ),
         work=work,
     )
 
@@ -163,8 +166,10 @@ def launch_plan(
         None if every rank is done, else the first cause that is known.
 
     Raises:
-        HpctrainError: the directory holds a run or cannot be written.
+        HpctrainError: the directory holds a run or cannot be written, or as of
+            :func:`hpctrain.supervision.hosts_ready.ready_hosts`.
     """
+    plan = ready_hosts(plan, launcher, directory.path, notice=lambda text: None)
     directory.create(plan)
     return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line)
 

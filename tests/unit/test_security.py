@@ -45,6 +45,8 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "text for a shell": {
         "hpctrain/launch/fabric.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/mpi/programs/stalls.py": "of numbers alone",
+        "tests/hosts/local_hosts.py": "a constant, for a process that has to be small",
+        "tests/hosts/test_local_hosts.py": "of names of the tests' own hosts and folders",
         "tests/slurm/test_local_slurm.py": "a constant; what it prints is in the variables of a task's node alone",
         "tests/unit/batch/test_job_control_flow.py": "that a command that is shown can be pasted",
         "tests/unit/shards/test_sharding.py": "that a command that is shown can be pasted",

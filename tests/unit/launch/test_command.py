@@ -21,7 +21,7 @@ import pytest
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Command, Launcher, Srun, launch_command
+from hpctrain.launch.command import Command, Launcher, Srun, launch_command, settings_of
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.planning.hosts import Hosts
@@ -46,6 +46,7 @@ def command(
     hosts: dict[str, int] | None = None,
     root: bool = False,
     slurm: dict[str, str] | None = None,
+    settings: tuple[str, ...] = (),
     backend: str = "auto",
     overrides: tuple[str, ...] = (),
     **start: object,
@@ -67,6 +68,7 @@ def command(
         cores=MACHINE.cores,
         root=root,
         slurm=slurm,
+        settings=settings,
     )
 
 
@@ -203,3 +205,37 @@ def test_ranks_that_heal_have_one_launcher() -> None:
     )
     assert (needs_proof(fault_tolerant, job), needs_proof(ends, job)) == (False, True)
     assert isinstance(first_launcher(fault_tolerant, job), MpiInstallation)
+
+
+def test_settings_of_a_run_are_known_by_their_names() -> None:
+    settings = [
+        "HPCTRAIN_STALL",
+        "HPCTRAIN_TIMEOUT",
+        "NCCL_DEBUG",
+        "OMPI_MCA_btl",
+        "PYTHONPATH",
+        "TORCH_LOGS",
+        "UCX_TLS",
+    ]
+    others = ["CUDA_VISIBLE_DEVICES", "DISPLAY", "HOME", "HPCTRAIN_API_KEY", "MY_NCCL_DEBUG", "PATH", "SLURM_JOB_ID"]
+    assert settings_of(dict.fromkeys([*others, *settings])) == tuple(settings)
+
+
+@pytest.mark.parametrize("flavour", ["open-mpi-4", "open-mpi-5"])
+def test_open_mpi_is_told_which_settings_to_pass_on(flavour: Flavour) -> None:
+    """Not those that the plan sets, nor a secret twice that the user passes on."""
+    settings = ("HPCTRAIN_BACKEND", "HPCTRAIN_STALL", "OMP_NUM_THREADS", "TOKEN")
+    words = command(flavour, 2, hosts={"n1": 1, "n2": 1}, passed=("TOKEN",), settings=settings).launcher
+    given = [words[number + 1] for number, word in enumerate(words) if word == "-x"]
+    assert [name for name in given if "=" not in name] == ["TOKEN", "HPCTRAIN_STALL"]
+    assert len({name.partition("=")[0] for name in given}) == len(given)
+
+
+@pytest.mark.parametrize("launcher", ["mpich-hydra", "intel-mpi", SRUN])
+def test_other_launchers_pass_on_all_that_they_have(launcher: Flavour | Srun) -> None:
+    hosts = {"n1": 1, "n2": 1}
+    made = command(launcher, 2, hosts=hosts, settings=("HPCTRAIN_STALL",))
+    assert made == command(launcher, 2, hosts=hosts)
+    assert made.environment_from({"HPCTRAIN_STALL": "7"})["HPCTRAIN_STALL"] == "7"
+    if isinstance(launcher, Srun):
+        assert "--export=ALL" in made.launcher

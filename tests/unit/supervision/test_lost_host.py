@@ -40,12 +40,12 @@ for rank in range(int(sys.argv[sys.argv.index("-np") + 1])):
     record = dict(rank=rank, host="n1", pid=1, started=1.0, status="done")
     (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
 """
-# Hosts that were lost do not answer, unless somebody has mended them.
+# Hosts that were lost do not answer, unless somebody has mended them; the others do what they are asked.
 SSH = """#!/bin/sh
-if [ -e mended ]; then exit 0; fi
 while [ $# -gt 2 ]; do shift; done
-if grep -qw "$1" gone; then exit 255; fi
+if [ -e gone ] && [ ! -e mended ] && grep -qw "$1" gone; then exit 255; fi
 """
+ANSWER = 'exec "$2"\n'
 HOSTS = ["--hosts", "n1:2,n2:1,n3:1", "--backend", "mpi", "--run-dir", "run"]
 # What each of four ranks computes at once.
 GROUPS = ["--set", "model.name=resnet18", "--set", "model.batch_norm.span=16"]
@@ -56,7 +56,7 @@ SHRINK = ["--set", "fault_tolerance.lost_rank=shrink"]
 def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bin").mkdir()
-    for name, script in {"mpirun": MPIRUN, "ssh": SSH, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+    for name, script in {"mpirun": MPIRUN, "ssh": SSH + ANSWER, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
         (tmp_path / "bin" / name).write_text(script)
         (tmp_path / "bin" / name).chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
@@ -109,7 +109,7 @@ def test_a_host_that_answers_is_given_one_more_chance() -> None:
 @needs.pytorch
 def test_a_host_that_is_back_takes_part_again() -> None:
     Path("lose").write_text("n2 n3")
-    (Path("bin") / "ssh").write_text(SSH + "if [ $1 = n3 ]; then touch mended; fi\n")
+    (Path("bin") / "ssh").write_text(SSH + "if [ -e gone ] && [ $1 = n3 ]; then touch mended; fi\n" + ANSWER)
     assert main(["run", "digits", *HOSTS]) == 0
     assert [list(event.hosts) for event in events("start")] == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
 
@@ -144,6 +144,7 @@ def test_a_later_resume_has_all_ranks_again() -> None:
     """As in another job, whose nodes are whole."""
     Path("lose").write_text("n2 n3")
     assert main(["run", "digits", *HOSTS, *SHRINK, "--set", "fault_tolerance.min_ranks=3"]) == 4
+    Path("mended").touch()
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
     assert [list(event.hosts) for event in events("start")][-1] == ["n1", "n2", "n3"]
     plan = json.loads(Path("run/plan.json").read_text())

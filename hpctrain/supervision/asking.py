@@ -1,0 +1,210 @@
+"""Asks the hosts of a run by ssh, before mpirun starts ranks there, for what would keep these from starting."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.cluster.interfaces import Interface, read_interfaces
+from hpctrain.cluster.way_back import listening
+from hpctrain.planning.machine import same_host
+from hpctrain.run.plan import Plan
+
+# A host that does not answer ssh in this time is taken to be gone.
+_CONNECT_SECONDS = 8
+# With the look-up of its name, and what its login shell does first.
+_REACH_SECONDS = 15.0
+# Python may come from a file system that is slow the first time.
+_ANSWER_SECONDS = 90.0
+_AT_ONCE = 64
+# Before each line of an answer: a login shell may print what it likes.
+_MARK = "hpctrain-answer:"
+
+_PROGRAM = f"""\
+import json, sys
+import hpctrain
+answer = {{"version": hpctrain.__version__}}
+if hpctrain.__version__ == {hpctrain.__version__!r}:
+    from dataclasses import asdict
+    from hpctrain.cluster.interfaces import read_interfaces
+    from hpctrain.cluster.way_back import reaches
+    from hpctrain.planning.machine import versions
+    answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
+    answer.update(cut_off=len(sys.argv) == 3 and not reaches(sys.argv[1], int(sys.argv[2])))
+print({_MARK!r} + json.dumps(answer))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a host said of itself.
+
+    Attributes:
+        reached: it runs a shell for whoever asks.
+        missing: paths that it does not see.
+        program: whether it has the program that each rank executes.
+        error: the last line of what was printed about what went wrong.
+        version: of its hpctrain; None where that cannot be imported, or is in a container.
+        versions: of the packages that decide the numbers.
+        interfaces: None where it could not say.
+        cut_off: it cannot connect to this host, though this one reaches it by ssh.
+    """
+
+    reached: bool = False
+    missing: tuple[str, ...] = ()
+    program: bool = False
+    error: str = ""
+    version: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    interfaces: tuple[Interface, ...] | None = None
+    cut_off: bool = False
+
+
+def ask_hosts(
+    plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], ways: Mapping[str, str]
+) -> dict[str, Answer]:
+    """The answers of hosts, all asked at once.
+
+    Args:
+        plan: whose ranks are to start there.
+        hosts: those to ask, and whether each is this machine, which needs no ssh.
+        paths: what they all have to see, absolute.
+        ways: the address of this host to which a host is to connect, for those that are to try.
+    """
+    asked: list[subprocess.Popen[bytes]] = []
+
+    def ask(host: str) -> Answer:
+        way = (ways[host], str(ports[ways[host]])) if host in ways else ()
+        script = _script(plan, paths, way).encode()
+        command = ["sh"] if hosts[host] else [*_ssh(plan), "--", host, "sh"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        asked.append(process)
+        try:
+            return _answer(*_said(process, script), paths)
+        finally:
+            process.kill()
+            process.communicate()
+
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+        ports = {own: opened.enter_context(listening(own)) for own in set(ways.values())}
+        try:
+            return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+        except BaseException:
+            # A signal to this process: nobody waits for answers any more.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in asked:
+                process.kill()
+            raise
+
+
+def addresses_of(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The addresses that the names of hosts have here; none where a name is not known, which ssh will say."""
+
+    def look_up(host: str) -> tuple[str, ...]:
+        with contextlib.suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+        return ()
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(look_up, hosts), strict=True))
+
+
+def is_here(host: str, addresses: Sequence[str]) -> bool:
+    """Whether a name is this machine's, so that mpirun starts its ranks without ssh."""
+    if same_host(host, socket.gethostname()):
+        return True
+    own = {address for one in read_interfaces() for address in one.addresses}
+    return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def is_misled(host: str, addresses: Sequence[str]) -> bool:
+    """Whether another host's name has an address of the loopback here, so that its ranks would start here."""
+    if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
+        return False
+    # An alias of this machine is on the line of its name.
+    loops = any(ipaddress.ip_address(address).is_loopback for address in addresses)
+    return loops and not same_host(_canonical(host), socket.gethostname())
+
+
+def _canonical(host: str) -> str:
+    with contextlib.suppress(OSError, UnicodeError):
+        return socket.gethostbyname_ex(host)[0]
+    return host
+
+
+def _ssh(plan: Plan) -> list[str]:
+    port = ["-p", str(plan.start.ssh_port)] if plan.start.ssh_port else []
+    # A host that goes while it is asked is noticed too.
+    alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]
+    return ["ssh", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *alive, *port]
+
+
+def _script(plan: Plan, paths: Sequence[Path], way: Sequence[str]) -> str:
+    """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell."""
+    container = plan.start.container
+    program = "apptainer" if container else plan.start.python or sys.executable
+    lines = [f"echo {_MARK}reached"]
+    for number, path in enumerate(paths):
+        # A network's file system may show a new file a little later elsewhere.
+        look = f"ls -d {shlex.quote(str(path))}"
+        lines += [f"{{ {look} || {{ sleep 1; {look}; }}; }} && echo {_MARK}sees-{number}"]
+    lines += [f"command -v {shlex.quote(program)} && echo {_MARK}program"]
+    if container is None:
+        lines += [f"cd {shlex.quote(os.getcwd())}"]  # noqa: PTH109
+        if python_path := os.environ.get("PYTHONPATH"):
+            lines += [f"PYTHONPATH={shlex.quote(python_path)}; export PYTHONPATH"]
+        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} {shlex.join(way)} < /dev/null"]
+    return "\n".join([*lines, ""])
+
+
+def _said(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
+    """Both streams of a host's answer, as far as they came in time."""
+    try:
+        said = process.communicate(script, timeout=_REACH_SECONDS)
+    except subprocess.TimeoutExpired as late:
+        if f"{_MARK}reached".encode() not in (late.output or b""):
+            return "", f"no answer within {_REACH_SECONDS:g} s"
+        try:
+            said = process.communicate(timeout=_ANSWER_SECONDS)
+        except subprocess.TimeoutExpired as later:
+            return (later.output or b"").decode(errors="replace"), f"no answer within {_ANSWER_SECONDS:g} s"
+    output, errors = said
+    return output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def _answer(output: str, errors: str, paths: Sequence[Path]) -> Answer:
+    words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
+    printed = [line.strip() for line in errors.splitlines() if line.strip()]
+    told: dict[str, Any] = {}
+    # Half a line, of a host that went.
+    with contextlib.suppress(ValueError):
+        told = next((json.loads(word) for word in words if word.startswith("{")), told)
+    interfaces = (
+        Interface(**{**one, "addresses": tuple(one["addresses"]), "networks": tuple(one["networks"])})
+        for one in told.get("interfaces", ())
+    )
+    return Answer(
+        reached="reached" in words,
+        missing=tuple(str(path) for number, path in enumerate(paths) if f"sees-{number}" not in words),
+        program="program" in words,
+        error=printed[-1] if printed else "",
+        version=told.get("version"),
+        versions=told.get("versions", {}),
+        interfaces=tuple(interfaces) if "interfaces" in told else None,
+        cut_off=bool(told.get("cut_off")),
+    )

@@ -1,0 +1,215 @@
+"""Makes sure, before ranks start on other hosts, that they can: each fault names its hosts and what mends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hpctrain
+from hpctrain.cluster.host_list import fold_hosts
+from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.cluster.way_back import own_address
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error
+from hpctrain.launch.command import Launcher
+from hpctrain.launch.launcher_choice import in_allocation
+from hpctrain.launch.networks import CHOICES, Networks, choose_networks, require_interface
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.answering import other_agent
+from hpctrain.supervision.asking import Answer, addresses_of, ask_hosts, is_here, is_misled
+
+_REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
+_PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
+_UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
+
+# ssh's name of itself and of the host.
+_TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """What is wrong, to be read after the names of hosts, and what mends it."""
+
+    text: str
+    hint: str
+    exit_code: int = 2
+
+
+def ready_hosts(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    *,
+    notice: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """The plan with the networks that its hosts share, after a check that ranks can start on all of them.
+
+    Where ranks are started by srun, or by a program of the user's own, nobody is asked.
+
+    Args:
+        plan: with its hosts.
+        launcher: what starts its ranks; None where this machine does.
+        folder: of the run, or of what is written instead; need not be there yet.
+        notice: gets what the user has to know.
+        environment: this process's.
+
+    Raises:
+        HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
+            this hpctrain, or have no network for the ranks; and what mends it. Exit code 1 for those that do not
+            answer, else 2.
+    """
+    if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
+        return plan
+    addresses = addresses_of([host.host for host in plan.hosts])
+    here = {host: is_here(host, found) for host, found in addresses.items()}
+    if misled := [host for host, found in addresses.items() if is_misled(host, found)]:
+        names = fold_hosts(misled)
+        raise HpctrainError(
+            f"{names}: the name has the address {addresses[misled[0]][0]} here, so its ranks would start on this host",
+            f"give {names} an address of its own in /etc/hosts; `getent hosts {misled[0]}` shows it",
+        )
+    if all(here.values()) or shutil.which("ssh") is None:
+        return plan
+    with _probe_folder(folder) as probe:
+        paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
+        answers = ask_hosts(plan, here, paths, _ways(plan, addresses, here, environment))
+    _require_no_fault(plan, answers, folder, paths)
+    for warning in _differences(answers):
+        notice(f"warning: {warning}")
+    networks = _networks(plan, answers, environment)
+    if networks.note:
+        notice(networks.note)
+    return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
+
+
+def existing(folder: Path) -> Path:
+    """A folder, or the nearest above it that is there."""
+    found = folder.absolute()
+    while not found.is_dir() and found != found.parent:
+        found = found.parent
+    return found
+
+
+def _probe_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix=".hpctrain-hosts-", dir=existing(folder))
+    except OSError as error:
+        raise disk_error(error, folder, "name a folder that all hosts share with --run-dir") from error
+
+
+def _require_no_fault(plan: Plan, answers: Mapping[str, Answer], folder: Path, paths: Sequence[Path]) -> None:
+    hosts: dict[_Fault, list[str]] = {}
+    for host, answer in answers.items():
+        if fault := _fault(plan, host, answer, folder, paths):
+            hosts.setdefault(fault, []).append(host)
+    if not hosts:
+        return
+    texts = [f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items()]
+    hints = dict.fromkeys(fault.hint for fault in hosts)
+    raise HpctrainError("\n".join(texts), "\n  ".join(hints), exit_code=max(fault.exit_code for fault in hosts))
+
+
+def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:
+    """The first thing that keeps ranks from starting on a host."""
+    if not answer.reached:
+        return _unreached(host, answer)
+    program = "apptainer" if plan.start.container else plan.start.python or sys.executable
+    if str(paths[0]) in answer.missing:
+        return _Fault(
+            text=f"does not see {existing(folder)}, where the run is to write; that folder is this host's own",
+            hint="name a folder that all hosts share: --run-dir DIR",
+        )
+    if answer.missing:
+        return _Fault(
+            text=f"does not have the script {answer.missing[0]}",
+            hint="put it into a folder that all hosts share",
+        )
+    if not answer.program:
+        return _Fault(
+            text=f"has no program {program}, which each rank is to run in",
+            hint="install it there too, at the same place; --python PROGRAM names another interpreter"
+            if plan.start.container is None
+            else "install Apptainer there too",
+        )
+    if plan.start.container is None and answer.version != hpctrain.__version__:
+        return _other_version(answer, program)
+    if answer.cut_off:
+        return _Fault(
+            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets through ssh alone",
+            hint="open all ports for the hosts among each other; for a range of them, mpirun has "
+            "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
+            exit_code=1,
+        )
+    return None
+
+
+def _unreached(host: str, answer: Answer) -> _Fault:
+    # ssh names the host itself; hosts with the same fault are told together.
+    said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
+    if _UNKNOWN.search(said):
+        return _Fault(
+            text="cannot be reached: its name is not known here",
+            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known of it",
+        )
+    if _REFUSED.search(said):
+        hint = "ssh has to come in without a question: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
+        return _Fault(text=f"lets no ssh in: {said}", hint=hint)
+    return _Fault(
+        text=f"does not answer ssh: {said}",
+        hint="is it up, and no firewall between? `ssh -v` tells more; else leave it out of --hosts",
+        exit_code=1,
+    )
+
+
+def _other_version(answer: Answer, program: str) -> _Fault:
+    hint = "start from one environment on a file system that all hosts share, or from a container"
+    if answer.version is not None:
+        text = f"has hpctrain {answer.version} in {program}, and this is {hpctrain.__version__}"
+        return _Fault(text=text, hint=hint)
+    return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
+
+
+def _ways(
+    plan: Plan, addresses: Mapping[str, Sequence[str]], here: Mapping[str, bool], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The address of this host to which each of the others connects, as far as it is known.
+
+    None where mpirun is to use ports of the user's choice, which a firewall may let through, and no others.
+    """
+    if any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments))):
+        return {}
+    found = {host: own_address(addresses[host]) for host, is_own in here.items() if not is_own}
+    return {host: own for host, own in found.items() if own}
+
+
+def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
+    """Packages that decide the numbers and are not the same everywhere."""
+    for package in dict.fromkeys(package for answer in answers.values() for package in answer.versions):
+        hosts: dict[str, list[str]] = {}
+        for host, answer in answers.items():
+            hosts.setdefault(answer.versions.get(package, "missing"), []).append(host)
+        if len(hosts) > 1:
+            told = ", ".join(f"{version} on {fold_hosts(names)}" for version, names in hosts.items())
+            yield f"{package} is not the same everywhere: {told}"
+
+
+def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[str, str]) -> Networks:
+    by_host = {host: answer.interfaces for host, answer in answers.items() if answer.interfaces is not None}
+    if len(by_host) < len(answers):
+        # A container: what is outside of it was not asked.
+        return Networks()
+    if plan.host_options.interface:
+        require_interface(plan.host_options.interface, by_host)
+        return Networks()
+    variables = {**environment, **plan.start.environment}
+    if any(variables.get(name) for name in CHOICES) or any("btl_tcp_if" in word for word in plan.start.arguments):
+        return Networks()
+    return choose_networks(by_host)

@@ -1,0 +1,238 @@
+"""Runs that begin on several hosts: one set of settings, the right network, and faults that name their host."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import Launch
+from local_hosts import LocalHosts
+
+import hpctrain
+
+# Until a user knows what is wrong.
+LIMIT_SECONDS = 20
+# No rank needs MPI, or another, to say what it was started with.
+VARIABLES = """\
+import json, os, pathlib, socket
+pathlib.Path(f"said-{socket.gethostname()}.json").write_text(json.dumps(dict(os.environ)))
+"""
+TOGETHER = """\
+import socket
+import hpctrain as ht
+print("together:", *ht.init("mpi").allgather_object(socket.gethostname()))
+"""
+
+
+@pytest.fixture
+def changed(hosts: LocalHosts) -> Iterator[LocalHosts]:
+    """Hosts whose interfaces, mounts and temporary files the test may change: they are booted again."""
+    yield hosts
+    for host in hosts.names:
+        hosts.kill(host)
+
+
+def scripts(folder: Path) -> None:
+    (folder / "variables.py").write_text(VARIABLES)
+    (folder / "together.py").write_text(TOGETHER)
+
+
+def mounted(hosts: LocalHosts, host: str, file: Path, over: str) -> None:
+    """Let a host see ``file`` at another place."""
+    hosts.run(host, "mount", "--bind", str(file), over)
+
+
+def bridge(hosts: LocalHosts, host: str, name: str, address: str) -> None:
+    hosts.run(host, "ip", "link", "add", name, "type", "bridge")
+    hosts.run(host, "ip", "address", "add", address, "dev", name)
+    hosts.run(host, "ip", "link", "set", name, "up")
+
+
+def require_nothing_left(hosts: LocalHosts) -> None:
+    """No rank, no launcher and no daemon of one, on any host that is up."""
+    deadline = time.monotonic() + 5
+    while True:
+        ran = [hosts.run(host, "ps", "axo", "args=").stdout for host in hosts.names]
+        left = [line for text in ran for line in text.splitlines() if "hpctrain" in line or "prte" in line]
+        if not left:
+            return
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_settings_reach_the_ranks_of_all_hosts(hosts: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
+    scripts(tmp_path)
+    settings = {"HPCTRAIN_STALL": "7", "HPCTRAIN_TIMEOUT": "99", "XLA_FLAGS": "--a=b;c 'd'\n--e", "NCCL_DEBUG": "WARN"}
+    own = {"HPCTRAIN_API_KEY": "secret", "OF_THE_USER": "1"}
+    result = hosts_hpctrain("run", "variables.py", "-H", "h1,h2", **settings, **own)
+    assert result.returncode == 0, result.stdout
+    first, second = (json.loads((tmp_path / f"said-{host}.json").read_text()) for host in ("h1", "h2"))
+    for said in (first, second):
+        assert settings.items() <= said.items()
+        # Which hpctrain it is, and which modules of the user's.
+        assert said["PYTHONPATH"] == first["PYTHONPATH"]
+        assert said["HPCTRAIN_BACKEND"] == "mpi"
+    assert own.items() <= first.items()
+    assert not own.keys() & second.keys()
+
+
+def test_a_bridge_with_one_address_on_all_hosts_is_passed_over(
+    changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path
+) -> None:
+    """Open MPI would connect a rank to its own host by it, and die or wait for ever."""
+    scripts(tmp_path)
+    for host in ("h1", "h2"):
+        bridge(changed, host, "docker0", "172.17.0.1/16")
+    result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", timeout=60)
+    assert result.returncode == 0, result.stdout
+    assert "hpctrain: connections between hosts go over eth0: docker0 leads to no other host" in result.stdout
+    assert "together: h1 h2" in result.stdout
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert json.loads((directory / "plan.json").read_text())["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_an_interface_that_a_host_does_not_have(changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
+    scripts(tmp_path)
+    bridge(changed, "h1", "ib0", "10.88.0.1/24")
+    result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", "--interface", "ib0")
+    assert result.returncode == 2
+    assert "--interface ib0: h2 has none of that name that is up\n  it has eth0\n" in result.stdout
+
+
+def test_hosts_whose_own_name_is_an_address_of_the_loopback(
+    changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path
+) -> None:
+    """As Debian writes /etc/hosts."""
+    scripts(tmp_path)
+    addresses = {name: f"10.77.0.{number}" for number, name in enumerate(changed.names, 1)}
+    for host in ("h1", "h2"):
+        known = {**addresses, host: "127.0.1.1"}
+        (tmp_path / host).write_text("127.0.0.1 localhost\n" + "".join(f"{known[name]} {name}\n" for name in known))
+        mounted(changed, host, tmp_path / host, "/etc/hosts")
+    result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", timeout=60)
+    assert result.returncode == 0, result.stdout
+    assert "together: h1 h2" in result.stdout
+
+
+_RUN = ["variables.py", "-H", "h1,h2"]
+
+
+def _another_hosts_name(hosts: LocalHosts, folder: Path) -> list[str]:
+    (folder / "names").write_text("127.0.0.1 localhost\n127.0.1.1 h1\n127.0.1.1 h2\n")
+    mounted(hosts, "h1", folder / "names", "/etc/hosts")
+    return _RUN
+
+
+def _private_run_directory(hosts: LocalHosts, folder: Path) -> list[str]:
+    return [*_RUN, "--run-dir", "/tmp/run"]
+
+
+def _private_script(hosts: LocalHosts, folder: Path) -> list[str]:
+    hosts.run("h1", "install", str(folder / "variables.py"), "/tmp/variables.py")
+    return ["/tmp/variables.py", "-H", "h1,h2"]
+
+
+def _unknown_name(hosts: LocalHosts, folder: Path) -> list[str]:
+    return ["variables.py", "-H", "h1,h22"]
+
+
+def _interpreter(hosts: LocalHosts, folder: Path, host: str, before: str = "") -> None:
+    """A Python at a place that each host has for itself."""
+    (folder / host).write_text(f'#!/bin/sh\n{before}exec {sys.executable} "$@"\n')
+    hosts.run(host, "install", str(folder / host), "/tmp/python")
+
+
+def _no_interpreter(hosts: LocalHosts, folder: Path) -> list[str]:
+    _interpreter(hosts, folder, "h1")
+    return [*_RUN, "--python", "/tmp/python"]
+
+
+def _other_version(hosts: LocalHosts, folder: Path) -> list[str]:
+    (folder / "other" / "hpctrain").mkdir(parents=True)
+    (folder / "other" / "hpctrain" / "__init__.py").write_text('__version__ = "0.0.1"\n')
+    _interpreter(hosts, folder, "h1")
+    _interpreter(hosts, folder, "h2", f"export PYTHONPATH={folder / 'other'}\n")
+    return [*_RUN, "--python", "/tmp/python"]
+
+
+def _no_key(hosts: LocalHosts, folder: Path) -> list[str]:
+    mounted(hosts, "h2", Path("/dev/null"), "/etc/ssh/authorized_keys")
+    return _RUN
+
+
+def _firewall(hosts: LocalHosts, folder: Path) -> list[str]:
+    """What h2 sends to h1 is lost, but for the answers of its sshd."""
+    for words in (
+        "link add lost0 type veth peer name lost1",
+        "link set lost0 up",
+        "link set lost1 up",
+        "neighbour add 10.77.0.1 lladdr 02:00:00:00:00:99 dev lost0",
+        "route add 10.77.0.1 dev lost0 table 100",
+        "rule add pref 10 ipproto tcp sport 22 lookup main",
+        "rule add pref 20 to 10.77.0.1 lookup 100",
+    ):
+        hosts.run("h2", "ip", *words.split())
+    return _RUN
+
+
+def _no_answer(hosts: LocalHosts, folder: Path) -> list[str]:
+    hosts.cut("h2")
+    return _RUN
+
+
+FAULTS = {
+    _another_hosts_name: (2, "h2: the name has the address 127.0.1.1 here", "/etc/hosts"),
+    _private_run_directory: (2, "h2 does not see /tmp, where the run is to write", "--run-dir DIR"),
+    _private_script: (2, "h2 does not have the script /tmp/variables.py", "a folder that all hosts share"),
+    _unknown_name: (2, "h22 cannot be reached: its name is not known here", "getent hosts NAME"),
+    _no_interpreter: (2, "h2 has no program /tmp/python", "--python PROGRAM"),
+    _other_version: (2, f"h2 has hpctrain 0.0.1 in /tmp/python, and this is {hpctrain.__version__}", "one environment"),
+    _no_key: (2, "h2 lets no ssh in: Permission denied", "ssh-copy-id"),
+    _firewall: (1, "h2 cannot connect to h1, as mpirun needs it", "open all ports for the hosts"),
+    _no_answer: (1, "h2 does not answer ssh: port 22: ", "is it up, and no firewall between?"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_host_that_cannot_take_part_is_named(fault, changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path):
+    scripts(tmp_path)
+    words = fault(changed, tmp_path)
+    code, text, remedy = FAULTS[fault]
+    begin = time.monotonic()
+    result = hosts_hpctrain("run", *words)
+    assert time.monotonic() - begin < LIMIT_SECONDS
+    assert result.returncode == code, result.stdout
+    said = result.stdout.splitlines()
+    (number,) = [number for number, line in enumerate(said) if line.startswith(f"hpctrain: {text}")]
+    assert remedy in said[number + 1]
+    assert not list(tmp_path.glob("said-*")), "a rank was started"
+    # The name is free for the next try, and no probe is left.
+    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob(".hpctrain*"))
+    require_nothing_left(changed)
+
+
+def test_the_doctor_names_the_host_too(hosts: LocalHosts, hosts_hpctrain: Launch) -> None:
+    result = hosts_hpctrain("doctor", "-H", "h1,h22", "--json")
+    assert result.returncode == 3, result.stdout
+    checks = json.loads(result.stdout[result.stdout.index("{") :])["checks"]
+    (ranks,) = [check for check in checks if check["name"] == "ranks"]
+    assert ranks["status"] == "failed"
+    assert "h22 cannot be reached: its name is not known here" in ranks["found"]
+    assert "getent hosts NAME" in ranks["remedy"]
+
+
+def test_a_recipe_trains_on_four_hosts(hosts: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
+    everywhere = ("-H", "h1,h2,h3,h4", "--run-dir", "run", "--env", "OMP_NUM_THREADS=1")
+    result = hosts_hpctrain("run", "digits", *everywhere, "--set", "epochs=6", timeout=240)
+    assert result.returncode == 0, result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    # The floor that the recipe reports for 20 epochs.
+    assert summary["metrics"]["test_accuracy"] >= 0.975
+    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "ranks").iterdir())]
+    assert [record["host"] for record in records] == list(hosts.names)
+    status = json.loads(hosts_hpctrain("status", "run", "--json").stdout)
+    assert status["hosts"] == list(hosts.names)

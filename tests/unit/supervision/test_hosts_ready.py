@@ -1,0 +1,202 @@
+"""What hosts are asked before ranks start there, and what is made of their answers; a script stands in for ssh."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import hpctrain
+from hpctrain.cluster.interfaces import Interface
+from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Srun
+from hpctrain.launch.resume import plan_without
+from hpctrain.planning.machine import Machine
+from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start
+from hpctrain.supervision import asking, hosts_ready
+from hpctrain.supervision.asking import Answer
+from hpctrain.supervision.hosts_ready import ready_hosts
+
+MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
+# n2 does what it is told, in a folder of its own; the shell of n3 greets; n4 hangs, n5 has no shell.
+SSH = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+echo "$1" >> asked
+case $1 in
+    n2) exec "$2" ;;
+    n3) echo 'welcome to n3'; echo 'no news' >&2; exec "$2" ;;
+    n4) exec sleep 600 ;;
+    n5) echo 'This account is not available'; exit 1 ;;
+    n6) echo 'ssh: connect to host n6 port 22: Connection refused' >&2; exit 255 ;;
+    n7) echo 'Host key verification failed.' >&2; exit 255 ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def _ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ssh").write_text(SSH)
+    Path("ssh").chmod(0o700)
+    Path("train.py").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(asking, "_REACH_SECONDS", 3.0)
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
+
+
+def plan(*hosts: str, start: Start = Start(), interface: str | None = None) -> Plan:
+    return Plan(
+        script=Script(path=Path("train.py")),
+        backend="mpi",
+        ranks=len(hosts),
+        hosts=tuple(Slots(host=host, slots=1) for host in hosts),
+        host_options=HostOptions(interface=interface),
+        threads_per_rank=1,
+        start=start,
+    )
+
+
+def ready(plan: Plan, launcher: object = MPIRUN, **variables: str) -> tuple[Plan, list[str]]:
+    told: list[str] = []
+    environment = {"PATH": os.environ["PATH"], **variables}
+    made = ready_hosts(plan, launcher, Path("run"), notice=told.append, environment=environment)  # type: ignore[arg-type]
+    return made, told
+
+
+def asked() -> list[str]:
+    return sorted(Path("asked").read_text().split()) if Path("asked").exists() else []
+
+
+def test_hosts_that_are_ready() -> None:
+    given = plan("n1", "n2", "n3")
+    assert ready(given) == (given, [])
+    # This one is asked without ssh, and nothing is left of what all were to see.
+    assert asked() == ["n2", "n3"]
+    assert sorted(os.listdir()) == ["asked", "ssh", "train.py"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("launcher", "start", "variables"),
+    [
+        (None, Start(), {}),
+        (Srun(mpi="pmix"), Start(), {}),
+        (MPIRUN, Start(), {"SLURM_JOB_ID": "7"}),
+        (MPIRUN, Start(arguments=("--prtemca", "plm_ssh_agent", "my-ssh")), {}),
+        (MPIRUN, Start(), {"HYDRA_LAUNCHER_EXEC": "my-ssh"}),
+    ],
+)
+def test_nobody_is_asked_whom_ssh_does_not_reach(launcher: object, start: Start, variables: dict[str, str]) -> None:
+    ready(plan("n1", "n4", start=start), launcher, **variables)
+    assert asked() == []
+
+
+def test_ranks_of_this_host_need_no_ssh() -> None:
+    ready(plan("n1.cluster", "localhost", "127.0.0.1"))
+    assert asked() == []
+
+
+def test_faults_are_told_together() -> None:
+    begin = time.monotonic()
+    with pytest.raises(HpctrainError) as raised:
+        ready(plan("n1", "n2", "n4", "n5", "n6", "n7"))
+    assert time.monotonic() - begin < 20
+    assert raised.value.message.splitlines() == [
+        "n4 does not answer ssh: no answer within 3 s",
+        "n5 does not answer ssh: its shell gave no answer",
+        "n6 does not answer ssh: port 22: Connection refused",
+        "n7 lets no ssh in: Host key verification failed.",
+    ]
+    assert raised.value.exit_code == 2
+    with pytest.raises(HpctrainError) as raised:
+        ready(plan("n1", "n6"))
+    assert raised.value.exit_code == 1
+
+
+def test_a_program_that_is_there_and_does_not_load_hpctrain() -> None:
+    Path("python").write_text("#!/bin/sh\necho 'No module named {hpctrain}' >&2; exit 1\n")
+    Path("python").chmod(0o700)
+    with pytest.raises(HpctrainError, match=r"n\[1-2\] cannot load hpctrain in \S+: No module named {hpctrain}"):
+        ready(plan("n1", "n2", start=Start(python=str(Path("python").absolute()))))
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, object]) -> None:
+    """Two hosts that say that all is well, but for ``changes``."""
+
+    def answer(number: int, name: str) -> Answer:
+        eth = Interface(
+            name="eth0", up=True, host_only=False, addresses=(f"10.0.0.{number}",), networks=("10.0.0.0/24",)
+        )
+        docker = Interface(
+            name="docker0", up=True, host_only=True, addresses=("172.17.0.1",), networks=("172.17.0.0/16",)
+        )
+        good = Answer(reached=True, program=True, version=hpctrain.__version__, interfaces=(eth, docker))
+        return dataclasses.replace(good, **changes.get(name, {}))  # type: ignore[arg-type]
+
+    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
+        return {host: answer(number, host) for number, host in enumerate(hosts, 1)}
+
+    monkeypatch.setattr(hosts_ready, "ask_hosts", ask)
+
+
+def test_the_networks_become_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    made, told = ready(plan("n1", "n2"))
+    assert made.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+    assert told == ["connections between hosts go over eth0: docker0 leads to no other host"]
+
+
+def test_and_stay_those_of_the_hosts_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    made, _ = ready(plan("n1", "n2", "n3"))
+    fewer, _ = plan_without(made, ["n3"], Machine(host="n1", cores=2, frameworks=frozenset(), versions={}))
+    assert [host.host for host in fewer.hosts] == ["n1", "n2"]
+    assert fewer.environment == made.environment
+
+
+@pytest.mark.parametrize(
+    ("start", "interface", "variables"),
+    [
+        (Start(), "docker0", {}),
+        (Start(), None, {"OMPI_MCA_btl_tcp_if_exclude": "docker0"}),
+        (Start(environment={"OMPI_MCA_btl_tcp_if_include": "eth0"}), None, {}),
+        (Start(arguments=("--mca", "btl_tcp_if_include", "eth0")), None, {}),
+    ],
+)
+def test_what_a_user_chose_stays(
+    start: Start, interface: str | None, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch)
+    given = plan("n1", "n2", start=start, interface=interface)
+    assert ready(given, **variables) == (given, [])
+
+
+@pytest.mark.parametrize("variable", ["PRTE_MCA_oob_tcp_dynamic_ipv4_ports", "MPIEXEC_PORT_RANGE"])
+def test_a_way_back_is_asked_for_unless_mpirun_has_ports_of_its_own(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[dict[str, str]] = []
+    answers(monkeypatch, n2={"cut_off": True})
+    ask = hosts_ready.ask_hosts
+
+    def noting(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
+        tried.append(ways)
+        return ask(plan, hosts, paths, ways)
+
+    monkeypatch.setattr(hosts_ready, "ask_hosts", noting)
+    monkeypatch.setattr(hosts_ready, "own_address", lambda addresses: "10.0.0.1")
+    for variables in ({}, {variable: "40000-40999"}):
+        with pytest.raises(HpctrainError, match="n2 cannot connect to n1, as mpirun needs it") as raised:
+            ready(plan("n1", "n2"), **variables)
+        assert raised.value.exit_code == 1
+    assert tried == [{"n2": "10.0.0.1"}, {}]
+
+
+def test_packages_that_differ_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, n1={"versions": {"torch": "2.1", "numpy": "2.0"}}, n2={"versions": {"numpy": "2.0"}})
+    _, told = ready(plan("n1", "n2"))
+    assert told[0] == "warning: torch is not the same everywhere: 2.1 on n1, missing on n2"
