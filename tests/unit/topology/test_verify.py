@@ -14,8 +14,9 @@ from small_fabric import small_fabric, two_levels
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.faults import Fault
 from hpctrain.topology.routes import Routes
-from hpctrain.topology.verify import End, Fault, Flow, adapter_of, compare, rounds
+from hpctrain.topology.verify import End, Flow, adapter_of, compare, rounds
 
 SPEED = 50e9
 
