@@ -13,6 +13,8 @@ from listings import listing
 
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
+from hpctrain.planning.hosts import Hosts
+from hpctrain.run.plan import Start
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import nvidia_smi
 from hpctrain.topology.verify import End, Flow
@@ -327,8 +329,8 @@ def test_verify_names_what_is_slow(
     ]
     asked = []
 
-    def measure(names: list[str], ranks: int, size: int) -> list[Flow]:
-        asked.append((names, ranks, size))
+    def measure(hosts: Hosts, ranks: int, size: int, start: Start) -> list[Flow]:
+        asked.append(([each.host for each in hosts.slots], ranks, size))
         return flows
 
     monkeypatch.setattr("hpctrain.programs.links.measure_links", measure)
