@@ -211,8 +211,15 @@ def usual(values: Floats, flows: Sequence[Flow]) -> float:
 
 
 def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """For each flow: the usual latency over as many links, divided by its own."""
-    speed = 1 / np.array([flow.latency for flow in flows])
+    """For each flow: the usual latency over as many links, divided by its own.
+
+    A message and its answer are of both directions, so that two flows measured it, of which the better one counts.
+    """
+    least: dict[frozenset[End], float] = {}
+    for flow in flows:
+        ends = frozenset((flow.source, flow.target))
+        least[ends] = min(flow.latency, least.get(ends, flow.latency))
+    speed = 1 / np.array([least[frozenset((flow.source, flow.target))] for flow in flows])
     relative = np.empty(len(flows))
     for hop in np.unique(hops):
         alike = np.flatnonzero(hops == hop)
