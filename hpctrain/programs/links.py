@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.launch.hosts import arrange
@@ -63,10 +64,9 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
         HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
     """
     machine = this_machine()
-    slots = [
-        Slots(host=name, slots=ranks) for name in ([each.host for each in hosts.slots] if hosts else [machine.host])
-    ]
-    schedule = rounds(len(slots), ranks) if hosts else rounds(ranks)
+    names = [each.host for each in hosts.slots] if hosts else [machine.host]
+    slots = [Slots(host=name, slots=ranks) for name in names]
+    schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
     with _folder(shared=hosts is not None or start.container is not None) as name:
         folder = Path(name)
         out, pairs = folder / "flows.json", folder / "rounds.json"
@@ -74,7 +74,7 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
             backend="mpi",
-            ranks=sum(each.slots for each in slots),
+            ranks=len(names) * ranks,
             hosts=tuple(slots),
             environment=hosts.environment if hosts else {},
             start=start.mounting(folder),
@@ -82,7 +82,19 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
         )
         # It names what is missing here, before anything is started.
         available_launcher(plan, machine)
-        return flows_of(run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out), plan)
+        launcher = prove_launcher(plan, machine, folder)
+        try:
+            measured = run_program(plan, folder, machine, launcher, out)
+        except HpctrainError as error:
+            raise HpctrainError(error.message, _remedy(hosts), exit_code=error.exit_code) from error
+        return flows_of(measured, plan)
+
+
+def _remedy(hosts: Hosts | None) -> str:
+    if hosts is None:
+        return "`hpctrain doctor -np 2` looks further"
+    names = fold_hosts([each.host for each in hosts.slots])
+    return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
 
 
 def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:

@@ -147,6 +147,22 @@ def test_the_wrong_network():
     assert compare(flows, unknown) == ()
 
 
+def test_one_slow_host_of_three_is_not_the_wrong_network():
+    three = fast(two_levels([3], spines=1))
+    flows = measured(three, of_host=lambda host: 0.1 if host == "h01" else 1.0)
+    assert named(compare(flows, three)) == [("host", "h01", "bandwidth")]
+
+
+def test_a_link_that_only_one_host_uses_may_be_it_too():
+    lonely = fast(two_levels([3, 1], spines=1))
+    flows = measured(lonely, of_link=lambda source, target: 0.3 if (source, target) == ("spine0", "leaf1") else 1.0)
+    (fault,) = compare(flows, lonely)
+    assert (fault.kind, fault.name, fault.direction) == ("host", "h03", "receives")
+    links = ("link leaf0 -> spine0 (port 4)", "link spine0 -> leaf1 (port 2)")
+    assert fault.alternatives == links
+    assert str(fault) == f"host h03 receives at 30% of the usual bandwidth (3 flows); or {', '.join(links)}"
+
+
 def test_the_one_that_explains_most_is_named():
     def flow(source: str, target: str, bandwidth: float) -> Flow:
         ends = (End(host=host, device="m0") for host in (source, target))
