@@ -10,8 +10,8 @@ import pytest
 from launching import Launch
 from local_hosts import LocalHosts
 
-# A slow link carries it in a twelfth of a second.
-_SIZE = ("--size-mb", "1")
+# A slow link carries it in a twenty-fifth of a second.
+_SIZE = ("--size-mb", "0.5")
 _TENTH = "100mbit"
 
 
