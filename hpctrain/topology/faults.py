@@ -60,7 +60,8 @@ class Fault:
             measured = f": {self.reached:.1f} times the usual latency"
         else:
             promise = "what its links carry" if self.kind == "fabric" else "the usual bandwidth"
-            measured = f"{':' if self.direction == 'both' else f' {self.direction} at'} {self.reached:.0%} of {promise}"
+            reached = f"{self.reached:.0%}" if self.reached >= 0.01 else "less than 1%"
+            measured = f"{':' if self.direction == 'both' else f' {self.direction} at'} {reached} of {promise}"
         return f"{self.kind} {self.name}{measured} ({many}){self._doubt}"
 
     @property

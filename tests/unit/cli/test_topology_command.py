@@ -375,7 +375,7 @@ def test_verify_says_what_is_slow(capsys: pytest.CaptureFixture[str], measured: 
     measured(3, 10e6, "node0002")
     said = run(capsys, "verify", "--hosts", "node000[1-3]", code=3).splitlines()
     assert said[-2:] == [
-        "slow: host node0002: 0% of the usual bandwidth (4 flows)",
+        "slow: host node0002: less than 1% of the usual bandwidth (4 flows)",
         "without node0002 the slowest link carries 40.0 GB/s instead of 10 MB/s",
     ]
     assert any("10 MB/s" in line and "2.00 µs" in line for line in said)

@@ -74,6 +74,17 @@ def test_one_slow_host_is_the_only_one_named(number: int, slowed: float, directi
     assert (found.bandwidth, found.bandwidth_without) == pytest.approx((SPEED * slowed, SPEED))
 
 
+@given(st.integers(3, 12), st.data())
+def test_less_than_half_of_the_hosts_are_all_named_and_no_other(number: int, data: st.DataObject):
+    names = hosts(number)
+    slow = st.sets(st.sampled_from(names), max_size=(number - 1) // 2)
+    directions = {name: data.draw(st.sampled_from(["both", "sends", "receives"])) for name in data.draw(slow)}
+    sends = {name: 0.1 for name, direction in directions.items() if direction != "receives"}
+    receives = {name: 0.1 for name, direction in directions.items() if direction != "sends"}
+    faults = compare(measured(names, sends, receives))
+    assert named(faults) == {("host", name, direction) for name, direction in directions.items()}
+
+
 @given(st.integers(2, 5), st.data())
 def test_other_names_give_the_same_answer_under_other_names(number: int, data: st.DataObject):
     names = hosts(number)
