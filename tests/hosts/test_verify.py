@@ -54,10 +54,11 @@ def test_one_slow_host_of_four_in_words(hosts: LocalHosts, hosts_hpctrain: Launc
     hosts.rate("h3", _TENTH)
     result = hosts_hpctrain("topology", "verify", "-H", "h1,h2,h3,h4", "--interface", "eth0", *_SIZE)
     assert result.returncode == 3, result.stdout
-    assert [line for line in result.stdout.splitlines() if line.startswith("slow: ")] == [
-        "slow: host h3: 10% of the usual bandwidth (6 flows)"
-    ]
-    assert re.search(r"^without h3 the slowest link carries \d+ MB/s instead of 1\d(\.\d)? MB/s$", result.stdout, re.M)
+    # A link lets a burst of 128 kB through at once, a share of so small a message.
+    [slow] = [line for line in result.stdout.splitlines() if line.startswith("slow: ")]
+    assert re.fullmatch(r"slow: host h3: (9|1[0-2])% of the usual bandwidth \(6 flows\)", slow), result.stdout
+    gain = r"^without h3 the slowest link carries [\d.]+ MB/s instead of 1\d(\.\d)? MB/s$"
+    assert re.search(gain, result.stdout, re.M), result.stdout
 
 
 def test_two_of_four_that_are_slow_in_one_direction_each(hosts: LocalHosts, hosts_hpctrain: Launch):
