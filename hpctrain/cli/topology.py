@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.host_options import NodeFile
+from hpctrain.cli.host_options import NamedHosts, NodeFile
+from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
+from hpctrain.cli.run_options import StartOptions
 from hpctrain.errors import HpctrainError, nearest
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from hpctrain.run.plan import HostOptions
     from hpctrain.topology.drawing import Ring
     from hpctrain.topology.fabric import Fabric
+    from hpctrain.topology.faults import Fault
     from hpctrain.topology.placement import Placement, PlacementReport
     from hpctrain.topology.summary import Branch
-    from hpctrain.topology.verify import Flow
+    from hpctrain.topology.verify import Flow, Gain
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -139,60 +143,73 @@ def place(
 
 
 @app.command()
+@with_groups
 def verify(
     ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=2, help="Ranks of this machine.")] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Hosts of the job; by default those of the Slurm allocation.")
-    ] = None,
+    *,
+    hosts: NamedHosts,
     ranks_per_host: Annotated[
         int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per host; one per adapter measures every rail.")
     ] = 1,
-    fabric_file: Annotated[
-        Path | None,
-        typer.Option("--fabric", metavar="FABRIC", help="Fabric to compare with; by default the one that Slurm knows."),
-    ] = None,
-    routes: Routes = None,
     size_mb: Annotated[float, typer.Option(min=0.001, help="Size of a message.")] = 16.0,
     slow: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Below this share of the usual bandwidth a flow is slow.")
     ] = 0.7,
     as_json: AsJson = False,
+    start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow."""
-    from hpctrain.launch.fabric import find_fabric
-    from hpctrain.planning.machine import usable_cores
-    from hpctrain.programs.links import allocated_hosts, measure_links
-    from hpctrain.topology.placement import place
-    from hpctrain.topology.summary import host_numbers
-    from hpctrain.topology.verify import compare
+    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow.
 
-    if ranks and (hosts or fabric_file or routes):
+    Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
+    those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with
+    the fabric's links where --fabric or Slurm knows them, and need three hosts to tell which one is slow. The current
+    directory has to be one that all hosts share.
+    """
+    from hpctrain.programs.links import hosts_to_measure, measure_links
+    from hpctrain.run.plan import HostOptions, Start
+    from hpctrain.topology.verify import compare, gain, incomparable
+
+    options = HostOptions(**hosts.given())
+    measured = None
+    names: Sequence[str] = ()
+    fabric = None
+    if ranks:
+        _require_no_hosts(options)
+        _warn(_crowded(ranks))
+    else:
+        measured, warnings = hosts_to_measure(options)
+        names = [each.host for each in measured.slots]
+        fabric = _known_fabric(options, names)
+        _warn(warnings)
+    flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()))
+    faults = compare(flows, fabric, slow=slow)
+    _print_links(flows, faults, gain(flows, faults, names), as_json=as_json)
+    if names and not faults and incomparable(flows, fabric):
+        _warn(["two hosts have nothing to be compared with: what is slow in both directions is not found; add a third"])
+    raise typer.Exit(3 if faults else 0)
+
+
+def _require_no_hosts(options: HostOptions) -> None:
+    if options.model_fields_set:
         raise HpctrainError(
             "-np measures between ranks of this machine, without a fabric", "leave -np or the other out"
         )
-    names: Sequence[str] = ()
-    fabric = None
-    if not ranks:
-        names = allocated_hosts(hosts)
-        fabric, known_from = find_fabric(fabric_file, routes, names)
+
+
+def _crowded(ranks: int) -> list[str]:
+    from hpctrain.planning.machine import usable_cores
+
+    cores = usable_cores()
+    return [f"{ranks} ranks share {cores} cores: what is slow may be these"] if ranks > cores else []
+
+
+def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
+    from hpctrain.launch.fabric import FLAT, find_fabric
+
+    fabric, known_from = find_fabric(options.fabric, options.routes, names)
+    if known_from != FLAT:
         typer.echo(f"hpctrain: the fabric: {known_from}", err=True)
-        for warning in () if fabric_file else fabric.warnings:
-            typer.echo(f"hpctrain: warning: {warning}", err=True)
-        names = [fabric.hosts[host] for host in place(fabric, host_numbers(fabric, names)).order]
-    if ranks and ranks > usable_cores():
-        typer.echo(
-            f"hpctrain: warning: {ranks} ranks share {usable_cores()} cores: what is slow may be these", err=True
-        )
-    flows = measure_links(names, ranks or ranks_per_host, round(size_mb * 1e6))
-    faults = compare(flows, fabric, slow=slow)
-    if as_json:
-        rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
-        typer.echo(json.dumps({"flows": rows, "faults": [asdict(fault) for fault in faults]}, indent=2))
-    else:
-        _print_flows(flows)
-        for fault in faults:
-            typer.echo(f"slow: {fault}")
-    raise typer.Exit(3 if faults else 0)
+    return fabric
 
 
 @app.command()
@@ -334,13 +351,26 @@ def _print_placement(found: PlacementReport, order: Sequence[str]) -> None:
     typer.echo(",".join(order))
 
 
+def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], gained: Gain | None, *, as_json: bool) -> None:
+    if as_json:
+        rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
+        found = {"faults": [asdict(fault) for fault in faults], "gain": asdict(gained) if gained else None}
+        typer.echo(json.dumps({"flows": rows, **found}, indent=2))
+        return
+    _print_flows(flows)
+    for fault in faults:
+        typer.echo(f"slow: {fault}")
+    if gained:
+        typer.echo(str(gained))
+
+
 def _print_flows(flows: Sequence[Flow]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hpctrain.topology.verify import rate
+
     table = Table("from", "to", "bandwidth", "latency")
     for flow in sorted(flows, key=lambda flow: flow.bandwidth):
-        table.add_row(
-            str(flow.source), str(flow.target), f"{flow.bandwidth / 1e9:.2f} GB/s", f"{flow.latency * 1e6:.2f} µs"
-        )
+        table.add_row(str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
     Console().print(table)

@@ -64,7 +64,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
             ranks=ranks,
             hosts=hosts.slots,
             environment=hosts.environment,
-            start=_mounted(start, beside),
+            start=start.mounting(beside),
             threads_per_rank=1,
         )
         fault = _run(plan, folder / "run", failed)
@@ -171,14 +171,6 @@ def _beside(run_directory: Path) -> Path:
     while not beside.is_dir() and beside != beside.parent:
         beside = beside.parent
     return beside
-
-
-def _mounted(start: Start, folder: Path) -> Start:
-    """A container that also sees the folder of the runs."""
-    if start.container is None:
-        return start
-    mounts = (*start.container.mounts, str(folder))
-    return start.model_copy(update={"container": start.container.model_copy(update={"mounts": mounts})})
 
 
 def _folder(beside: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:

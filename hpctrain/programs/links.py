@@ -4,69 +4,97 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.cluster.host_list import expand_hosts
-from hpctrain.cluster.mpi import find_mpi
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.launch.hosts import arrange
+from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import this_machine
 from hpctrain.programs.bench import run_program
 from hpctrain.run.directory import write_json
-from hpctrain.run.plan import Plan, Script, Slots
+from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start
+from hpctrain.supervision.start import available_launcher, prove_launcher
 from hpctrain.topology.verify import End, Flow, rounds
 
+_ALLOCATED = "SLURM_JOB_NODELIST"
 _PROGRAM = Path(hpctrain.__file__).parent / "rank_programs" / "links.py"
 
 
-def allocated_hosts(hosts: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The hosts of a job: those that the user names, else those of the Slurm allocation.
+def hosts_to_measure(
+    options: HostOptions, environment: Mapping[str, str] = os.environ
+) -> tuple[Hosts, tuple[str, ...]]:
+    """The hosts that the user names, else those of the Slurm allocation, as a run on them has them; and warnings.
 
     Raises:
-        HpctrainError: neither is there, or it is only one host.
+        HpctrainError: neither is there, or it is only one host, or as of :func:`hpctrain.launch.hosts.arrange`.
     """
-    where = "--hosts" if hosts else "SLURM_JOB_NODELIST"
-    text = hosts or environment.get("SLURM_JOB_NODELIST")
-    if not text:
+    named = {
+        "--hosts": options.hosts,
+        "--hostfile": options.hostfile,
+        "SLURM_JOB_NODELIST": environment.get(_ALLOCATED),
+    }
+    where = next((name for name, value in named.items() if value), None)
+    if where is None:
         raise HpctrainError(
             "no hosts to measure between: this is no Slurm allocation",
-            "start it inside an allocation (salloc, sbatch), name --hosts, or try it here with -np 2",
+            "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
-    names = expand_hosts(text, where)
-    if len(names) < 2:
+    hosts, warnings = arrange(options, this_machine().host, None, environment)
+    if len(hosts.slots) < 2:
         raise HpctrainError(f"{where}: there is no link to measure on one host", "name at least two, or use -np 2")
-    return names
+    return hosts, warnings
 
 
-def measure_links(hosts: Sequence[str], ranks: int, size: int) -> list[Flow]:
-    """Measure between hosts, or between ranks of this machine where ``hosts`` is empty.
+def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Start()) -> list[Flow]:
+    """Measure between hosts, or between ranks of this machine.
 
     Args:
-        hosts: in the order of the ring. The current directory has to be theirs too.
+        hosts: in the order of the ring; their slots do not count. The current directory has to be theirs too. None for
+            this machine.
         ranks: how many a host.
         size: bytes of a message.
+        start: how the ranks are started.
 
     Raises:
-        HpctrainError: no MPI, no folder for what is measured, or a rank failed.
+        HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
     """
     machine = this_machine()
-    slots = [Slots(host=host, slots=ranks) for host in hosts or (machine.host,)]
-    schedule = rounds(len(hosts), ranks) if hosts else rounds(ranks)
-    with _folder(shared=bool(hosts)) as name:
+    names = [each.host for each in hosts.slots] if hosts else [machine.host]
+    slots = [Slots(host=name, slots=ranks) for name in names]
+    schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
+    with _folder(shared=hosts is not None or start.container is not None) as name:
         folder = Path(name)
         out, pairs = folder / "flows.json", folder / "rounds.json"
         write_json(pairs, schedule)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(out), str(pairs), str(size))),
             backend="mpi",
-            ranks=sum(each.slots for each in slots),
+            ranks=len(names) * ranks,
             hosts=tuple(slots),
+            environment=hosts.environment if hosts else {},
+            start=start.mounting(folder),
             threads_per_rank=1,
         )
-        return flows_of(run_program(plan, folder, machine, find_mpi(), out), plan)
+        # It names what is missing here, before anything is started.
+        available_launcher(plan, machine)
+        launcher = prove_launcher(plan, machine, folder)
+        try:
+            measured = run_program(plan, folder, machine, launcher, out)
+        except HpctrainError as error:
+            raise HpctrainError(error.message, _remedy(hosts), exit_code=error.exit_code) from error
+        return flows_of(measured, plan)
+
+
+def _remedy(hosts: Hosts | None) -> str:
+    if hosts is None:
+        return "`hpctrain doctor -np 2` looks further"
+    names = fold_hosts([each.host for each in hosts.slots])
+    return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
 
 
 def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:

@@ -30,11 +30,16 @@ _WARMUP = 5
 _PINGS = 100
 _REPEATS = 5
 _MESSAGES = 8
+# Of one measurement of one flow: on a slow link fewer messages have to do.
+_SECONDS = 0.05
 
 # Whoever shares a machine or a network is slowed down now and then, and never sped up. So all flows are measured in
-# turn, again and again, until each has come near its best twice, and its best counts. One that is slow beside the
-# others has more chances, since in many measurements of many flows some has bad luck several times.
-_LEAST_PASSES = 5
+# turn, again and again, until each has come near its best so often, and its best counts. One that is slow beside the
+# others has more chances, since in many measurements of many flows some has bad luck several times; but bad luck is
+# seldom the same.
+_LEAST_PASSES = 3
+_TIMES_NEAR_BEST = 2
+_TIMES_NEAR_BEST_IF_SLOW = 5
 _MOST_PASSES = 15
 _NEAR = 0.9
 _SUSPICIOUS = 0.8
@@ -70,21 +75,27 @@ def measure(comm: MPI.Comm, pairs: list[tuple[int, int]], size: int) -> dict[str
     comm.Barrier()
     if rank in sending:
         peer = sending[rank]
-        latency = statistics.median(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
-        seconds = [_send(comm, peer, buffer) for _ in range(1 + _REPEATS)][1:]
-        return {
-            "source": rank,
-            "target": peer,
-            "latency": latency,
-            "bandwidth": _MESSAGES * size / statistics.median(seconds),
-        }
+        latency = min(_ping(comm, peer) for _ in range(_WARMUP + _PINGS))
+        first = _send(comm, peer, buffer, 1)
+        messages, repeats = affordable(first)
+        comm.send((messages, repeats), peer)
+        seconds = statistics.median([_send(comm, peer, buffer, messages) for _ in range(repeats)] or [first])
+        return {"source": rank, "target": peer, "latency": latency, "bandwidth": messages * size / seconds}
     if rank in receiving:
         peer = receiving[rank]
         for _ in range(_WARMUP + _PINGS):
             _pong(comm, peer)
-        for _ in range(1 + _REPEATS):
-            _receive(comm, peer, buffer)
+        _receive(comm, peer, buffer, 1)
+        messages, repeats = comm.recv(source=peer)
+        for _ in range(repeats):
+            _receive(comm, peer, buffer, messages)
     return None
+
+
+def affordable(seconds: float) -> tuple[int, int]:
+    """How many messages at once, and how often, where one alone took so long; 0 times if that has to do."""
+    messages = min(_MESSAGES, max(1, int(_SECONDS / (_REPEATS * seconds))))
+    return messages, min(_REPEATS, int(_SECONDS / (messages * seconds)))
 
 
 def _ping(comm: MPI.Comm, peer: int) -> float:
@@ -101,25 +112,19 @@ def _pong(comm: MPI.Comm, peer: int) -> None:
     comm.Send(word, peer)
 
 
-def _send(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any]) -> float:
+def _send(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> float:
     done = np.zeros(1)
     start = time.perf_counter()
-    for request in [comm.Isend(buffer, peer) for _ in range(_MESSAGES)]:
+    for request in [comm.Isend(buffer, peer) for _ in range(messages)]:
         request.Wait()
     comm.Recv(done, peer)
     return time.perf_counter() - start
 
 
-def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any]) -> None:
-    for _ in range(_MESSAGES):
+def _receive(comm: MPI.Comm, peer: int, buffer: np.ndarray[Any, Any], messages: int) -> None:
+    for _ in range(messages):
         comm.Recv(buffer, peer)
     comm.Send(np.zeros(1), peer)
-
-
-def is_settled(bandwidths: Sequence[float]) -> bool:
-    """Whether the best of a flow's measurements is no exception."""
-    best, *others = sorted(bandwidths, reverse=True)
-    return bool(others) and others[0] >= _NEAR * best
 
 
 def best(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -137,27 +142,26 @@ def measure_all(comm: MPI.Comm, rounds: list[list[tuple[int, int]]], size: int) 
     """Every flow of every round, on rank 0; an empty list on the others."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     again = list(range(len(rounds)))
-    for count in range(1, _MOST_PASSES + 1):
+    for _ in range(_MOST_PASSES):
         for number in again:
             for flow in comm.gather(measure(comm, rounds[number], size)) or []:
                 if flow:
                     found.setdefault((number, flow["source"]), []).append({"round": number, **flow})
-        if count >= _LEAST_PASSES:
-            again = comm.bcast(unsure(found))
+        again = comm.bcast(unsure(found))
     return [best(flows) for flows in found.values()]
 
 
 def unsure(found: Mapping[tuple[int, int], Sequence[dict[str, Any]]]) -> list[int]:
-    """The rounds in which a flow is not settled, or slow beside the others; ``found`` by round and sender."""
+    """The rounds with a flow that has to be measured again; ``found`` by round and sender."""
     bandwidths = {key: [flow["bandwidth"] for flow in flows] for key, flows in found.items()}
-    usual = statistics.median(map(max, bandwidths.values())) if bandwidths else 0.0
-    return sorted(
-        {
-            number
-            for (number, _), measured in bandwidths.items()
-            if not is_settled(measured) or max(measured) < _SUSPICIOUS * usual
-        }
-    )
+    fastest = max(map(max, bandwidths.values()), default=0.0)
+    return sorted({number for (number, _), measured in bandwidths.items() if not _is_enough(measured, fastest)})
+
+
+def _is_enough(measured: Sequence[float], fastest: float) -> bool:
+    best = max(measured)
+    times = _TIMES_NEAR_BEST if best >= _SUSPICIOUS * fastest else _TIMES_NEAR_BEST_IF_SLOW
+    return len(measured) >= _LEAST_PASSES and sum(each >= _NEAR * best for each in measured) >= times
 
 
 def main(out: str, rounds: str, size: str) -> None:

@@ -102,6 +102,13 @@ class Start(BaseModel):
     ssh_port: int | None = Field(None, ge=1, le=65535)
     arguments: tuple[str, ...] = ()
 
+    def mounting(self, folder: Path) -> Start:
+        """The same, with a folder that a container sees too."""
+        if self.container is None:
+            return self
+        mounts = (*self.container.mounts, str(folder))
+        return self.model_copy(update={"container": self.container.model_copy(update={"mounts": mounts})})
+
 
 class Stop(BaseModel):
     """How a run is stopped so that it can be resumed.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric, Floats, Ints
+from hpctrain.topology.faults import Direction, Fault, Suspect, explain
 from hpctrain.topology.routes import Routes
 from hpctrain.topology.summary import host_numbers
-
-Kind = Literal["fabric", "host", "adapter", "link", "flow"]
-Suspect = tuple[Kind, str]
-# Where two explain the same flows, the wider is named: its parts cannot be told apart.
-_WIDEST_FIRST: tuple[Kind, ...] = ("host", "adapter", "link")
 
 # A flow is slow below this share of what flows usually reach, and late above this multiple of the usual latency.
 SLOW = 0.7
@@ -53,30 +49,6 @@ class Flow:
     bandwidth: float
     latency: float
     spread: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """Something slower than the rest; for the kind ``fabric``, the whole.
-
-    Attributes:
-        kind: ``flow`` where both ends and every link between them do well with others.
-        reached: the median of its slow flows: a share of the usual bandwidth, or a multiple of the usual latency.
-        flows: how many flows it explains.
-    """
-
-    kind: Kind
-    name: str
-    quantity: Literal["bandwidth", "latency"]
-    reached: float
-    flows: int
-
-    def __str__(self) -> str:
-        many = "1 flow" if self.flows == 1 else f"{self.flows} flows"
-        if self.quantity == "latency":
-            return f"{self.kind} {self.name}: {self.reached:.1f} times the usual latency ({many})"
-        promise = "what its links carry" if self.kind == "fabric" else "the usual bandwidth"
-        return f"{self.kind} {self.name}: {self.reached:.0%} of {promise} ({many})"
 
 
 def rounds(stations: int, rails: int = 1) -> list[list[tuple[int, int]]]:
@@ -115,34 +87,44 @@ def _matchings(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float = SLOW) -> tuple[Fault, ...]:
-    """The faults that explain the slow flows, the best explanation first; empty if there is none.
+    """The faults that explain the slow flows, those of most flows first; empty if there is none.
 
     A flow's bandwidth is judged by that of the narrowest link on its way, shared with the other flows of its round,
-    and by what the median flow reaches of its own; its latency by the median of flows over as many links. Where the
-    measurements of one flow differ much, less is slow: no flow is accused of what all of them do now and then.
-    Everything that a good flow used is innocent. Of the rest, the fewest that explain all slow flows are named, found
-    greedily.
+    and by what is :func:`usual`; its latency by what is usual over as many links. Where the measurements of one flow
+    differ much, less is slow: no flow is accused of what all of them do now and then. How slow flows are explained is
+    told in :func:`hpctrain.topology.faults.explain`.
+
+    Two hosts have nothing else to be compared with: what is slow in both directions is then not found, unless the
+    fabric has speeds, and what is slow in one may be either of them.
 
     Args:
         flows: at least one.
         fabric: None compares the flows with each other alone.
-        slow: a flow is slow below this share of the median flow, less the usual spread of one flow's measurements.
+        slow: a flow is slow below this share of the usual bandwidth, less the usual spread of one flow's measurements.
 
     Raises:
         HpctrainError: a host or adapter that the fabric does not have.
     """
     promised, hops, links = _promises(flows, fabric)
-    suspects = _suspects(flows, links)
-    reached = np.array([flow.bandwidth for flow in flows]) / promised
+    names = [f"{flow.source} -> {flow.target}" for flow in flows]
+    share = np.array([flow.bandwidth for flow in flows]) / promised
+    best_share = usual(share, flows)
     steady = 1 - float(np.median([flow.spread for flow in flows]))
-    faults = _explain(reached / np.median(reached), slow * steady, suspects, flows, "bandwidth")
-    faults += _explain(_usual_latency(flows, hops), steady / LATE, suspects, flows, "latency")
-    if fabric is not None and fabric.has_speeds and np.median(reached) < _WRONG_NETWORK:
-        whole = Fault(
-            kind="fabric", name="as a whole", quantity="bandwidth", reached=float(np.median(reached)), flows=len(flows)
-        )
+    directed = _suspects(flows, links, directed=True)
+    faults = explain(share / best_share, slow * steady, directed, names, "bandwidth")
+    # What is sent is answered, so that a latency is of both directions.
+    undirected = _suspects(flows, links, directed=False)
+    faults += explain(_relative_speed(flows, hops), steady / LATE, undirected, names, "latency")
+    if fabric is not None and fabric.has_speeds and best_share < _WRONG_NETWORK:
+        whole = Fault(kind="fabric", name="as a whole", quantity="bandwidth", reached=best_share, flows=len(flows))
         faults.insert(0, whole)
     return tuple(faults)
+
+
+def incomparable(flows: Sequence[Flow], fabric: Fabric | None) -> bool:
+    """Whether nothing tells a slow link from a fast one: there are two hosts, and no speeds of links."""
+    hosts = {end.host for flow in flows for end in (flow.source, flow.target)}
+    return len(hosts) == 2 and (fabric is None or not fabric.has_speeds)
 
 
 def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
@@ -190,55 +172,118 @@ def _link(fabric: Fabric, link: int) -> str:
     )
 
 
-def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[list[Suspect]]:
-    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both."""
+def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, directed: bool) -> list[set[Suspect]]:
+    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both.
+
+    Args:
+        directed: whether what sends well may receive badly; else an end is one part.
+    """
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
         for end in (flow.source, flow.target):
             devices[end.host].add(end.device)
-    return [
-        [("host", end.host) for end in (flow.source, flow.target)]
-        + [("adapter", str(end)) for end in (flow.source, flow.target) if len(devices[end.host]) > 1]
-        + [("link", name) for name in between]
-        for flow, between in zip(flows, links, strict=True)
-    ]
+    directions: tuple[Direction, Direction] = ("sends", "receives") if directed else ("both", "both")
+    found = []
+    for flow, between in zip(flows, links, strict=True):
+        parts = {Suspect(kind="link", name=name) for name in between}
+        for end, direction in zip((flow.source, flow.target), directions, strict=True):
+            parts.add(Suspect(kind="host", name=end.host, direction=direction))
+            if len(devices[end.host]) > 1:
+                parts.add(Suspect(kind="adapter", name=str(end), direction=direction))
+        found.append(parts)
+    return found
 
 
-def _usual_latency(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """For each flow: the median latency over as many links, divided by its own."""
-    latency = np.array([flow.latency for flow in flows])
-    usual = np.array([np.median(latency[hops == hop]) for hop in hops.tolist()])
-    relative: Floats = usual / latency
+def usual(values: Floats, flows: Sequence[Flow]) -> float:
+    """What the better half of the ends reach with the partner that each of them does best with.
+
+    One slow end of three takes part in most flows, whose median would then be slow itself; but it is one end of three.
+
+    Args:
+        values: of each flow, the higher the better.
+        flows: at least one.
+    """
+    best: dict[End, float] = defaultdict(float)
+    for value, flow in zip(values.tolist(), flows, strict=True):
+        for end in (flow.source, flow.target):
+            best[end] = max(best[end], value)
+    return sorted(best.values(), reverse=True)[(len(best) - 1) // 2]
+
+
+def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
+    """For each flow: the usual latency over as many links, divided by its own.
+
+    A message and its answer are of both directions, so that two flows measured it, of which the better one counts.
+    """
+    least: dict[frozenset[End], float] = {}
+    for flow in flows:
+        ends = frozenset((flow.source, flow.target))
+        least[ends] = min(flow.latency, least.get(ends, flow.latency))
+    speed = 1 / np.array([least[frozenset((flow.source, flow.target))] for flow in flows])
+    relative = np.empty(len(flows))
+    for hop in np.unique(hops):
+        alike = np.flatnonzero(hops == hop)
+        relative[alike] = speed[alike] / usual(speed[alike], [flows[flow] for flow in alike.tolist()])
     return relative
 
 
-def _explain(
-    reached: Floats,
-    least: float,
-    suspects: Sequence[Sequence[Suspect]],
-    flows: Sequence[Flow],
-    quantity: Literal["bandwidth", "latency"],
-) -> list[Fault]:
-    innocent = {suspect for flow in np.flatnonzero(reached >= least).tolist() for suspect in suspects[flow]}
-    open_flows = set(np.flatnonzero(reached < least).tolist())
-    faults = []
-    while open_flows:
-        seen = Counter(suspect for flow in open_flows for suspect in set(suspects[flow]) - innocent)
-        if seen:
-            kind, name = min(seen, key=lambda s: (-seen[s], _WIDEST_FIRST.index(s[0]), s[1]))
-            explained = {flow for flow in open_flows if (kind, name) in suspects[flow]}
-        else:
-            first = min(open_flows)
-            kind, name, explained = "flow", f"{flows[first].source} -> {flows[first].target}", {first}
-        share = float(np.median(reached[sorted(explained)]))
-        faults.append(
-            Fault(
-                kind=kind,
-                name=name,
-                quantity=quantity,
-                reached=share if quantity == "bandwidth" else 1 / share,
-                flows=len(explained),
-            )
-        )
-        open_flows -= explained
-    return faults
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a ring gains without its slow hosts. An all-reduce over a ring is as fast as the ring's slowest flow.
+
+    Attributes:
+        without: the slow hosts.
+        bandwidth: bytes a second of the slowest flow of the ring over all hosts.
+        bandwidth_without: the same of the ring over the others.
+    """
+
+    without: tuple[str, ...]
+    bandwidth: float
+    bandwidth_without: float
+
+    def __str__(self) -> str:
+        carries = f"the slowest link carries {rate(self.bandwidth_without)} instead of {rate(self.bandwidth)}"
+        return f"without {fold_hosts(self.without)} {carries}"
+
+
+def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) -> Gain | None:
+    """What the ring gains without the hosts of faulty bandwidth; None where that is nothing, or no ring is left.
+
+    Args:
+        flows: at least one.
+        faults: of these flows.
+        ring: the hosts in their order.
+    """
+    host_of = {str(end): end.host for flow in flows for end in (flow.source, flow.target)}
+    host_of |= {host: host for host in ring}
+    slow = {
+        host_of[fault.name] for fault in faults if fault.kind in ("host", "adapter") and fault.quantity == "bandwidth"
+    }
+    others = [host for host in ring if host not in slow]
+    if len(others) < 2:
+        return None
+    found = Gain(
+        without=tuple(host for host in ring if host in slow),
+        bandwidth=_slowest(flows, ring),
+        bandwidth_without=_slowest(flows, others),
+    )
+    return found if found.bandwidth_without > found.bandwidth else None
+
+
+def _slowest(flows: Sequence[Flow], ring: Sequence[str]) -> float:
+    """Of the flows from each host to the next; one that was not measured does as well as its ends do with others."""
+    sends: dict[str, float] = defaultdict(float)
+    receives: dict[str, float] = defaultdict(float)
+    between: dict[tuple[str, str], float] = {}
+    for flow in flows:
+        pair = (flow.source.host, flow.target.host)
+        sends[pair[0]] = max(sends[pair[0]], flow.bandwidth)
+        receives[pair[1]] = max(receives[pair[1]], flow.bandwidth)
+        between[pair] = min(between.get(pair, flow.bandwidth), flow.bandwidth)
+    pairs = zip(ring, [*ring[1:], *ring[:1]], strict=True)
+    return min(between.get(pair, min(sends[pair[0]], receives[pair[1]])) for pair in pairs)
+
+
+def rate(bandwidth: float) -> str:
+    """Bytes a second for people: ``117 MB/s``, ``48.3 GB/s``."""
+    return f"{bandwidth / 1e9:.1f} GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.3g} MB/s"

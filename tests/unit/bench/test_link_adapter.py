@@ -110,3 +110,32 @@ def test_a_busy_machine_raises_no_alarm(ranks: int, monkeypatch: pytest.MonkeyPa
 
 def test_a_slow_host_of_a_busy_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(judged(monkeypatch, 8, seed, 5) == ["h5"] for seed in range(200))
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_slow_host_among_few_is_named_on_a_busy_machine(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(judged(monkeypatch, ranks, seed, 1) == ["h1"] for seed in range(200))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "messages", "repeats"), [(1e-4, 8, 5), (2.5e-3, 4, 5), (0.02, 1, 2), (0.045, 1, 1), (3, 1, 0)]
+)
+def test_a_slow_link_makes_fewer_messages_do(seconds: float, messages: int, repeats: int) -> None:
+    assert links.affordable(seconds) == (messages, repeats)
+
+
+def measurements(*bandwidths: float) -> list[dict[str, float]]:
+    return [{"bandwidth": bandwidth} for bandwidth in bandwidths]
+
+
+def test_what_is_measured_again() -> None:
+    fast = measurements(1.0, 0.5, 0.95)
+    assert links.unsure({(0, 0): fast}) == []
+    assert links.unsure({(0, 0): fast[:2]}) == [0]
+    # Its best was an exception.
+    assert links.unsure({(0, 0): measurements(1.0, 0.5, 0.5, 0.5)}) == [0]
+    # Slow beside the others: it takes five that are alike, since bad luck differs.
+    assert links.unsure({(0, 0): fast, (1, 0): measurements(*[0.1] * 4)}) == [1]
+    assert links.unsure({(0, 0): fast, (1, 0): measurements(*[0.1] * 5)}) == []
+    assert links.unsure({(0, 0): fast, (1, 0): measurements(0.3, 0.2, 0.3, 0.3, 0.3)}) == [1]
+    assert links.unsure({(0, 0): fast, (1, 0): measurements(0.3, 0.2, 0.3, 0.3, 0.3, 0.29)}) == []

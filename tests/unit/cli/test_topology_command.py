@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from listings import listing
 
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
+from hpctrain.planning.hosts import Hosts
+from hpctrain.run.plan import Start
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import nvidia_smi
 from hpctrain.topology.verify import End, Flow
@@ -313,33 +316,93 @@ def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[s
     assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
 
 
+def test_verify_refuses_hosts_that_it_cannot_measure_between(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    hostfile = tmp_path / "hosts.txt"
+    hostfile.write_text("node0001\nnode0002\n")
+    both = ["-H", "node0001,node0002", "--hostfile", str(hostfile)]
+    assert "give one of them" in run(capsys, "verify", *both, code=2)
+    assert "--hosts: there is no link" in run(capsys, "verify", "-H", "node0001", code=2)
+    assert "not a name of a network interface" in run(capsys, "verify", *both[:2], "--interface", "-x", code=2)
+    assert "valid: " in run(capsys, "verify", *both[:2], "--launcher", "mpiexec", code=2)
+
+
+class Measured:
+    """Stands in for the ranks: what was asked of them, and flows of which those of one host are slow."""
+
+    def __init__(self, hosts: list[str], slowest: float, slow: str) -> None:
+        self.asked: list[tuple[list[tuple[str, int]], int, int, Start]] = []
+        self.environment: dict[str, str] = {}
+        ends = [End(host=host, device="mlx5_0") for host in hosts]
+        self.flows = [
+            Flow(round=round, source=a, target=b, bandwidth=slowest if slow in (a.host, b.host) else 40e9, latency=2e-6)
+            for round, (a, b) in enumerate(itertools.permutations(ends, 2))
+        ]
+
+    def __call__(self, hosts: Hosts, ranks: int, size: int, start: Start) -> list[Flow]:
+        self.asked.append(([(each.host, each.slots) for each in hosts.slots], ranks, size, start))
+        self.environment = hosts.environment
+        return self.flows
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
+    def make(number: int, slowest: float = 40e9, slow: str = "node0004") -> Measured:
+        made = Measured(DEPTH_FIRST[:number], slowest, slow)
+        monkeypatch.setattr("hpctrain.programs.links.measure_links", made)
+        return made
+
+    monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
+    return make
+
+
 @pytest.mark.parametrize(("slowest", "code"), [(40e9, 0), (10e9, 3)])
 def test_verify_names_what_is_slow(
-    fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slowest: float, code: int
+    fabric: str, capsys: pytest.CaptureFixture[str], measured: Callable[..., Measured], slowest: float, code: int
 ):
-    hosts = ["node0001", "node0002", "node0003", "node0004"]
-    ends = [End(host=host, device="mlx5_0") for host in hosts]
-    flows = [
-        Flow(round=2 * a + b, source=ends[a], target=ends[b], bandwidth=slowest if 3 in (a, b) else 40e9, latency=2e-6)
-        for a in range(4)
-        for b in range(4)
-        if a != b
-    ]
-    asked = []
-
-    def measure(names: list[str], ranks: int, size: int) -> list[Flow]:
-        asked.append((names, ranks, size))
-        return flows
-
-    monkeypatch.setattr("hpctrain.programs.links.measure_links", measure)
-    monkeypatch.setattr("hpctrain.launch.fabric.program_output", lambda *command: "")
-    arguments = ["verify", "--hosts", "node0001,node0002,node0003,node0004", "--json"]
+    ranks = measured(4, slowest)
+    arguments = ["verify", "-H", "node0001,node0002,node0003,node0004", "--json"]
     for known in (["--fabric", fabric], []):
         result = json.loads(run(capsys, *arguments, *known, code=code))
         assert len(result["flows"]) == 12
-        faults = [(fault["kind"], fault["name"]) for fault in result["faults"]]
-        assert faults == ([("host", "node0004")] if code else [])
-    assert asked[0] == (hosts, 1, 16_000_000)
+        faults = [(fault["kind"], fault["name"], fault["direction"]) for fault in result["faults"]]
+        assert faults == ([("host", "node0004", "both")] if code else [])
+        gain = {"without": ["node0004"], "bandwidth": 10e9, "bandwidth_without": 40e9}
+        assert result["gain"] == (gain if code else None)
+    assert ranks.asked == [([(host, 1) for host in DEPTH_FIRST[:4]], 1, 16_000_000, Start())] * 2
+
+
+def test_verify_says_what_is_slow(capsys: pytest.CaptureFixture[str], measured: Callable[..., Measured]):
+    measured(3, 10e6, "node0002")
+    said = run(capsys, "verify", "--hosts", "node000[1-3]", code=3).splitlines()
+    assert said[-2:] == [
+        "slow: host node0002: less than 1% of the usual bandwidth (4 flows)",
+        "without node0002 the slowest link carries 40.0 GB/s instead of 10 MB/s",
+    ]
+    assert any("10 MB/s" in line and "2.00 µs" in line for line in said)
+
+
+def test_verify_starts_ranks_as_a_run_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, measured: Callable[..., Measured]
+):
+    ranks = measured(2)
+    hostfile = tmp_path / "hosts.txt"
+    hostfile.write_text("node0001 slots=8\nnode0002 slots=8\n")
+    network = ["--interface", "eth0", "--ssh-port", "2222", "--env", "UCX_TLS=tcp", "--ranks-per-host", "2"]
+    run(capsys, "verify", "--hostfile", str(hostfile), *network)
+    [(slots, number, _, start)] = ranks.asked
+    assert [host for host, _ in slots] == DEPTH_FIRST[:2]
+    assert number == 2
+    assert (start.ssh_port, start.environment) == (2222, {"UCX_TLS": "tcp"})
+    assert ranks.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+
+
+def test_verify_says_that_two_hosts_are_too_few(
+    fabric: str, capsys: pytest.CaptureFixture[str], measured: Callable[..., Measured]
+):
+    for number, known, silent in ((2, [], False), (2, ["--fabric", fabric], True), (3, [], True)):
+        measured(number)
+        assert main(["topology", "verify", "-H", ",".join(DEPTH_FIRST[:number]), *known]) == 0
+        assert ("two hosts have nothing to be compared with" not in capsys.readouterr().err) == silent
 
 
 def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
+from hpctrain.planning.hosts import Hosts
 from hpctrain.programs.links import flows_of, measure_links
 from hpctrain.run.plan import Plan, Script, Slots
 from hpctrain.topology.verify import End
+
+HOSTS = Hosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
 
 
 def test_a_missing_current_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +23,7 @@ def test_a_missing_current_directory_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(HpctrainError, match=r"No such file or directory\n.*a folder that all hosts share"):
-        measure_links(("a", "b"), 1, 1000)
+        measure_links(HOSTS, 1, 1000)
 
 
 def test_a_read_only_current_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +35,7 @@ def test_a_read_only_current_directory_is_told(tmp_path: Path, monkeypatch: pyte
     # The superuser, as whom tests may run, can write any folder.
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(HpctrainError, match=r"Read-only file system\n.*a folder that all hosts share") as caught:
-        measure_links(("a", "b"), 1, 1000)
+        measure_links(HOSTS, 1, 1000)
     assert caught.value.exit_code == 2
     assert str(tmp_path) in str(caught.value)
 

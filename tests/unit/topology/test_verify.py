@@ -14,8 +14,9 @@ from small_fabric import small_fabric, two_levels
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.fabric import Fabric
+from hpctrain.topology.faults import Fault
 from hpctrain.topology.routes import Routes
-from hpctrain.topology.verify import End, Fault, Flow, adapter_of, compare, rounds
+from hpctrain.topology.verify import End, Flow, adapter_of, compare, rounds
 
 SPEED = 50e9
 
@@ -144,6 +145,22 @@ def test_the_wrong_network():
     assert "2% of what its links carry" in str(fault)
     unknown = fast(two_levels([4], spines=1), 1.0)
     assert compare(flows, unknown) == ()
+
+
+def test_one_slow_host_of_three_is_not_the_wrong_network():
+    three = fast(two_levels([3], spines=1))
+    flows = measured(three, of_host=lambda host: 0.1 if host == "h01" else 1.0)
+    assert named(compare(flows, three)) == [("host", "h01", "bandwidth")]
+
+
+def test_a_link_that_only_one_host_uses_may_be_it_too():
+    lonely = fast(two_levels([3, 1], spines=1))
+    flows = measured(lonely, of_link=lambda source, target: 0.3 if (source, target) == ("spine0", "leaf1") else 1.0)
+    (fault,) = compare(flows, lonely)
+    assert (fault.kind, fault.name, fault.direction) == ("host", "h03", "receives")
+    links = ("link leaf0 -> spine0 (port 4)", "link spine0 -> leaf1 (port 2)")
+    assert fault.alternatives == links
+    assert str(fault) == f"host h03 receives at 30% of the usual bandwidth (3 flows); or {', '.join(links)}"
 
 
 def test_the_one_that_explains_most_is_named():
