@@ -79,7 +79,7 @@ def measure(
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
     arranged, _ = arrange(hosts, machine.host, ranks)
-    with _folder(shared=len(arranged.slots) > 1) as name:
+    with working_folder(shared=len(arranged.slots) > 1) as name:
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
@@ -90,9 +90,13 @@ def measure(
         return {**run_program(plan, folder, machine, launcher, out), **about}
 
 
-def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
+def working_folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
+    """A folder for what a program writes; ``shared``: in the current directory, which other hosts see too.
+
+    Raises:
+        HpctrainError: it cannot be made.
+    """
     try:
-        # Ranks of other hosts see no temporary folder of this one.
         return tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd() if shared else None)
     except OSError as error:
         here = Path(error.filename or ".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import hpctrain
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
 from hpctrain.launch.hosts import arrange
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import this_machine
-from hpctrain.programs.bench import run_program
+from hpctrain.programs.bench import run_program, working_folder
 from hpctrain.run.directory import write_json
 from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.supervision.start import available_launcher, prove_launcher
@@ -67,7 +65,7 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
     names = [each.host for each in hosts.slots] if hosts else [machine.host]
     slots = [Slots(host=name, slots=ranks) for name in names]
     schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
-    with _folder(shared=hosts is not None or start.container is not None) as name:
+    with working_folder(shared=hosts is not None or start.container is not None) as name:
         folder = Path(name)
         out, pairs = folder / "flows.json", folder / "rounds.json"
         write_json(pairs, schedule)
@@ -95,15 +93,6 @@ def _remedy(hosts: Hosts | None) -> str:
         return "`hpctrain doctor -np 2` looks further"
     names = fold_hosts([each.host for each in hosts.slots])
     return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
-
-
-def _folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
-    try:
-        # Ranks of other hosts see no temporary folder of this one.
-        return tempfile.TemporaryDirectory(prefix="hpctrain-links-", dir=Path.cwd() if shared else None)
-    except OSError as error:
-        here = Path(error.filename or ".")
-        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
 
 
 def flows_of(measured: dict[str, Any], plan: Plan) -> list[Flow]:
