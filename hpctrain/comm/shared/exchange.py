@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 Transfer = Callable[[Pause], None]
 # Open MPI's TCP sends 64 KiB, a header included, at once. Before more it asks the receiver, whose answer waits behind
 # what that one sends itself: with 256 KiB an all-reduce over 1 Gbit/s takes half as long again.
-MESSAGE_BYTES = 62 << 10
+TCP_MESSAGE_BYTES = 62 << 10
+# An adapter that reads the memory of another one asks nobody, and starting a message costs as much as sending 62 KiB
+# over it. Not measured.
+RDMA_MESSAGE_BYTES = 1 << 20
 # How many messages a node may be ahead of what came to it. With 6, four hosts on links of 1 Gbit/s take 1 % longer than
 # TCP has to, with 32 it is 10 %: two senders meet at one receiver then, and another link has nothing to carry.
 _AHEAD = 6
@@ -45,14 +48,16 @@ class Exchange:
     Args:
         peers: those ranks.
         timeout: how they wait for each other.
+        message_bytes: what a message carries at most; the same on all of them.
 
     Attributes:
         sent_bytes: what this rank gave to MPI for other nodes so far, in both halves: of a slice of B bytes on N
             nodes 2 (N - 1) / N x B, the mean over the nodes.
     """
 
-    def __init__(self, peers: MPI.Intracomm, timeout: Timeout) -> None:
+    def __init__(self, peers: MPI.Intracomm, timeout: Timeout, message_bytes: int = TCP_MESSAGE_BYTES) -> None:
         self._peers = peers
+        self._message_bytes = message_bytes
         self._timeout = timeout
         self.sent_bytes = 0
 
@@ -64,7 +69,7 @@ class Exchange:
             wire: the type in which it travels.
             what: is reduced, for messages.
         """
-        pieces = _Pieces(own, wire, self._peers.size, self._peers.rank)
+        pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
         what = f"{what} between nodes"
 
         def transfer(pause: Pause) -> None:
@@ -106,8 +111,8 @@ class _Pieces:
     Args:
         own: the slice.
         wire: the type in which it travels.
-        nodes: how many.
-        node: this one.
+        peers: the nodes.
+        length: of a piece.
 
     Attributes:
         mine: the pieces of this node's part.
@@ -116,22 +121,22 @@ class _Pieces:
         leaving_bytes: what this node sends.
     """
 
-    def __init__(self, own: Array, wire: np.dtype[Any], nodes: int, node: int) -> None:
+    def __init__(self, own: Array, wire: np.dtype[Any], peers: MPI.Intracomm, length: int) -> None:
         self._own = own
-        self._node = node
+        self._node = node = peers.rank
+        nodes = peers.size
         self._converts = wire != own.dtype
         self._travelling: Array = np.empty(len(own), dtype=wire) if self._converts else own
         parts = cut(len(own), nodes, 1)
-        step = MESSAGE_BYTES // wire.itemsize
         of_part = [
-            [slice(start, min(start + step, part.stop)) for start in range(part.start, part.stop, step)]
+            [slice(start, min(start + length, part.stop)) for start in range(part.start, part.stop, length)]
             for part in parts
         ]
         self.mine = of_part[node]
         self._first = parts[node].start
-        length = parts[node].stop - self._first
+        own_length = parts[node].stop - self._first
         # This node's own numbers stay where they are.
-        self._received: Array = np.empty((nodes, length), dtype=wire)
+        self._received: Array = np.empty((nodes, own_length), dtype=wire)
         self._terms = [blocks([self._term(sender, piece) for sender in range(nodes)]) for piece in self.mine]
         self.rounds: list[_Round] = []
         first = 0
@@ -145,7 +150,7 @@ class _Pieces:
                 first += len(coming)
         self.order = [(number, index) for number, each in enumerate(self.rounds) for index in range(len(each.coming))]
         # All parts but its own in the first half, its own once for each of the others in the second.
-        self.leaving_bytes = (len(own) - length + (nodes - 1) * length) * wire.itemsize
+        self.leaving_bytes = (len(own) + (nodes - 2) * own_length) * wire.itemsize
 
     def _term(self, sender: int, piece: slice) -> Array:
         if sender == self._node:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from hpctrain.cluster.rdma import all_ports
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -34,6 +36,7 @@ class Node:
         sharers: how many ranks of this node work on it.
         turn: which of them this rank is.
         peers: the first ranks of this lane, one a node, in the order of their ranks; None for the other ranks.
+        rdma: all nodes have an adapter that reads the memory of others.
         crowded: there are more ranks than cores for them, so that who waits has to leave its core to others.
     """
 
@@ -61,10 +64,12 @@ class Node:
         from mpi4py import MPI
 
         members = _ranks_in(self.comm, world)
-        everyone = world.allgather((number, members[0], os.sched_getaffinity(0)))
-        self.numbers: list[int] = [theirs for theirs, _, _ in everyone]
+        rdma = any(port.active for port in all_ports())
+        everyone = world.allgather((number, members[0], os.sched_getaffinity(0), rdma))
+        self.numbers: list[int] = [theirs for theirs, *_ in everyone]
         self.ranks = [self.numbers[rank] for rank in members]
-        sizes = Counter(first for _, first, _ in everyone)
+        self.rdma = all(theirs for *_, theirs in everyone)
+        sizes = Counter(first for _, first, *_ in everyone)
         self.count = len(sizes)
         self.lanes = min(sizes.values())
         self.turn, self.lane = divmod(self.comm.rank, self.lanes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.comm.shared.exchange import Exchange
+from hpctrain.comm.shared.exchange import RDMA_MESSAGE_BYTES, TCP_MESSAGE_BYTES, Exchange
 from hpctrain.comm.shared.kernels import ThreadPool
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
@@ -69,7 +69,8 @@ class Reducer:
             self._world = world.Dup()
             self.node = Node(world, self._node_of, self._number)
         peers = self.node.peers if self.node.count > 1 else None
-        self._exchange = Exchange(peers, self._timeout) if peers else None
+        message_bytes = RDMA_MESSAGE_BYTES if self.node.rdma else TCP_MESSAGE_BYTES
+        self._exchange = Exchange(peers, self._timeout, message_bytes) if peers else None
         self._agreed: set[str] = set()
         # By address, in the order of their making, which is the same on all ranks.
         self._segments: dict[int, Segment] = {}

@@ -85,12 +85,12 @@ class _Turns(Timeout):
         self.waits.append(done)
 
 
-def _exchange(slices: list[np.ndarray], wire: Any, *, eager: bool, turns: Iterator[int]) -> None:
+def _exchange(slices: list[np.ndarray], wire: Any, message_bytes: int, *, eager: bool, turns: Iterator[int]) -> None:
     """Replace each node's slice by the sum, while ``turns`` says who or what is next."""
     network, timeout = _Network(eager=eager), _Turns()
     for rank, own in enumerate(slices):
         peers = cast("Any", _Peers(network, rank, len(slices)))
-        Exchange(peers, timeout).prepare(own, np.dtype(wire), "it")(lambda: None)
+        Exchange(peers, timeout, message_bytes).prepare(own, np.dtype(wire), "it")(lambda: None)
     finished = [False] * len(slices)
     for _ in range(_MOST_TURNS):
         channels = network.deliver()
@@ -119,21 +119,19 @@ def test_every_node_gets_the_sum_whatever_comes_first(nodes, length, piece_bytes
     slices = [draws.integers(-1000, 1000, length).astype(np.float64) for _ in range(nodes)]
     expected = np.sum(slices, axis=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "MESSAGE_BYTES", piece_bytes)
         patch.setattr(exchange, "_AHEAD", ahead)
-        _exchange(slices, np.float64, eager=eager, turns=iter(lambda: int(draws.integers(2**31)), None))
+        _exchange(slices, np.float64, piece_bytes, eager=eager, turns=iter(lambda: int(draws.integers(2**31)), None))
     for own in slices:
         np.testing.assert_array_equal(own, expected)
 
 
 @pytest.mark.parametrize("wire", [np.float16, ml_dtypes.bfloat16])
-def test_a_narrow_sum_is_rounded_once_and_the_same_on_all_nodes(wire, monkeypatch):
-    monkeypatch.setattr(exchange, "MESSAGE_BYTES", 128)
+def test_a_narrow_sum_is_rounded_once_and_the_same_on_all_nodes(wire):
     draws = np.random.default_rng(0)
     slices = [draws.standard_normal(1000).astype(np.float32) for _ in range(3)]
     narrow = [own.astype(wire).astype(np.float32) for own in slices]
     expected = (narrow[0] + narrow[1] + narrow[2]).astype(wire).astype(np.float32)
-    _exchange(slices, wire, eager=True, turns=iter(lambda: int(draws.integers(2**31)), None))
+    _exchange(slices, wire, 128, eager=True, turns=iter(lambda: int(draws.integers(2**31)), None))
     for own in slices:
         np.testing.assert_array_equal(own, expected)
 
