@@ -86,7 +86,9 @@ def allreduce(
     require_places(filter(None, [plot]))
     options = HostOptions(**hosts.given())
     if link_gbit and options == HostOptions():
-        raise HpctrainError("--link-gbit is of links between hosts", "name the hosts: -H n1,n2, or --hostfile FILE")
+        raise HpctrainError(
+            "--link-gbit describes the links between hosts", "name the hosts: -H n1,n2, or --hostfile FILE"
+        )
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     loads = []

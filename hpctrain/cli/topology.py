@@ -181,11 +181,11 @@ def verify(
         names = [each.host for each in measured.slots]
         fabric = _known_fabric(options, names)
         _warn(warnings)
-    flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()))
+    flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
     faults = compare(flows, fabric, slow=slow)
     _print_links(flows, faults, gain(flows, faults, names), as_json=as_json)
     if names and not faults and incomparable(flows, fabric):
-        _warn(["two hosts have nothing to be compared with: what is slow in both directions is not found; add a third"])
+        _warn(["two hosts cannot be compared: a link slow in both directions goes unnoticed; add a third host"])
     raise typer.Exit(3 if faults else 0)
 
 

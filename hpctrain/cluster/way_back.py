@@ -6,21 +6,22 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-_SECONDS = 5.0
+from hpctrain.cluster.interfaces import Interface
+
+_SECONDS = 3.0
 
 
-def own_address(addresses: Sequence[str]) -> str | None:
-    """The address of this host from which packets go to the first of another's; None where there is no way."""
-    for address in addresses[:1]:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing: the kernel only looks up the way.
-            probe.connect((address, 9))
-            own = str(probe.getsockname()[0])
-            return None if ipaddress.ip_address(own).is_link_local else own
-    return None
+def own_addresses(interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    """The addresses of a host at which others may reach it, of which mpirun's daemons try one after the other."""
+    return tuple(
+        address
+        for one in interfaces
+        if one.up and not one.host_only
+        for address in one.addresses
+        if not ipaddress.ip_address(address).is_link_local
+    )
 
 
 @contextlib.contextmanager
@@ -46,7 +47,7 @@ def listening(address: str) -> Iterator[int]:
 
 
 def reaches(address: str, port: int) -> bool:
-    """Whether something answers there within five seconds."""
+    """Whether something answers there within three seconds."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_SECONDS):
         return True
     return False

@@ -153,8 +153,8 @@ class MpiControl(Communicator):
             return
         gone = sorted(set(before) - set(hosts))
         raise HpctrainError(
-            f"rank {survival.first_rank} on {self.host}: nothing is heard of {', '.join(gone)}, and "
-            f"{len(set(hosts))} of {len(set(before))} hosts are no majority: the others may train on by themselves",
+            f"rank {survival.first_rank} on {self.host}: {', '.join(gone)} fell silent, and {len(set(hosts))} of "
+            f"{len(set(before))} hosts is not a majority: the others may still be training",
             "hpctrain run --resume goes on from the last checkpoint, on the hosts that answer",
             exit_code=RESUMABLE,
         )

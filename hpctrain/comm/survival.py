@@ -47,8 +47,8 @@ def missing_mitigation() -> str | None:
 def is_majority(hosts: Sequence[str], left: Sequence[str]) -> bool:
     """Whether those that are left may go on: no other part of the run can do so as well.
 
-    Ranks of one host see each other die. But a host of which nothing is heard may only be cut off, and take the others
-    for dead as they do it. So more hosts have to be left than are gone, and of two halves neither goes on.
+    Ranks of one host see each other die. But a host that fell silent may only be cut off, and take the others for dead
+    as they do this one. So more hosts have to be left than are gone, and of two halves neither goes on.
 
     Args:
         hosts: of each rank before.

@@ -220,6 +220,7 @@ class Timeout:
     ) -> None:
         if done():
             return
+        # Of the wait, and then of the last that came.
         since = time.monotonic()
         while time.monotonic() - since < _SPIN_SECONDS:
             pause()
@@ -243,8 +244,7 @@ class Timeout:
                     self._heed()
                 if waited > self.seconds:
                     raise self.out_of_time(what, missing())
-                if waited > _SPIN_SECONDS:
-                    time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
         finally:
             del self._waits[thread]
 

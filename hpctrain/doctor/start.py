@@ -27,6 +27,7 @@ from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.supervision.hosts_ready import existing
 from hpctrain.supervision.start import launch_plan, prove_launcher
 
 # Of everything, from the trial of the first launcher to the end of the ranks; what hangs is then ended in 15 s.
@@ -54,7 +55,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
         HpctrainError: no folder for what the ranks write.
     """
     ranks = sum(host.slots for host in hosts.slots)
-    beside = _beside(run_directory)
+    beside = existing(run_directory)
     failed: dict[str, str] = {}
     with _folder(beside, shared=len(hosts.slots) > 1 or start.container is not None) as name:
         folder = Path(name)
@@ -63,6 +64,7 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
             backend="horovod",
             ranks=ranks,
             hosts=hosts.slots,
+            host_options=options,
             environment=hosts.environment,
             start=start.mounting(beside),
             threads_per_rank=1,
@@ -163,14 +165,6 @@ def _limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def _beside(run_directory: Path) -> Path:
-    """The run directory's nearest folder that is there."""
-    beside = run_directory.absolute()
-    while not beside.is_dir() and beside != beside.parent:
-        beside = beside.parent
-    return beside
 
 
 def _folder(beside: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:

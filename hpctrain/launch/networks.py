@@ -66,8 +66,9 @@ def choose_networks(by_host: Interfaces) -> Networks:
     variables = _common(right) or _without(wrong, right)
     passed_over = ", ".join(dict.fromkeys(one.name for host in wrong.values() for one in host))
     taken = variables.get(CHOICES[0]) or "the others"
+    verb = "lead" if "," in passed_over else "leads"
     return Networks(
-        variables=variables, note=f"connections between hosts go over {taken}: {passed_over} leads to no other host"
+        variables=variables, note=f"connections between hosts go over {taken}: {passed_over} {verb} to no other host"
     )
 
 

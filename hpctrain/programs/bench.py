@@ -18,7 +18,7 @@ from hpctrain.extras import require
 from hpctrain.files.disk import disk_error
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.hosts import arrange
-from hpctrain.planning.machine import Machine, this_machine
+from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import HostOptions, Plan, Script
@@ -79,11 +79,12 @@ def measure(
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
     arranged, _ = arrange(hosts, machine.host, ranks)
-    with working_folder(shared=len(arranged.slots) > 1) as name:
+    elsewhere = any(not same_host(host.host, machine.host) for host in arranged.slots)
+    with working_folder(shared=elsewhere) as name:
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        plan = make_plan(work, machine, hosts=arranged, backend=backend)
+        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend)
         # Horovod may be missing: then it is left out.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}

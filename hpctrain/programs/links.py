@@ -48,7 +48,9 @@ def hosts_to_measure(
     return hosts, warnings
 
 
-def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Start()) -> list[Flow]:
+def measure_links(
+    hosts: Hosts | None, ranks: int, size: int, start: Start = Start(), options: HostOptions = HostOptions()
+) -> list[Flow]:
     """Measure between hosts, or between ranks of this machine.
 
     Args:
@@ -57,6 +59,7 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
         ranks: how many a host.
         size: bytes of a message.
         start: how the ranks are started.
+        options: what the hosts were chosen by.
 
     Raises:
         HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
@@ -74,6 +77,7 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
             backend="mpi",
             ranks=len(names) * ranks,
             hosts=tuple(slots),
+            host_options=options,
             environment=hosts.environment if hosts else {},
             start=start.mounting(folder),
             threads_per_rank=1,
@@ -84,7 +88,7 @@ def measure_links(hosts: Hosts | None, ranks: int, size: int, start: Start = Sta
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:
-            raise HpctrainError(error.message, _remedy(hosts), exit_code=error.exit_code) from error
+            raise HpctrainError(error.message, error.hint or _remedy(hosts), exit_code=error.exit_code) from error
         return flows_of(measured, plan)
 
 

@@ -7,17 +7,18 @@ import ipaddress
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.cluster.interfaces import Interface, read_interfaces
+from hpctrain.cluster.interfaces import Interface
 from hpctrain.cluster.way_back import listening
 from hpctrain.planning.machine import same_host
 from hpctrain.run.plan import Plan
@@ -42,7 +43,8 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     from hpctrain.cluster.way_back import reaches
     from hpctrain.planning.machine import versions
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
-    answer.update(cut_off=len(sys.argv) == 3 and not reaches(sys.argv[1], int(sys.argv[2])))
+    ways = [way.rsplit(":", 1) for way in sys.argv[1:]]
+    answer.update(cut_off=bool(ways) and not any(reaches(address, int(port)) for address, port in ways))
 print({_MARK!r} + json.dumps(answer))
 """
 
@@ -72,22 +74,19 @@ class Answer:
     cut_off: bool = False
 
 
-def ask_hosts(
-    plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], ways: Mapping[str, str]
-) -> dict[str, Answer]:
+def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], own: Sequence[str]) -> dict[str, Answer]:
     """The answers of hosts, all asked at once.
 
     Args:
         plan: whose ranks are to start there.
         hosts: those to ask, and whether each is this machine, which needs no ssh.
         paths: what they all have to see, absolute.
-        ways: the address of this host to which a host is to connect, for those that are to try.
+        own: the addresses of this host, of which the others are to reach one; empty if they need not try.
     """
     asked: list[subprocess.Popen[bytes]] = []
 
     def ask(host: str) -> Answer:
-        way = (ways[host], str(ports[ways[host]])) if host in ways else ()
-        script = _script(plan, paths, way).encode()
+        script = _script(plan, paths, () if hosts[host] else ways).encode()
         command = ["sh"] if hosts[host] else [*_ssh(plan), "--", host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -96,18 +95,20 @@ def ask_hosts(
         try:
             return _answer(*_said(process, script), paths)
         finally:
-            process.kill()
-            process.communicate()
+            _kill(process)
+            with contextlib.suppress(OSError), process:
+                # Its end is waited for, and its pipes are closed.
+                pass
 
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
-        ports = {own: opened.enter_context(listening(own)) for own in set(ways.values())}
+        ways = [f"{address}:{opened.enter_context(listening(address))}" for address in own]
         try:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
             # A signal to this process: nobody waits for answers any more.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in asked:
-                process.kill()
+                _kill(process)
             raise
 
 
@@ -124,11 +125,21 @@ def addresses_of(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         return dict(zip(hosts, pool.map(look_up, hosts), strict=True))
 
 
-def is_here(host: str, addresses: Sequence[str]) -> bool:
-    """Whether a name is this machine's, so that mpirun starts its ranks without ssh."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End ssh with the programs that it started, which would keep its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
+    """Whether a name is this machine's, so that mpirun starts its ranks without ssh.
+
+    Args:
+        addresses: of the name.
+        own: all of this machine.
+    """
     if same_host(host, socket.gethostname()):
         return True
-    own = {address for one in read_interfaces() for address in one.addresses}
     return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
@@ -151,10 +162,12 @@ def _ssh(plan: Plan) -> list[str]:
     port = ["-p", str(plan.start.ssh_port)] if plan.start.ssh_port else []
     # A host that goes while it is asked is noticed too.
     alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]
-    return ["ssh", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *alive, *port]
+    # No connection in the background that outlives the question.
+    alone = ["-o", "BatchMode=yes", "-o", "ControlMaster=no"]
+    return ["ssh", "-x", *alone, "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *alive, *port]
 
 
-def _script(plan: Plan, paths: Sequence[Path], way: Sequence[str]) -> str:
+def _script(plan: Plan, paths: Sequence[Path], ways: Sequence[str]) -> str:
     """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell."""
     container = plan.start.container
     program = "apptainer" if container else plan.start.python or sys.executable
@@ -163,12 +176,13 @@ def _script(plan: Plan, paths: Sequence[Path], way: Sequence[str]) -> str:
         # A network's file system may show a new file a little later elsewhere.
         look = f"ls -d {shlex.quote(str(path))}"
         lines += [f"{{ {look} || {{ sleep 1; {look}; }}; }} && echo {_MARK}sees-{number}"]
+    # The program may be named from here.
+    lines += [f"cd {shlex.quote(os.getcwd())}"]  # noqa: PTH109
     lines += [f"command -v {shlex.quote(program)} && echo {_MARK}program"]
     if container is None:
-        lines += [f"cd {shlex.quote(os.getcwd())}"]  # noqa: PTH109
         if python_path := os.environ.get("PYTHONPATH"):
             lines += [f"PYTHONPATH={shlex.quote(python_path)}; export PYTHONPATH"]
-        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} {shlex.join(way)} < /dev/null"]
+        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} {shlex.join(ways)} < /dev/null"]
     return "\n".join([*lines, ""])
 
 

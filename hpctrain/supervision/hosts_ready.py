@@ -9,13 +9,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hpctrain
 from hpctrain.cluster.host_list import fold_hosts
+from hpctrain.cluster.interfaces import read_interfaces
 from hpctrain.cluster.mpi import MpiInstallation
-from hpctrain.cluster.way_back import own_address
+from hpctrain.cluster.way_back import own_addresses
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.launch.command import Launcher
@@ -29,6 +30,8 @@ _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
 _UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
+# In the jobs of PBS, LSF and Grid Engine an mpirun reaches the hosts by their means, and ssh may be forbidden.
+_OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 # ssh's name of itself and of the host.
 _TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
 
@@ -68,8 +71,12 @@ def ready_hosts(
     """
     if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
         return plan
+    if any(environment.get(name) for name in _OTHER_SCHEDULERS):
+        return plan
     addresses = addresses_of([host.host for host in plan.hosts])
-    here = {host: is_here(host, found) for host, found in addresses.items()}
+    interfaces = list(read_interfaces())
+    own = {address for one in interfaces for address in one.addresses}
+    here = {host: is_here(host, found, own) for host, found in addresses.items()}
     if misled := [host for host, found in addresses.items() if is_misled(host, found)]:
         names = fold_hosts(misled)
         raise HpctrainError(
@@ -80,7 +87,7 @@ def ready_hosts(
         return plan
     with _probe_folder(folder) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
-        answers = ask_hosts(plan, here, paths, _ways(plan, addresses, here, environment))
+        answers = ask_hosts(plan, here, paths, () if _has_ports(plan, environment) else own_addresses(interfaces))
     _require_no_fault(plan, answers, folder, paths)
     for warning in _differences(answers):
         notice(f"warning: {warning}")
@@ -124,8 +131,8 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
     program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if str(paths[0]) in answer.missing:
         return _Fault(
-            text=f"does not see {existing(folder)}, where the run is to write; that folder is this host's own",
-            hint="name a folder that all hosts share: --run-dir DIR",
+            text=f"does not see {existing(folder)}, where the ranks are to write; that folder exists on this host only",
+            hint="name a folder that all hosts share with --run-dir, or start from one",
         )
     if answer.missing:
         return _Fault(
@@ -161,7 +168,7 @@ def _unreached(host: str, answer: Answer) -> _Fault:
         )
     if _REFUSED.search(said):
         hint = "ssh has to come in without a question: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
-        return _Fault(text=f"lets no ssh in: {said}", hint=hint)
+        return _Fault(text=f"refuses ssh: {said}", hint=hint)
     return _Fault(
         text=f"does not answer ssh: {said}",
         hint="is it up, and no firewall between? `ssh -v` tells more; else leave it out of --hosts",
@@ -177,17 +184,9 @@ def _other_version(answer: Answer, program: str) -> _Fault:
     return _Fault(text=f"cannot load hpctrain in {program}: {answer.error or 'no reason given'}", hint=hint)
 
 
-def _ways(
-    plan: Plan, addresses: Mapping[str, Sequence[str]], here: Mapping[str, bool], environment: Mapping[str, str]
-) -> dict[str, str]:
-    """The address of this host to which each of the others connects, as far as it is known.
-
-    None where mpirun is to use ports of the user's choice, which a firewall may let through, and no others.
-    """
-    if any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments))):
-        return {}
-    found = {host: own_address(addresses[host]) for host, is_own in here.items() if not is_own}
-    return {host: own for host, own in found.items() if own}
+def _has_ports(plan: Plan, environment: Mapping[str, str]) -> bool:
+    """Whether mpirun is to use ports of the user's choice, which a firewall may let through, and no others."""
+    return any(map(_PORTS.search, (*environment, *plan.start.environment, *plan.start.arguments)))
 
 
 def _differences(answers: Mapping[str, Answer]) -> Iterator[str]:
@@ -209,7 +208,10 @@ def _networks(plan: Plan, answers: Mapping[str, Answer], environment: Mapping[st
     if plan.host_options.interface:
         require_interface(plan.host_options.interface, by_host)
         return Networks()
-    variables = {**environment, **plan.start.environment}
+    variables = {**environment, **plan.environment, **plan.start.environment}
     if any(variables.get(name) for name in CHOICES) or any("btl_tcp_if" in word for word in plan.start.arguments):
         return Networks()
-    return choose_networks(by_host)
+    chosen = choose_networks(by_host)
+    # What the user set for one library stays.
+    kept = {name: value for name, value in chosen.variables.items() if not variables.get(name)}
+    return replace(chosen, variables=kept)

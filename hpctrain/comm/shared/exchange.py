@@ -226,7 +226,7 @@ class _Transfer:
     lower number.
 
     Attributes:
-        messages: how many have come.
+        messages: how many have left or come.
     """
 
     def __init__(self, peers: MPI.Intracomm, pieces: _Pieces) -> None:
@@ -253,8 +253,12 @@ class _Transfer:
                 yield _Message(
                     start=partial(self._send, round_, piece),
                     ready=partial(self._may_leave, awaited, index if round_.tag == _SUM else None),
-                    done=partial(_count, self._left, number),
+                    done=partial(self._has_left, number),
                 )
+
+    def _has_left(self, number: int) -> None:
+        self.messages += 1
+        self._left[number] += 1
 
     def _send(self, round_: _Round, piece: slice) -> MPI.Request:
         return self._peers.Isend(self._pieces.there(round_, piece), round_.target, round_.tag)
@@ -298,10 +302,6 @@ class _Transfer:
 def _bytes(array: Array) -> NDArray[np.uint8]:
     view: NDArray[np.uint8] = array.view(np.uint8)
     return view
-
-
-def _count(counts: list[int], number: int) -> None:
-    counts[number] += 1
 
 
 def _always() -> bool:

@@ -27,7 +27,7 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
         (["step", "--model", "vgg"], "resnet50"),
         (["step", "--batch", "0"], "--batch"),
         (["allreduce", "-np", "1"], "-np"),
-        (["allreduce", "--link-gbit", "1"], "--link-gbit is of links between hosts"),
+        (["allreduce", "--link-gbit", "1"], "--link-gbit describes the links between hosts"),
         (["allreduce", "-np", "3", "-H", "n1:1,n2:1"], "the hosts have 2 slots together"),
         (["step", "-np", "3", "-H", "n1,n2"], "2 hosts cannot have equally many ranks"),
         (["loader", "--data", "nowhere"], "nowhere is not a folder of shards"),

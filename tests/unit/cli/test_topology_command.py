@@ -15,7 +15,7 @@ from listings import listing
 from hpctrain.cli import topology
 from hpctrain.cli.main import main
 from hpctrain.planning.hosts import Hosts
-from hpctrain.run.plan import Start
+from hpctrain.run.plan import HostOptions, Start
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import nvidia_smi
 from hpctrain.topology.verify import End, Flow
@@ -338,7 +338,8 @@ class Measured:
             for round, (a, b) in enumerate(itertools.permutations(ends, 2))
         ]
 
-    def __call__(self, hosts: Hosts, ranks: int, size: int, start: Start) -> list[Flow]:
+    def __call__(self, hosts: Hosts, ranks: int, size: int, start: Start, options: HostOptions) -> list[Flow]:
+        assert isinstance(options, HostOptions)
         self.asked.append(([(each.host, each.slots) for each in hosts.slots], ranks, size, start))
         self.environment = hosts.environment
         return self.flows
@@ -402,7 +403,7 @@ def test_verify_says_that_two_hosts_are_too_few(
     for number, known, silent in ((2, [], False), (2, ["--fabric", fabric], True), (3, [], True)):
         measured(number)
         assert main(["topology", "verify", "-H", ",".join(DEPTH_FIRST[:number]), *known]) == 0
-        assert ("two hosts have nothing to be compared with" not in capsys.readouterr().err) == silent
+        assert ("two hosts cannot be compared" not in capsys.readouterr().err) == silent
 
 
 def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path):

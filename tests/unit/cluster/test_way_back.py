@@ -9,7 +9,8 @@ import time
 import pytest
 
 from hpctrain.cluster import way_back
-from hpctrain.cluster.way_back import listening, own_address, reaches
+from hpctrain.cluster.interfaces import Interface
+from hpctrain.cluster.way_back import listening, own_addresses, reaches
 
 
 def test_while_it_listens_and_no_longer() -> None:
@@ -35,7 +36,15 @@ def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_the_address_that_another_host_sees() -> None:
-    assert own_address(["127.0.0.2"]) == "127.0.0.1"
-    # A name that is not known has no address.
-    assert own_address([]) is None
+def test_the_addresses_at_which_another_host_may_reach_this_one() -> None:
+    def interface(name: str, *addresses: str, up: bool = True, host_only: bool = False) -> Interface:
+        return Interface(name=name, up=up, host_only=host_only, addresses=addresses)
+
+    found = [
+        interface("lo", "127.0.0.1", "::1", host_only=True),
+        interface("docker0", "172.17.0.1", host_only=True),
+        interface("eth0", "10.0.0.1", "fe80::1", "2001:db8::1"),
+        interface("eth1", "10.0.1.1", up=False),
+        interface("ib0", "10.1.0.1"),
+    ]
+    assert own_addresses(found) == ("10.0.0.1", "2001:db8::1", "10.1.0.1")

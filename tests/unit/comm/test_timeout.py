@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -127,3 +129,36 @@ def test_a_thread_beside_the_script_that_uses_the_control_plane_does_not_lead(mo
     for thread in threads:
         thread.join()
     assert waiting.leading() is None
+
+
+def test_the_limit_counts_from_the_last_that_came(timeout):
+    came = 0
+    begin = time.monotonic()
+
+    def done() -> bool:
+        nonlocal came
+        came += 1
+        return time.monotonic() - begin > 0.2
+
+    # Four times the limit, in which something comes all the time.
+    timeout.wait(done, "bucket 3", progress=lambda: came)
+    with pytest.raises(HpctrainError, match=r"waited 0\.05 s"):
+        timeout.wait(lambda: False, "bucket 3", progress=lambda: came)
+
+
+def test_requests_whose_wait_failed_are_kept_as_mpi_may_still_write_to_them(timeout):
+    class Request:
+        def Test(self) -> bool:
+            return False
+
+    kept: list[weakref.ref[Request]] = []
+
+    def start() -> Request:
+        request = Request()
+        kept.append(weakref.ref(request))
+        return request
+
+    with pytest.raises(HpctrainError, match="bucket 3"):
+        timeout.finish(start, "bucket 3")
+    gc.collect()
+    assert kept[0]() is not None

@@ -109,7 +109,7 @@ def test_faults_are_told_together() -> None:
         "n4 does not answer ssh: no answer within 3 s",
         "n5 does not answer ssh: its shell gave no answer",
         "n6 does not answer ssh: port 22: Connection refused",
-        "n7 lets no ssh in: Host key verification failed.",
+        "n7 refuses ssh: Host key verification failed.",
     ]
     assert raised.value.exit_code == 2
     with pytest.raises(HpctrainError) as raised:
@@ -137,7 +137,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, object]) -> No
         good = Answer(reached=True, program=True, version=hpctrain.__version__, interfaces=(eth, docker))
         return dataclasses.replace(good, **changes.get(name, {}))  # type: ignore[arg-type]
 
-    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
+    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path], own: list[str]) -> dict[str, Answer]:
         return {host: answer(number, host) for number, host in enumerate(hosts, 1)}
 
     monkeypatch.setattr(hosts_ready, "ask_hosts", ask)
@@ -179,21 +179,35 @@ def test_what_a_user_chose_stays(
 def test_a_way_back_is_asked_for_unless_mpirun_has_ports_of_its_own(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[dict[str, str]] = []
+    tried: list[object] = []
     answers(monkeypatch, n2={"cut_off": True})
     ask = hosts_ready.ask_hosts
 
-    def noting(plan: Plan, hosts: dict[str, bool], paths: list[Path], ways: dict[str, str]) -> dict[str, Answer]:
-        tried.append(ways)
-        return ask(plan, hosts, paths, ways)
+    def noting(plan: Plan, hosts: dict[str, bool], paths: list[Path], own: list[str]) -> dict[str, Answer]:
+        tried.append(own)
+        return ask(plan, hosts, paths, own)
 
     monkeypatch.setattr(hosts_ready, "ask_hosts", noting)
-    monkeypatch.setattr(hosts_ready, "own_address", lambda addresses: "10.0.0.1")
+    monkeypatch.setattr(hosts_ready, "own_addresses", lambda interfaces: ("10.0.0.1", "10.1.0.1"))
     for variables in ({}, {variable: "40000-40999"}):
         with pytest.raises(HpctrainError, match="n2 cannot connect to n1, as mpirun needs it") as raised:
             ready(plan("n1", "n2"), **variables)
         assert raised.value.exit_code == 1
-    assert tried == [{"n2": "10.0.0.1"}, {}]
+    assert tried == [("10.0.0.1", "10.1.0.1"), ()]
+
+
+def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    made, _ = ready(plan("n1", "n2"), NCCL_SOCKET_IFNAME="ib0")
+    assert "NCCL_SOCKET_IFNAME" not in made.environment
+    assert made.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+
+
+@pytest.mark.parametrize("variable", ["PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"])
+def test_in_the_jobs_of_other_schedulers_nobody_is_asked(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_ready, "ask_hosts", None)
+    given = plan("n1", "n2")
+    assert ready(given, **{variable: "17"}) == (given, [])
 
 
 def test_packages_that_differ_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
