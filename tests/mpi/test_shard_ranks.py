@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -87,8 +88,14 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
 def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
     command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
+    # It is killed, and leaves its temporary folder.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
-        [*command, *_SHARD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [*command, *_SHARD],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
     )
     others: list[psutil.Process] = []
     try:
