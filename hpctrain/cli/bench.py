@@ -85,7 +85,7 @@ def allreduce(
     wanted = parse_sizes(sizes)
     require_places(filter(None, [plot]))
     options = HostOptions(**hosts.given())
-    if link_gbit and options == HostOptions():
+    if link_gbit and not (options.hosts or options.hostfile):
         raise HpctrainError(
             "--link-gbit describes the links between hosts", "name the hosts: -H n1,n2, or --hostfile FILE"
         )
@@ -93,7 +93,7 @@ def allreduce(
     left_out: dict[str, str] = {}
     loads = []
     tables = []
-    numbers: list[int | None] = [*dict.fromkeys(ranks or [])] or [None if hosts.given() else 2]
+    numbers: list[int | None] = [*dict.fromkeys(ranks or [])] or [None]
     for number in numbers:
         measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds), hosts=options)
         seconds = {int(size): times for size, times in measured["seconds"].items()}
@@ -146,9 +146,8 @@ def step(
     if image_size and model != ModelOption.resnet50:
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
     samples = batch or _BATCHES[model]
-    number = ranks or (None if hosts.given() else 2)
     options = HostOptions(**hosts.given())
-    measured = measure("step", number, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
+    measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
     about = {name: measured[name] for name in ("ranks", "hosts", "load", "left_out")}
     more = oversubscribed(measured["ranks"], measured["hosts"])

@@ -15,7 +15,7 @@ from typing import Any
 import hpctrain
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
-from hpctrain.files.disk import disk_error
+from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import Machine, same_host, this_machine
@@ -63,8 +63,9 @@ def measure(
 
     Args:
         program: its name.
-        ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the hosts have slots.
-        hosts: by default this one. The current directory has to be that of all of them.
+        ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
+            slots, or 2 on this machine.
+        hosts: by default this machine, also in a job. The current directory has to be that of all of them.
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
@@ -78,7 +79,13 @@ def measure(
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "bench" / f"{program}.py"
     machine = this_machine()
-    arranged, _ = arrange(hosts, machine.host, ranks)
+    # A job's hosts are not meant where none are named: a benchmark is of this machine.
+    named = hosts.hosts is not None or hosts.hostfile is not None
+    if ranks is None and not named:
+        ranks = 2
+    arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
+    for warning in warnings:
+        _notice(f"warning: {warning}")
     elsewhere = any(not same_host(host.host, machine.host) for host in arranged.slots)
     with working_folder(shared=elsewhere) as name:
         folder = Path(name)
@@ -97,11 +104,8 @@ def working_folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:
     Raises:
         HpctrainError: it cannot be made.
     """
-    try:
-        return tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd() if shared else None)
-    except OSError as error:
-        here = Path(error.filename or ".")
-        raise disk_error(error, here, "change to a folder that all hosts share and that you may write") from error
+    elsewhere = "change to a folder that all hosts share and that you may write"
+    return temporary_folder("hpctrain-bench-", Path() if shared else None, elsewhere)
 
 
 def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher | None, out: Path) -> dict[str, Any]:
@@ -111,9 +115,13 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
         HpctrainError: a rank failed.
     """
     say = partial(print, file=sys.stderr)
-    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say)
+    failure = launch_plan(plan, RunDirectory(folder / "run"), machine, launcher, line=say, notice=_notice)
     if failure:
         # What rank 0 printed was shown as it came, and its log goes with the folder.
         raise HpctrainError(str(replace(failure, lines=()) if failure.rank == 0 else failure), exit_code=1)
     measured: dict[str, Any] = json.loads(out.read_text())
     return measured
+
+
+def _notice(text: str) -> None:
+    print(f"hpctrain: {text}", file=sys.stderr)

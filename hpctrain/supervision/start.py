@@ -151,6 +151,7 @@ def launch_plan(
     *,
     show: Callable[[Event], None] = lambda event: None,
     line: Callable[[str], None] = lambda text: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Failure | None:
     """Make the run directory and run the plan to its end.
 
@@ -161,6 +162,7 @@ def launch_plan(
         launcher: what starts its ranks; None for the backend ``single``.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
+        notice: gets what the user has to know.
 
     Returns:
         None if every rank is done, else the first cause that is known.
@@ -169,9 +171,9 @@ def launch_plan(
         HpctrainError: the directory holds a run or cannot be written, or as of
             :func:`hpctrain.supervision.hosts_ready.ready_hosts`.
     """
-    plan = ready_hosts(plan, launcher, directory.path, notice=lambda text: None)
+    plan = ready_hosts(plan, launcher, directory.path, notice=notice)
     directory.create(plan)
-    return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line)
+    return launch_attempt(plan, directory, Attempt(), machine, launcher, show=show, line=line, notice=notice)
 
 
 def launch_attempt(

@@ -10,7 +10,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.programs import bench
-from hpctrain.run.plan import Script
+from hpctrain.run.plan import HostOptions, Plan, Script
 from hpctrain.supervision.failure import Failure
 
 
@@ -32,3 +32,25 @@ def test_the_end_of_a_failed_rank_is_shown_once(
         bench.run_program(plan, tmp_path, this_machine(), None, tmp_path / "out")
     assert str(caught.value).count(f"ValueError: of rank {rank}") == times
     assert "ValueError: of rank 0" in capsys.readouterr().err
+
+
+def test_in_a_job_a_benchmark_is_of_this_machine_unless_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    plans: list[Plan] = []
+
+    def run(plan: Plan, *arguments: object) -> dict[str, object]:
+        plans.append(plan)
+        return {}
+
+    monkeypatch.setattr(bench, "run_program", run)
+    monkeypatch.setattr(bench, "prove_launcher", lambda *arguments: None)
+    here = this_machine().host
+    bench.measure("step", None)
+    bench.measure("loader", 1, backend="single")
+    bench.measure("step", None, hosts=HostOptions(hosts=f"{here}:3"))
+    assert [[(host.host, host.slots) for host in plan.hosts] for plan in plans] == [
+        [(here, 2)],
+        [(here, 1)],
+        [(here, 3)],
+    ]
