@@ -194,7 +194,7 @@ class Timeout:
             kind: of the wait, see :class:`Wait`.
             heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two looks.
-            progress: grows while the others do what is waited for; only since then has nobody come.
+            progress: grows while what is waited for is coming; the limit counts from when it last did.
 
         Raises:
             RanksLostError: a rank died.

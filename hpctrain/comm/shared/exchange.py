@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,11 +70,12 @@ class Exchange:
             what: is reduced, for messages.
         """
         pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
+        under_way = _Transfer(self._peers, pieces)
         what = f"{what} between nodes"
 
         def transfer(pause: Pause) -> None:
             self.sent_bytes += pieces.leaving_bytes
-            under_way = _Transfer(self._peers, pieces)
+            under_way.begin()
             try:
                 self._timeout.wait(
                     under_way.advance, what, kind=REDUCTION, pause=pause, progress=lambda: under_way.messages
@@ -164,15 +165,19 @@ class _Pieces:
 
     def there(self, round_: _Round, piece: slice) -> NDArray[np.uint8]:
         """A piece of a round that may leave, as bytes."""
-        if self._converts and round_.tag == _TERM:
-            convert(self._travelling[piece], self._own[piece])
+        if round_.tag == _TERM:
+            self._give(piece)
         return _bytes(self._travelling[piece])
+
+    def _give(self, piece: slice) -> None:
+        """Make this node's numbers for a piece travel."""
+        if self._converts:
+            convert(self._travelling[piece], self._own[piece])
 
     def add_up(self, number: int) -> None:
         """Replace a piece of this node's part by its sum, for which all nodes' numbers have come."""
         piece = self.mine[number]
-        if self._converts:
-            convert(self._travelling[piece], self._own[piece])
+        self._give(piece)
         for terms in self._terms[number]:
             add_up(terms[0], terms)
         if self._node > 0:
@@ -203,10 +208,15 @@ class _Message:
 class _Lane:
     """Messages that are started one after the other, a few at a time."""
 
-    def __init__(self, messages: Iterator[_Message]) -> None:
-        self._waiting = messages
-        self._next = next(messages, None)
+    def __init__(self, messages: Iterable[_Message]) -> None:
+        self._messages = tuple(messages)
         self._under_way: deque[tuple[MPI.Request, _Message]] = deque()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start with the first message again."""
+        self._waiting = iter(self._messages)
+        self._next = next(self._waiting, None)
 
     def advance(self) -> bool:
         """Finish and start what can be; returns whether all are done."""
@@ -220,26 +230,32 @@ class _Lane:
 
 
 class _Transfer:
-    """One sum over the nodes that is under way.
+    """The messages of a sum over the nodes, made once for all of its sums.
 
     Nodes never wait for each other in a circle: what a message waits for has an earlier round, or the same round and a
     lower number.
 
     Attributes:
-        messages: how many have left or come.
+        messages: how many of the sum that is under way have left or come.
     """
 
     def __init__(self, peers: MPI.Intracomm, pieces: _Pieces) -> None:
-        self.messages = 0
         self._peers = peers
         self._pieces = pieces
+        others = range(peers.size - 1)
+        self._lanes = [_Lane(self._leaving()), *(_Lane(self._coming(number)) for number in others)]
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a sum."""
+        self.messages = 0
         # How many messages of each round have left, and have come.
-        self._left = [0] * len(pieces.rounds)
-        self._come = [0] * len(pieces.rounds)
-        others = peers.size - 1
+        self._left = [0] * len(self._pieces.rounds)
+        self._come = [0] * len(self._pieces.rounds)
         # Of each piece of this node's part, how many nodes' numbers are still to come.
-        self._missing = [others] * len(pieces.mine)
-        self._lanes = [_Lane(self._leaving()), *(_Lane(self._coming(number)) for number in range(others))]
+        self._missing = [self._peers.size - 1] * len(self._pieces.mine)
+        for lane in self._lanes:
+            lane.begin()
 
     def advance(self) -> bool:
         """Do what can be done; returns whether that is all."""
