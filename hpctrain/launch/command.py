@@ -18,16 +18,17 @@ from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
-from hpctrain.launch.lost_hosts import DEFAULT, keepalive_options
+from hpctrain.launch.lost_hosts import DEFAULT_HOST_TIMEOUT, keepalive_options
 from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
 
 # Settings of hpctrain, of Python, and of the libraries that ranks talk and compute with: where some ranks have other
-# ones, they can wait for each other for ever. CUDA's are left out: which GPUs are visible is a matter of each host.
+# ones, they can wait for each other for ever. CUDA's are left out, because which GPUs are visible is a matter of each
+# host, and TF_CONFIG, which tells a process which of several it is.
 _SETTINGS = re.compile(
-    r"(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
+    r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
     re.ASCII,
 )
 
@@ -147,7 +148,7 @@ def launch_command(
     root: bool,
     slurm: Mapping[str, str] | None = None,
     tcp: bool = True,
-    host_timeout: int = DEFAULT,
+    host_timeout: int = DEFAULT_HOST_TIMEOUT,
     settings: Sequence[str] = (),
     work: Sequence[str] | None = None,
 ) -> Command:

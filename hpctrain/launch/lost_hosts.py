@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hpctrain.errors import HpctrainError
 
 _SETTING = "HPCTRAIN_HOST_TIMEOUT"
-DEFAULT = 45
+DEFAULT_HOST_TIMEOUT = 45
 _LEAST, _MOST = 5, 3600
 # So many questions without an answer, after as long a silence as they take together.
 _PROBES = 4
@@ -20,7 +20,7 @@ def host_timeout(environment: Mapping[str, str] = os.environ) -> int:
     Raises:
         HpctrainError: not a whole number of seconds, or too few or many.
     """
-    text = environment.get(_SETTING, str(DEFAULT))
+    text = environment.get(_SETTING, str(DEFAULT_HOST_TIMEOUT))
     if not (text.isascii() and text.isdigit() and _LEAST <= int(text[:9]) <= _MOST):
         raise HpctrainError(
             f"{_SETTING}={text!r} is not a whole number of seconds from {_LEAST} to {_MOST}", f"unset {_SETTING}"

@@ -217,7 +217,16 @@ def test_settings_of_a_run_are_known_by_their_names() -> None:
         "TORCH_LOGS",
         "UCX_TLS",
     ]
-    others = ["CUDA_VISIBLE_DEVICES", "DISPLAY", "HOME", "HPCTRAIN_API_KEY", "MY_NCCL_DEBUG", "PATH", "SLURM_JOB_ID"]
+    others = [
+        "CUDA_VISIBLE_DEVICES",
+        "DISPLAY",
+        "HOME",
+        "HPCTRAIN_API_KEY",
+        "MY_NCCL_DEBUG",
+        "PATH",
+        "SLURM_JOB_ID",
+        "TF_CONFIG",
+    ]
     assert settings_of(dict.fromkeys([*others, *settings])) == tuple(settings)
 
 
