@@ -70,12 +70,13 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         _require_ended(directory)
         return
     host, pid = start.host, start.pid
-    process = launcher_process(start) if host == socket.gethostname() else None
+    here = host == socket.gethostname()
+    process = launcher_process(start) if here else None
     if process is None:
         # The launcher ended with its job, which left no time to say so.
         if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
-        if pid is None or host == socket.gethostname():
+        if pid is None or here:
             _require_ended(directory, begun=pid is None)
             return
         hint = f"cancel it there, or enter there: kill {pid}"

@@ -59,8 +59,9 @@ def by_engine(engine: TorchEngine, name: str, largest: int, wire: torch.dtype | 
 
     def make(numel: int) -> TimedReduction:
         buffer, own_name = memory[:numel], f"{name}.{numel}"
-        call = lambda: engine.allreduce(buffer, own_name, wire).wait()  # noqa: E731
-        return TimedReduction(buffer=buffer, call=call, tolerance=tolerance)
+        return TimedReduction(
+            buffer=buffer, call=lambda: engine.allreduce(buffer, own_name, wire).wait(), tolerance=tolerance
+        )
 
     return make
 

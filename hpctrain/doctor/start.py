@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,7 @@ from hpctrain.doctor.ranks import MeasuredAllreduce, allreduce, clocks
 from hpctrain.doctor.software import World, launcher_and_mpi, same_versions
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
-from hpctrain.files.disk import disk_error
+from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.fabric import FLAT, find_fabric
 from hpctrain.launch.launcher_choice import require_image
@@ -57,7 +56,10 @@ def check_ranks(hosts: Hosts, options: HostOptions, start: Start, run_directory:
     ranks = sum(host.slots for host in hosts.slots)
     beside = existing(run_directory)
     failed: dict[str, str] = {}
-    with _folder(beside, shared=len(hosts.slots) > 1 or start.container is not None) as name:
+    # Beside the runs where other hosts, or a container, have to see it.
+    shared = len(hosts.slots) > 1 or start.container is not None
+    elsewhere = "name a folder that all hosts share with --run-dir"
+    with temporary_folder(".hpctrain-doctor-", beside if shared else None, elsewhere) as name:
         folder = Path(name)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(folder), str(ranks), str(run_directory.absolute()))),
@@ -165,11 +167,3 @@ def _limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def _folder(beside: Path, *, shared: bool) -> tempfile.TemporaryDirectory[str]:
-    """A folder that the ranks can write: beside the runs where other hosts, or a container, have to see it."""
-    try:
-        return tempfile.TemporaryDirectory(prefix=".hpctrain-doctor-", dir=beside if shared else None)
-    except OSError as error:
-        raise disk_error(error, beside, "name a folder that all hosts share with --run-dir") from error

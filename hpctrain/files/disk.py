@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
@@ -14,15 +15,29 @@ _WRONG_PLACE = frozenset(
 )
 
 
-def disk_error(
-    error: OSError, path: Path | None, elsewhere: str = "choose another place with --run-dir"
-) -> HpctrainError:
+_ELSEWHERE = "choose another place with --run-dir"
+
+
+def disk_error(error: OSError, path: Path | None, elsewhere: str = _ELSEWHERE) -> HpctrainError:
     """The error for a file that cannot be written; ``elsewhere`` says how to write to another place."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free some space there, or {elsewhere}"
         return HpctrainError(f"no space left to write {path}: {error.strerror}", hint, exit_code=1)
     exit_code = 2 if error.errno in _WRONG_PLACE else 1
     return HpctrainError(f"cannot write {path}: {error.strerror}", elsewhere, exit_code=exit_code)
+
+
+def temporary_folder(prefix: str, within: Path | None, elsewhere: str = _ELSEWHERE) -> tempfile.TemporaryDirectory[str]:
+    """A new folder that is removed after its use, in the system's place for such where ``within`` is None.
+
+    Raises:
+        HpctrainError: it cannot be made; ``elsewhere`` says how to have it at another place.
+    """
+    try:
+        within = within and within.absolute()
+        return tempfile.TemporaryDirectory(prefix=prefix, dir=within)
+    except OSError as error:
+        raise disk_error(error, within or Path(error.filename or "."), elsewhere) from error
 
 
 def synchronise_folder(folder: Path) -> None:

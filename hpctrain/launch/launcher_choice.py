@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
+from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Command, Launcher, Srun
 from hpctrain.planning.machine import same_host
 from hpctrain.run.directory import RunDirectory
@@ -58,7 +57,7 @@ def choose_launcher(
     if not needs_proof(plan, environment):
         return first_launcher(plan, environment)
     reasons: dict[str, str] = {}
-    with _probe_folder(folder) as name_of_folder:
+    with temporary_folder(".hpctrain-probe-", folder) as name_of_folder:
         directory = RunDirectory(Path(name_of_folder))
         for name in LAUNCHERS[1:]:
             try:
@@ -172,13 +171,6 @@ def _plugins() -> list[str]:
     answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
     lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
     return [line for line in lines if line and " " not in line]
-
-
-def _probe_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=folder.absolute())
-    except OSError as error:
-        raise disk_error(error, folder.absolute()) from error
 
 
 def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> None:

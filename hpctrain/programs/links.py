@@ -19,7 +19,6 @@ from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.supervision.start import available_launcher, prove_launcher
 from hpctrain.topology.verify import End, Flow, rounds
 
-_ALLOCATED = "SLURM_JOB_NODELIST"
 _PROGRAM = Path(hpctrain.__file__).parent / "rank_programs" / "links.py"
 
 
@@ -34,7 +33,7 @@ def hosts_to_measure(
     named = {
         "--hosts": options.hosts,
         "--hostfile": options.hostfile,
-        "SLURM_JOB_NODELIST": environment.get(_ALLOCATED),
+        "SLURM_JOB_NODELIST": environment.get("SLURM_JOB_NODELIST"),
     }
     where = next((name for name, value in named.items() if value), None)
     if where is None:

@@ -19,7 +19,6 @@ _SECONDS = 10.0
 _AT_ONCE = 64
 # One task beside the ranks' own, wherever it may run, that needs no MPI (https://slurm.schedmd.com/srun.html).
 _SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SECONDS:.0f}")
 # Where somebody has an mpirun reach the hosts by another program, ssh tells nothing of them.
 _OTHER_AGENT = re.compile(r"(?i)agent|bootstrap|launcher")
 _OTHER_AGENT_VARIABLE = re.compile(r"(PRTE|OMPI)_MCA_plm_\w+_agent|(I_MPI_)?HYDRA_(LAUNCHER|BOOTSTRAP)\w*")
@@ -68,7 +67,13 @@ def _question(plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...] | N
         return _SRUN
     if other_agent(plan, environment):
         return None
-    return (*_SSH, *(("-p", str(plan.start.ssh_port)) if plan.start.ssh_port else ()))
+    return ssh_command(plan, _SECONDS)
+
+
+def ssh_command(plan: Plan, seconds: float) -> tuple[str, ...]:
+    """The ssh that asks a plan's hosts: without a question to the user, and for no longer than ``seconds``."""
+    port = ("-p", str(plan.start.ssh_port)) if plan.start.ssh_port else ()
+    return ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds:.0f}", *port)
 
 
 def other_agent(plan: Plan, environment: Mapping[str, str]) -> bool:

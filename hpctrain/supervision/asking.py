@@ -22,9 +22,15 @@ from hpctrain.cluster.interfaces import Interface
 from hpctrain.cluster.way_back import listening
 from hpctrain.planning.machine import same_host
 from hpctrain.run.plan import Plan
+from hpctrain.supervision.answering import ssh_command
 
 # A host that does not answer ssh in this time is taken to be gone.
 _CONNECT_SECONDS = 8
+# A host that goes while it is asked is noticed too, and no connection in the background outlives the question.
+_SSH_OPTIONS = (
+    *("-x", "-o", "ControlMaster=no"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
+)
 # With the look-up of its name, and what its login shell does first.
 _REACH_SECONDS = 15.0
 # Python may come from a file system that is slow the first time.
@@ -87,7 +93,7 @@ def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], own:
 
     def ask(host: str) -> Answer:
         script = _script(plan, paths, () if hosts[host] else ways).encode()
-        command = ["sh"] if hosts[host] else [*_ssh(plan), "--", host, "sh"]
+        command = ["sh"] if hosts[host] else [*ssh_command(plan, _CONNECT_SECONDS), *_SSH_OPTIONS, "--", host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
@@ -156,15 +162,6 @@ def _canonical(host: str) -> str:
     with contextlib.suppress(OSError, UnicodeError):
         return socket.gethostbyname_ex(host)[0]
     return host
-
-
-def _ssh(plan: Plan) -> list[str]:
-    port = ["-p", str(plan.start.ssh_port)] if plan.start.ssh_port else []
-    # A host that goes while it is asked is noticed too.
-    alive = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]
-    # No connection in the background that outlives the question.
-    alone = ["-o", "BatchMode=yes", "-o", "ControlMaster=no"]
-    return ["ssh", "-x", *alone, "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *alive, *port]
 
 
 def _script(plan: Plan, paths: Sequence[Path], ways: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from hpctrain.cluster.interfaces import read_interfaces
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.way_back import own_addresses
 from hpctrain.errors import HpctrainError
-from hpctrain.files.disk import disk_error
+from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.launcher_choice import in_allocation
 from hpctrain.launch.networks import CHOICES, Networks, choose_networks, require_interface
@@ -85,7 +84,8 @@ def ready_hosts(
         )
     if all(here.values()) or shutil.which("ssh") is None:
         return plan
-    with _probe_folder(folder) as probe:
+    elsewhere = "name a folder that all hosts share with --run-dir"
+    with temporary_folder(".hpctrain-hosts-", existing(folder), elsewhere) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
         answers = ask_hosts(plan, here, paths, () if _has_ports(plan, environment) else own_addresses(interfaces))
     _require_no_fault(plan, answers, folder, paths)
@@ -103,13 +103,6 @@ def existing(folder: Path) -> Path:
     while not found.is_dir() and found != found.parent:
         found = found.parent
     return found
-
-
-def _probe_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix=".hpctrain-hosts-", dir=existing(folder))
-    except OSError as error:
-        raise disk_error(error, folder, "name a folder that all hosts share with --run-dir") from error
 
 
 def _require_no_fault(plan: Plan, answers: Mapping[str, Answer], folder: Path, paths: Sequence[Path]) -> None:

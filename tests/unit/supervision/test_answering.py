@@ -59,7 +59,7 @@ def silent(plan: Plan, launcher: Launcher | None, **variables: str) -> tuple[str
 
 def test_by_ssh() -> None:
     assert silent(plan("n1", "n2", "n3", "n4", start=Start(ssh_port=2222)), MPIRUN) == ("n3", "n4")
-    options = "-o BatchMode=yes -o ConnectTimeout=10 -p 2222"
+    options = "-o BatchMode=yes -o ConnectTimeout=2 -p 2222"
     # This host is not asked.
     assert asked() == [f"ssh {options} -- {host} true False" for host in ("n2", "n3", "n4")]
 
