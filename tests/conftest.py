@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import warm_start
 from hypothesis import settings
-from launching import Launch
+from launching import AS_ROOT, Launch
 
 # No case has to be over within a time: a busy machine is no fault. In CI the same cases each time, so that a change
 # fails for its own sake; new ones each time at a developer's desk.
@@ -109,8 +109,7 @@ def mpirun(tmp_path_factory: pytest.TempPathFactory) -> Launch:
             **os.environ,
             "PATH": _PATH,
             "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **AS_ROOT,
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "PYTHONUNBUFFERED": "1",
             **variables,

@@ -25,7 +25,8 @@ def cluster(scene: Scene) -> LocalSlurm:
     Raises:
         NotHereError: what it needs is missing.
     """
-    sys.path.append(str(Path(__file__).parents[1] / "slurm"))
+    tests = Path(__file__).parents[1]
+    sys.path += [str(tests), str(tests / "slurm")]
     import local_slurm
 
     if reason := local_slurm.obstacle():
@@ -42,14 +43,14 @@ def cluster(scene: Scene) -> LocalSlurm:
 
 def _submit(scene: Scene, slurm: LocalSlurm) -> Training:
     """A job that trains, and a command that waits for its end; the job is slow to write its checkpoints."""
-    import local_slurm
+    from launching import AS_ROOT
 
     work, backend = scene.setting.work, scene.setting.backend
     return scene.begin_as(
         "submit",
         *(*work, "--cluster", "auto", *_SIZE, "--framework", scene.setting.framework, "--backend", backend, "--wait"),
         injected=[{"what": "slow_writing", "seconds": 0.3}],
-        **local_slurm.AS_ROOT,
+        **AS_ROOT,
         **slurm.environment,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,11 +11,9 @@ from pathlib import Path
 
 import local_hosts
 import pytest
-from launching import Launch
+from launching import AS_ROOT, Launch
 from local_hosts import LocalHosts
 
-# Open MPI's own words for what it asks of root.
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _PROGRAMS = Path(sys.executable).parent
 _CHECKOUT = Path(__file__).parents[2]
 
@@ -27,7 +26,7 @@ def started_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHos
     folder = Path(tempfile.gettempdir(), f"hpctrain-hosts-{secrets.token_hex(4)}")
     # What links point to too: the environment may be one.
     shared = {tmp_path_factory.getbasetemp(), _CHECKOUT, Path(sys.prefix).resolve()}
-    with LocalHosts(folder, shared=sorted(shared), variables={"PYTHONPATH": str(_CHECKOUT)}) as hosts:
+    with LocalHosts(folder, shared=sorted(shared), variables={"PYTHONPATH": str(_CHECKOUT), **AS_ROOT}) as hosts:
         yield hosts
 
 
@@ -42,8 +41,10 @@ def hosts(started_hosts: LocalHosts) -> Iterator[LocalHosts]:
 def hosts_hpctrain(hosts: LocalHosts, tmp_path: Path) -> Launch:
     """``hosts_hpctrain("run", "digits", "-H", "h1,h2", …)``: the command line on h1, in the test's own folder."""
 
-    def launch(*arguments: str, timeout: float = 120, host: str = "h1", **variables: str):  # type: ignore[no-untyped-def]
+    def launch(
+        *arguments: str, timeout: float = 120, host: str = "h1", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         command = (str(_PROGRAMS / "hpctrain"), *arguments)
-        return hosts.run(host, *command, cwd=tmp_path, check=False, timeout=timeout, **{**_AS_ROOT, **variables})
+        return hosts.run(host, *command, cwd=tmp_path, check=False, timeout=timeout, **variables)
 
     return launch

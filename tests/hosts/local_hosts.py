@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -229,6 +228,7 @@ class LocalHosts:
         pid = self._pid(host)
         if pid is not None:
             _kill(psutil.Process(pid))
+            _wait(f"{host} is gone", lambda: self._pid(host) is None)
         if child := self._children.pop(host, None):
             child.wait(timeout=10)
         if host != _SWITCH and self._pid(_SWITCH) is not None:
@@ -397,18 +397,9 @@ def _wait(what: str, condition: Callable[[], bool], log: Callable[[], str] = str
 def _kill(process: psutil.Process) -> None:
     """End a process and its children; of a first one in its namespace the kernel ends all the others."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        for each in itertools.chain([process], process.children(recursive=True)):
+        for each in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        _wait(f"process {process.pid} is gone", lambda: not _runs(process))
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 _TRY = """\

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Launch
+from launching import AS_ROOT, Launch
 
 from hpctrain.cluster.mpi import find_mpi
 from hpctrain.topology import launch_files
@@ -34,7 +34,7 @@ def mpirun(tmp_path: Path, *options: str) -> dict[int, dict[str, object]]:
     out = tmp_path / "found"
     out.mkdir()
     command = [str(mpi.mpirun), *options, sys.executable, str(PROGRAM), str(out)]
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**os.environ, **AS_ROOT}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr

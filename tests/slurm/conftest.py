@@ -11,7 +11,7 @@ from pathlib import Path
 
 import local_slurm
 import pytest
-from launching import Launch
+from launching import AS_ROOT, Launch
 from local_slurm import LocalSlurm
 from submitted_runs import Submit
 
@@ -30,7 +30,7 @@ def slurm() -> Iterator[LocalSlurm]:
 @pytest.fixture
 def slurm_hpctrain(slurm: LocalSlurm, hpctrain: Launch) -> Launch:
     """``slurm_hpctrain("submit", "digits", …)``: the fixture ``hpctrain`` with the cluster's environment."""
-    return partial(hpctrain, **local_slurm.AS_ROOT, **slurm.environment)
+    return partial(hpctrain, **AS_ROOT, **slurm.environment)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def slurm_main(
 ) -> Launch:
     """As ``slurm_hpctrain``, in this process, whose start took longer than most commands; waits ask more often."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for name, value in {**local_slurm.AS_ROOT, **slurm.environment, "PATH": path}.items():
+    for name, value in {**AS_ROOT, **slurm.environment, "PATH": path}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hpctrain.batch.waiting._ASK_SECONDS", 0.2)

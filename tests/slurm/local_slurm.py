@@ -34,8 +34,6 @@ _PACKAGES = {
     "sbatch": "slurm-wlm",
 }
 _PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
-# Open MPI's own words for what it asks of root; jobs inherit them.
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class SlurmError(Exception):

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_slurm import AS_ROOT, LocalSlurm
+from launching import AS_ROOT
+from local_slurm import LocalSlurm
 
 _HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 # The limit is for a doctor that hangs; other tests share the machine, so that its own time says nothing here.

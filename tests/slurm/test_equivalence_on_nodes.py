@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_slurm import AS_ROOT, LocalSlurm
+from launching import AS_ROOT
+from local_slurm import LocalSlurm
 
 pytest.importorskip("torch")
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_slurm import AS_ROOT, LocalSlurm
+from launching import AS_ROOT
+from local_slurm import LocalSlurm
 
 HPCTRAIN = str(Path(sys.executable).parent / "hpctrain")
 ODD = "a,b;c=\nd \"e\" $x `id` 'f'  g\\h"

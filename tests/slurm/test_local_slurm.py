@@ -11,9 +11,9 @@ from pathlib import Path
 import local_slurm
 import psutil
 import pytest
-from launching import Launch
+from launching import AS_ROOT, Launch
 from listings import listing
-from local_slurm import AS_ROOT, LocalSlurm, Settings, SlurmError
+from local_slurm import LocalSlurm, Settings, SlurmError
 
 from hpctrain.launch.fabric import known_fabric
 

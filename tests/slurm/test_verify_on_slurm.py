@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_slurm import AS_ROOT, LocalSlurm
+from launching import AS_ROOT
+from local_slurm import LocalSlurm
 
 _HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 # All nodes are this machine, so that what one flow reaches beside another says nothing.

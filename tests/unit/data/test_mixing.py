@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from digits_recipes import digits_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -16,7 +16,6 @@ from hpctrain.data.mixing import Mixer, cutmix_box, piece
 from hpctrain.data.samples import Samples
 from hpctrain.data.sampling import cut
 from hpctrain.recipes.augmentation import Mixing
-from hpctrain.recipes.schema import Recipe
 from hpctrain.train.feed import Feed
 
 torch = pytest.importorskip("torch")
@@ -24,20 +23,6 @@ torch = pytest.importorskip("torch")
 from hpctrain.train.torch_losses import mixed  # noqa: E402
 
 EVERYTHING = Mixing(mixup=0.2, cutmix=1.0)
-
-
-def recipe(size: int, **values: object) -> Recipe:
-    base = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": size},
-        "optimizer": {"name": "sgd", "learning_rate": 0.01},
-        "epochs": 1,
-    }
-    return Recipe.model_validate_json(json.dumps({**base, **values}))
 
 
 def whole(length: int, group: int | None):
@@ -118,7 +103,7 @@ def test_a_box_is_that_of_torchvision_and_of_timm(lam, height, width, data):
 def test_every_rank_mixes_as_one_process_does(length, group, ranks, micro_batch, first):
     values = {"mixup": 0.2, "cutmix": 1.0, "group": group}
     batch = {"size": length, "micro_batch": micro_batch}
-    plan = recipe(length, mixing=values, batch=batch)
+    plan = digits_recipe(mixing=values, batch=batch)
     images = np.random.default_rng(1).random((length, 6, 5, 1), np.float32)
     samples = np.arange(1000, 1000 + length)
     expected = applied(images, Mixer(plan.mixing, plan.seed).mixture(whole(length, group), 2, first, 6, 5))
@@ -148,12 +133,15 @@ def test_each_image_is_the_partner_of_one_in_its_group(length, group):
 
 
 def test_no_rank_loads_more_than_one_image_beside_its_own():
+    recipe, grouped = (
+        digits_recipe(batch={"size": 64}, mixing={"mixup": 1.0, **group}) for group in ({}, {"group": 8})
+    )
     for ranks in (1, 2, 3, 8):
-        feeds = [Feed(recipe(64, mixing={"mixup": 1.0}), SimpleNamespace(rank=r, size=ranks), 64) for r in range(ranks)]
+        feeds = [Feed(recipe, SimpleNamespace(rank=r, size=ranks), 64) for r in range(ranks)]
         batch = np.arange(64)
         loaded = [len(part.positions) for feed in feeds for part in feed.parts(batch)]
         assert sum(loaded) == 64 + (ranks if ranks > 1 else 0)
-    aligned = Feed(recipe(64, mixing={"mixup": 1.0, "group": 8}), SimpleNamespace(rank=3, size=8), 64)
+    aligned = Feed(grouped, SimpleNamespace(rank=3, size=8), 64)
     assert [len(part.positions) for part in aligned.parts(np.arange(64))] == [8]
 
 
