@@ -134,7 +134,7 @@ def prepare(
             container=start.container,
             staging=staging,
             virtual_environment=_virtual_environment(),
-            no_kill=any(each.fault_tolerant for each in plans.values()),
+            no_kill=any(each.fault_tolerant or each.elastic for each in plans.values()),
         )
         return render(values, template)
 

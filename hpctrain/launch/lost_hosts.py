@@ -1,4 +1,4 @@
-"""How long a host may be silent until its ranks are taken for lost."""
+"""How long a host may be silent until its ranks are taken for lost, and how often lost ones are looked for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from hpctrain.errors import HpctrainError
 
-_SETTING = "HPCTRAIN_HOST_TIMEOUT"
+_MOST = 3600
 DEFAULT_HOST_TIMEOUT = 45
-_LEAST, _MOST = 5, 3600
+_DEFAULT_INTERVAL = 30
 # So many questions without an answer, after as long a silence as they take together.
 _PROBES = 4
 
@@ -20,10 +20,23 @@ def host_timeout(environment: Mapping[str, str] = os.environ) -> int:
     Raises:
         HpctrainError: not a whole number of seconds, or too few or many.
     """
-    text = environment.get(_SETTING, str(DEFAULT_HOST_TIMEOUT))
-    if not (text.isascii() and text.isdigit() and _LEAST <= int(text[:9]) <= _MOST):
+    return _seconds("HPCTRAIN_HOST_TIMEOUT", DEFAULT_HOST_TIMEOUT, 5, environment)
+
+
+def host_interval(environment: Mapping[str, str] = os.environ) -> int:
+    """The seconds between two looks at the hosts that an elastic run could have, from ``HPCTRAIN_HOST_INTERVAL``.
+
+    Raises:
+        HpctrainError: as of :func:`host_timeout`.
+    """
+    return _seconds("HPCTRAIN_HOST_INTERVAL", _DEFAULT_INTERVAL, 1, environment)
+
+
+def _seconds(name: str, default: int, least: int, environment: Mapping[str, str]) -> int:
+    text = environment.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= _MOST):
         raise HpctrainError(
-            f"{_SETTING}={text!r} is not a whole number of seconds from {_LEAST} to {_MOST}", f"unset {_SETTING}"
+            f"{name}={text!r} is not a whole number of seconds from {least} to {_MOST}", f"unset {name}"
         )
     return int(text)
 

@@ -11,6 +11,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.changes import require_fit
 from hpctrain.launch.hosts import arrange
+from hpctrain.launch.membership import chosen_hosts, given_hosts
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
@@ -162,8 +163,8 @@ def resumed_plan(
     Args:
         plan: of the run.
         machine: this one.
-        ranks: another number of them, which the recipe's batch is then for; by default the plan's, or, where that is
-            what hosts that were lost have left of them, those that it had before.
+        ranks: another number of them, which the recipe's batch is then for; by default those that the run was begun
+            with, and in an elastic run as many as its hosts have room for.
         backend: another one.
         framework: to be compared with the plan's.
         changes: fields of ``host_options``, ``start`` and ``stop`` that go before the plan's.
@@ -184,8 +185,12 @@ def resumed_plan(
             "begun_ranks": None,
         }
     )
-    arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
-    placed = place_plan(unplaced, arranged, machine)
+    if unplaced.elastic and unplaced.hosts and ranks is None:
+        given = given_hosts(unplaced)
+        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, ()), machine)
+    else:
+        arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
+        placed = place_plan(unplaced, arranged, machine)
     return placed, (*warnings, *_other_versions(plan, placed))
 
 
@@ -198,22 +203,37 @@ def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Pla
         machine: this one.
 
     Raises:
-        HpctrainError: those that are left are too few, or as of :func:`hpctrain.launch.hosts.arrange`.
+        HpctrainError: as of :func:`plan_on`.
     """
     left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in gone)]
     if len(left) == len(plan.hosts):
         return plan, ()
-    ranks, least = sum(host.slots for host in left), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
-    if ranks < least:
-        lost = fold_hosts([host.host for host in plan.hosts if host not in left])
-        raise HpctrainError(f"without {lost} it has hosts for {ranks} ranks, and it needs {least}")
-    # For this attempt alone: a later one may have other hosts, and then does not begin with what is left of these.
-    named = {"hosts": ",".join(f"{host.host}:{host.slots}" for host in left), "hostfile": None, "nodes": None}
-    arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)
-    fewer = plan.model_copy(update={"ranks": ranks, "begun_ranks": plan.begun_ranks or plan.ranks})
-    placed = place_plan(fewer, arranged, machine)
+    fewer, warnings = plan_on(plan, {host.host: host.slots for host in left}, machine)
     # What was found out about the hosts' networks holds for those that are left.
-    return placed.model_copy(update={"environment": {**plan.environment, **placed.environment}}), warnings
+    return fewer.model_copy(update={"environment": {**plan.environment, **fewer.environment}}), warnings
+
+
+def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on other hosts in their best order, for one attempt, and warnings.
+
+    Args:
+        plan: of the run.
+        slots: the hosts with the ranks of each.
+        machine: this one.
+
+    Raises:
+        HpctrainError: they are too few, or as of :func:`hpctrain.launch.hosts.arrange`.
+    """
+    ranks, least = sum(slots.values()), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
+    if ranks < least:
+        gone = [host.host for host in plan.hosts if host.host not in slots]
+        raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")
+    # For this attempt alone: a later one may have other hosts, and then does not begin with these.
+    named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
+    arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)
+    begun = plan.begun_ranks or plan.ranks
+    other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
+    return place_plan(other, arranged, machine), warnings
 
 
 def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,12 @@ from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.schema import Recipe
 
+# What a section's word says in one of its keys.
+_WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
+    ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
+    ("fault_tolerance", "elastic"): ("fault_tolerance.grow", True),
+}
+
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe that can be run, with ``key=value`` overrides.
@@ -40,9 +46,9 @@ def needs_of(name_or_path: str) -> tuple[str, ...]:
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
-    ``fault_tolerance=shrink`` leaves the rest of its section as it is, or as other overrides have it. A run of fewer
-    epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one is changed that
-    decides them.
+    ``fault_tolerance=shrink`` or ``elastic`` leaves the rest of its section as it is, or as other overrides have it. A
+    run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one is
+    changed that decides them.
     """
     values = recipe.model_dump(mode="json")
     found = _validated(values, _set(values, overrides))
@@ -73,8 +79,8 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
             raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
         _check_key(key)
         value = parse_value(text, "recipe", f"--set {override}")
-        if (key, value) == ("fault_tolerance", "shrink"):
-            key = "fault_tolerance.lost_rank"
+        if isinstance(value, str) and (key, value) in _WORDS:
+            key, value = _WORDS[key, value]
         *sections, last = key.split(".")
         target = values
         for name in sections:

@@ -17,7 +17,7 @@ class GuardSettings(Section):
 
 
 class FaultTolerance(Section):
-    """What the run does when a rank dies."""
+    """What the run does when a rank dies, and when hosts come or come back."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
         "stop",
@@ -28,7 +28,13 @@ class FaultTolerance(Section):
         "keep",
         description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
     )
+    grow: bool = Field(
+        False,
+        description="after the next checkpoint go on with hosts that were lost and answer again, and with those that "
+        "were added to the hostfile; begin without those that do not answer",
+    )
     min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
+    max_ranks: Count | None = Field(None, description="with grow: it never has more; null for as many as there are")
 
     @property
     def fault_tolerant(self) -> bool:
@@ -37,11 +43,19 @@ class FaultTolerance(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
-        if not self.fault_tolerant and (self.batch == "shrink" or self.min_ranks > 1):
-            key = "batch: shrink" if self.batch == "shrink" else f"min_ranks: {self.min_ranks}"
+        if not self.fault_tolerant and self.batch == "shrink":
             raise ValueError(
-                f"{key} needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
+                "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank"
             )
+        if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
+            raise ValueError(
+                f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends with "
+                "its first dead rank"
+            )
+        if self.max_ranks is not None and not self.grow:
+            raise ValueError(f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added")
+        if self.max_ranks is not None and self.max_ranks < self.min_ranks:
+            raise ValueError(f"max_ranks: {self.max_ranks} is below min_ranks: {self.min_ranks}")
         return self
 
 

@@ -364,7 +364,9 @@ class Recipe(Section):
     @field_validator("fault_tolerance", mode="before")
     @classmethod
     def _one_word(cls, value: object) -> object:
-        """``fault_tolerance: shrink`` says it all in one word."""
+        """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
+        if value == "elastic":
+            return {"grow": True}
         return {"lost_rank": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")

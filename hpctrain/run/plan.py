@@ -147,7 +147,7 @@ class Plan(BaseModel):
     backend_reason: str = Field("", description="why this backend, in words")
     ranks: int = Field(ge=1)
     begun_ranks: int | None = Field(
-        None, description="before hosts were lost that this attempt goes on without; what the recipe's batch is for"
+        None, description="that it was begun with, where this attempt has others; what the recipe's batch is for"
     )
     host_options: HostOptions = HostOptions()
     start: Start = Start()
@@ -187,6 +187,11 @@ class Plan(BaseModel):
     def fault_tolerant(self) -> bool:
         """Whether the ranks continue without one that died, from the first step on."""
         return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the run takes in hosts that come, or come back, and begins without those that do not answer."""
+        return self.recipe is not None and self.recipe.fault_tolerance.grow
 
     @property
     def restarts(self) -> int:

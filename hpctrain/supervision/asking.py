@@ -20,6 +20,7 @@ from typing import Any
 import hpctrain
 from hpctrain.cluster.interfaces import Interface
 from hpctrain.cluster.way_back import listening
+from hpctrain.launch.command import TRAIN
 from hpctrain.planning.machine import same_host
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.answering import ssh_command
@@ -48,8 +49,10 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     from hpctrain.cluster.interfaces import read_interfaces
     from hpctrain.cluster.way_back import reaches
     from hpctrain.planning.machine import versions
+    from hpctrain.cluster.processes import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
-    ways = [way.rsplit(":", 1) for way in sys.argv[1:]]
+    answer.update(busy=processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else [])
+    ways = [way.rsplit(":", 1) for way in sys.argv[2:]]
     answer.update(cut_off=bool(ways) and not any(reaches(address, int(port)) for address, port in ways))
 print({_MARK!r} + json.dumps(answer))
 """
@@ -68,6 +71,7 @@ class Answer:
         versions: of the packages that decide the numbers.
         interfaces: None where it could not say.
         cut_off: it cannot connect to this host, though this one reaches it by ssh.
+        busy: processes there that are ranks of the run.
     """
 
     reached: bool = False
@@ -78,28 +82,58 @@ class Answer:
     versions: Mapping[str, str] = field(default_factory=dict)
     interfaces: tuple[Interface, ...] | None = None
     cut_off: bool = False
+    busy: tuple[int, ...] = ()
 
 
-def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], own: Sequence[str]) -> dict[str, Answer]:
+class Questions:
+    """Those that are under way, for whoever does not wait for the answers: ended, they say that nobody was reached."""
+
+    def __init__(self) -> None:
+        self._asked: list[subprocess.Popen[bytes]] = []
+        self._ended = False
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        self._asked.append(process)
+        if self._ended:
+            _kill(process)
+
+    def end(self) -> None:
+        """End those that are under way, and all that come."""
+        self._ended = True
+        for process in self._asked:
+            _kill(process)
+
+
+def ask_hosts(
+    plan: Plan,
+    hosts: Mapping[str, bool],
+    folder: Path,
+    paths: Sequence[Path],
+    own: Sequence[str],
+    questions: Questions | None = None,
+) -> dict[str, Answer]:
     """The answers of hosts, all asked at once.
 
     Args:
         plan: whose ranks are to start there.
         hosts: those to ask, and whether each is this machine, which needs no ssh.
+        folder: of the run.
         paths: what they all have to see, absolute.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
+        questions: can be ended from another thread.
     """
-    asked: list[subprocess.Popen[bytes]] = []
+    asked = questions or Questions()
 
     def ask(host: str) -> Answer:
-        script = _script(plan, paths, () if hosts[host] else ways).encode()
+        # On this host ranks of the run are seen without a question, and its launcher may be there.
+        script = _script(plan, "" if hosts[host] else str(folder.absolute()), paths, () if hosts[host] else ways)
         command = ["sh"] if hosts[host] else [*ssh_command(plan, _CONNECT_SECONDS), *_SSH_OPTIONS, "--", host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        asked.append(process)
+        asked.add(process)
         try:
-            return _answer(*_said(process, script), paths)
+            return _answer(*_said(process, script.encode()), paths)
         finally:
             _kill(process)
             with contextlib.suppress(OSError), process:
@@ -113,8 +147,7 @@ def ask_hosts(plan: Plan, hosts: Mapping[str, bool], paths: Sequence[Path], own:
         except BaseException:
             # A signal to this process: nobody waits for answers any more.
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in asked:
-                _kill(process)
+            asked.end()
             raise
 
 
@@ -164,8 +197,12 @@ def _canonical(host: str) -> str:
     return host
 
 
-def _script(plan: Plan, paths: Sequence[Path], ways: Sequence[str]) -> str:
-    """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell."""
+def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str]) -> str:
+    """For a POSIX shell, which reads it from its input: what is in it needs no quotes for any login shell.
+
+    Args:
+        folder: of the run whose ranks are looked for; empty for none.
+    """
     container = plan.start.container
     program = "apptainer" if container else plan.start.python or sys.executable
     lines = [f"echo {_MARK}reached"]
@@ -179,7 +216,8 @@ def _script(plan: Plan, paths: Sequence[Path], ways: Sequence[str]) -> str:
     if container is None:
         if python_path := os.environ.get("PYTHONPATH"):
             lines += [f"PYTHONPATH={shlex.quote(python_path)}; export PYTHONPATH"]
-        lines += [f"exec {shlex.quote(program)} -P -c {shlex.quote(_PROGRAM)} {shlex.join(ways)} < /dev/null"]
+        words = shlex.join([program, "-P", "-c", _PROGRAM, folder, *ways])
+        lines += [f"exec {words} < /dev/null"]
     return "\n".join([*lines, ""])
 
 
@@ -218,4 +256,5 @@ def _answer(output: str, errors: str, paths: Sequence[Path]) -> Answer:
         versions=told.get("versions", {}),
         interfaces=tuple(interfaces) if "interfaces" in told else None,
         cut_off=bool(told.get("cut_off")),
+        busy=tuple(told.get("busy", ())),
     )

@@ -128,17 +128,19 @@ class Execution:
             raise HpctrainError(error.message, error.hint, exit_code=RESUMABLE) from error
         try:
             self._record_begin(attempt)
-            failure = launch_attempt(
-                plan,
-                self.directory,
-                attempt,
-                self.machine,
-                launcher,
-                show=show,
-                line=self.audience.line,
-                notice=self.audience.notice,
-                interrupts=self.interrupts,
-            )
+            with supervisor.watching(plan, launcher) as leave:
+                failure = launch_attempt(
+                    plan,
+                    self.directory,
+                    attempt,
+                    self.machine,
+                    launcher,
+                    show=show,
+                    line=self.audience.line,
+                    notice=self.audience.notice,
+                    interrupts=self.interrupts,
+                    leave=leave,
+                )
         except HpctrainError as error:
             self._record_error(plan, attempt, error, error.exit_code)
             raise
@@ -159,8 +161,10 @@ class Execution:
                 self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
 
     def _begin_again(self, restart: Restart, failure: Failure) -> None:
-        with EventWriter(self.directory.events) as events:
-            events.emit(FaultEvent(**failure.cause))
+        # Ranks that left for other hosts have said so.
+        if not failure.stopped:
+            with EventWriter(self.directory.events) as events:
+                events.emit(FaultEvent(**failure.cause))
         self.directory.begin_attempt(restart.plan)
 
     def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:

@@ -21,9 +21,11 @@ from hpctrain.files.disk import temporary_folder
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.launcher_choice import in_allocation
 from hpctrain.launch.networks import CHOICES, Networks, choose_networks, require_interface
-from hpctrain.run.plan import Plan
-from hpctrain.supervision.answering import other_agent
-from hpctrain.supervision.asking import Answer, addresses_of, ask_hosts, is_here, is_misled
+from hpctrain.launch.resume import plan_without
+from hpctrain.planning.machine import Machine
+from hpctrain.run.plan import Plan, Slots
+from hpctrain.supervision.answering import other_agent, silent_hosts
+from hpctrain.supervision.asking import Answer, Questions, addresses_of, ask_hosts, is_here, is_misled
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
@@ -42,6 +44,26 @@ class _Fault:
     text: str
     hint: str
     exit_code: int = 2
+
+
+class HostsAbsentError(HpctrainError):
+    """Some hosts do not answer, or cannot be connected to, and those that do have no fault.
+
+    Attributes:
+        hosts: that do not answer.
+    """
+
+    def __init__(self, message: str, hint: str, hosts: tuple[str, ...]) -> None:
+        super().__init__(message, hint, exit_code=1)
+        self.hosts = hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What the hosts of a plan said, and what keeps ranks from starting on some of them."""
+
+    answers: Mapping[str, Answer]
+    faults: Mapping[str, _Fault]
 
 
 def ready_hosts(
@@ -65,13 +87,95 @@ def ready_hosts(
 
     Raises:
         HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
-            this hpctrain, or have no network for the ranks; and what mends it. Exit code 1 for those that do not
-            answer, else 2.
+            this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
+            for what may pass, and then as :class:`HostsAbsentError`; else 2.
     """
-    if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
+    look = _look(plan, launcher, folder, environment)
+    if look is None:
         return plan
-    if any(environment.get(name) for name in _OTHER_SCHEDULERS):
-        return plan
+    _require_no_fault(look.faults)
+    for warning in _differences(look.answers):
+        notice(f"warning: {warning}")
+    networks = _networks(plan, look.answers, environment)
+    if networks.note:
+        notice(networks.note)
+    return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
+
+
+def ready_or_fewer(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    machine: Machine,
+    *,
+    notice: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """As :func:`ready_hosts`, where an elastic plan goes without hosts that do not answer.
+
+    Raises:
+        HpctrainError: as of :func:`ready_hosts`, or those that answer are too few.
+    """
+    while True:
+        try:
+            return ready_hosts(plan, launcher, folder, notice=notice, environment=environment)
+        except HostsAbsentError as error:
+            if not plan.elastic:
+                raise
+            plan, warnings = plan_without(plan, error.hosts, machine)
+            hosts = fold_hosts([host.host for host in plan.hosts])
+            notice(f"warning: {error.message}; it goes on without, with {plan.ranks} ranks on {hosts}")
+            for warning in warnings:
+                notice(f"warning: {warning}")
+
+
+def joinable_hosts(
+    plan: Plan,
+    names: Sequence[str],
+    launcher: Launcher,
+    folder: Path,
+    machine: Machine,
+    questions: Questions,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The hosts on which ranks of a plan can start, and what keeps them from it on others that answer.
+
+    In a Slurm job srun asks them. Where another program than ssh starts the ranks, nobody knows.
+
+    Args:
+        plan: of the run.
+        names: hosts that it does not have.
+        launcher, folder, environment: as of :func:`ready_hosts`.
+        machine: this one.
+        questions: can be ended from another thread.
+
+    Raises:
+        HpctrainError: a host's name is this one's, or no folder can be made for what is asked.
+    """
+    asked = plan.model_copy(update={"hosts": tuple(Slots(host=name, slots=1) for name in names)})
+    if in_allocation(environment):
+        silent = silent_hosts(asked, launcher, machine, environment, lost=names)
+        return tuple(name for name in names if name not in silent), {}
+    if not _answerable(plan, launcher, environment):
+        return (), {}
+    look = _look(asked, launcher, folder, environment, questions)
+    if look is None:
+        # This host.
+        return tuple(names), {}
+    wrong = {host: fault.text for host, fault in look.faults.items() if look.answers[host].reached}
+    return tuple(name for name in names if name not in look.faults), wrong
+
+
+def _look(
+    plan: Plan,
+    launcher: Launcher | None,
+    folder: Path,
+    environment: Mapping[str, str],
+    questions: Questions | None = None,
+) -> _Look | None:
+    """Ask the hosts of a plan; None where nobody is asked."""
+    if not _answerable(plan, launcher, environment):
+        return None
     addresses = addresses_of([host.host for host in plan.hosts])
     interfaces = list(read_interfaces())
     own = {address for one in interfaces for address in one.addresses}
@@ -83,18 +187,21 @@ def ready_hosts(
             f"give {names} an address of its own in /etc/hosts; `getent hosts {misled[0]}` shows it",
         )
     if all(here.values()) or shutil.which("ssh") is None:
-        return plan
+        return None
     elsewhere = "name a folder that all hosts share with --run-dir"
     with temporary_folder(".hpctrain-hosts-", existing(folder), elsewhere) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
-        answers = ask_hosts(plan, here, paths, () if _has_ports(plan, environment) else own_addresses(interfaces))
-    _require_no_fault(plan, answers, folder, paths)
-    for warning in _differences(answers):
-        notice(f"warning: {warning}")
-    networks = _networks(plan, answers, environment)
-    if networks.note:
-        notice(networks.note)
-    return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
+        ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
+        answers = ask_hosts(plan, here, folder, paths, ways, questions)
+    faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}
+    return _Look(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
+
+
+def _answerable(plan: Plan, launcher: Launcher | None, environment: Mapping[str, str]) -> bool:
+    """Whether the hosts of a plan are reached by ssh, and can be asked."""
+    if not isinstance(launcher, MpiInstallation) or in_allocation(environment) or other_agent(plan, environment):
+        return False
+    return not any(environment.get(name) for name in _OTHER_SCHEDULERS)
 
 
 def existing(folder: Path) -> Path:
@@ -105,16 +212,17 @@ def existing(folder: Path) -> Path:
     return found
 
 
-def _require_no_fault(plan: Plan, answers: Mapping[str, Answer], folder: Path, paths: Sequence[Path]) -> None:
+def _require_no_fault(faults: Mapping[str, _Fault]) -> None:
     hosts: dict[_Fault, list[str]] = {}
-    for host, answer in answers.items():
-        if fault := _fault(plan, host, answer, folder, paths):
-            hosts.setdefault(fault, []).append(host)
+    for host, fault in faults.items():
+        hosts.setdefault(fault, []).append(host)
     if not hosts:
         return
-    texts = [f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items()]
-    hints = dict.fromkeys(fault.hint for fault in hosts)
-    raise HpctrainError("\n".join(texts), "\n  ".join(hints), exit_code=max(fault.exit_code for fault in hosts))
+    texts = "\n".join(f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items())
+    hints = "\n  ".join(dict.fromkeys(fault.hint for fault in hosts))
+    if all(fault.exit_code == 1 for fault in hosts):
+        raise HostsAbsentError(texts, hints, tuple(faults))
+    raise HpctrainError(texts, hints)
 
 
 def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:
@@ -146,6 +254,13 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
             text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets through ssh alone",
             hint="open all ports for the hosts among each other; for a range of them, mpirun has "
             "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
+            exit_code=1,
+        )
+    if answer.busy:
+        numbers = " ".join(map(str, answer.busy))
+        return _Fault(
+            text=f"still has ranks of this run, from before: process {numbers}",
+            hint=f"they end by themselves once they miss the others; at once by: ssh {host} kill -KILL {numbers}",
             exit_code=1,
         )
     return None

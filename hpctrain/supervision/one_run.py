@@ -17,7 +17,7 @@ from hpctrain.planning.planner import make_plan, oversubscription, require_proce
 from hpctrain.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.run.stopping import RESUMABLE
-from hpctrain.supervision.hosts_ready import ready_hosts
+from hpctrain.supervision.hosts_ready import ready_or_fewer
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.request import Output, ReadyRun, RunRequest
 from hpctrain.supervision.start import available_launcher, require_packages
@@ -135,7 +135,8 @@ def _go_on(
 def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
-        return replace(run, plan=ready_hosts(run.plan, run.launcher, folder, notice=output.notice))
+        plan = ready_or_fewer(run.plan, run.launcher, folder, run.machine, notice=output.notice)
+        return replace(run, plan=plan)
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:
             # The hosts were there before, and may come back.

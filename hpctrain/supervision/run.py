@@ -49,6 +49,7 @@ def launch(
     resumable: bool = False,
     fault_tolerant: bool = False,
     interrupts: Interrupts | None = None,
+    leave: Callable[[], str | None] = lambda: None,
     show: Callable[[Event], None],
     line: Callable[[str], None],
     notice: Callable[[str], None] = lambda text: None,
@@ -66,6 +67,7 @@ def launch(
         resumable: the run can be resumed though no rank shows that it can stop.
         fault_tolerant: the ranks go on without one that died, and say so in its record.
         interrupts: where signals are collected already; by default here.
+        leave: says why the ranks are to save their state and leave; None while they are not.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
         notice: gets what the user has to know of a stop.
@@ -81,13 +83,14 @@ def launch(
             follower = Follower(directory, show, line)
             events.emit(start)
         job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant)
-        return _run(job, follower, collected, stop, stoppable=stoppable, resumable=resumable, notice=notice)
+        return _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 
 
 def _run(
     job: RunningJob,
     follower: Follower,
     interrupts: Interrupts,
+    leave: Callable[[], str | None],
     stop: Stop,
     *,
     stoppable: bool,
@@ -97,11 +100,13 @@ def _run(
     waits = False
     ended: int | None = None
     try:
-        cut = job.wait(follower, lambda: bool(interrupts.received))
+        cut = job.wait(follower, lambda: bool(interrupts.received or leave()))
         ended = job.process.poll()
         if cut:
-            waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
-            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
+            received = next(iter(interrupts.received), None)
+            waits = stoppable or received in interrupts.asking or job.listens()
+            reason = received.name if received else leave() or ""
+            if waits and _ask(job.directory, reason, stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
     finally:
@@ -130,15 +135,15 @@ def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
     return replace(failure, message=message, stopped=False)
 
 
-def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
+def _ask(directory: RunDirectory, reason: str, seconds: float, notice: Callable[[str], None]) -> bool:
     """Ask the ranks to stop; whether that could be done."""
     try:
-        directory.stop.write_text(f"{by.name}\n")
+        directory.stop.write_text(f"{reason}\n")
     except OSError as error:
-        notice(f"{by.name}: cannot write {directory.stop}: {error.strerror}; every process is ended")
+        notice(f"{reason}: cannot write {directory.stop}: {error.strerror}; every process is ended")
         return False
     notice(
-        f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
+        f"{reason}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
         "another SIGINT or SIGTERM ends them at once"
     )
     return True

@@ -22,7 +22,7 @@ from hpctrain.launch.launcher_choice import (
     require_image,
     told_of_slurm,
 )
-from hpctrain.launch.lost_hosts import host_timeout
+from hpctrain.launch.lost_hosts import host_interval, host_timeout
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.run.directory import RunDirectory
@@ -51,6 +51,9 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
         return None
     launcher = first_launcher(plan)
     require_mitigation(plan, launcher)
+    # Before anything is started.
+    host_timeout()
+    host_interval()
     # What another interpreter has cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:
@@ -187,6 +190,7 @@ def launch_attempt(
     line: Callable[[str], None] = lambda text: None,
     notice: Callable[[str], None] = lambda text: None,
     interrupts: Interrupts | None = None,
+    leave: Callable[[], str | None] = lambda: None,
 ) -> Failure | None:
     """Run the plan that a directory already holds, from where the attempt begins.
 
@@ -194,6 +198,7 @@ def launch_attempt(
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
         notice: gets what the user has to know of a stop.
         interrupts: where signals are collected already.
+        leave: says why the ranks are to save their state and leave; None while they are not.
 
     The rest is as of :func:`launch_plan`.
     """
@@ -210,6 +215,7 @@ def launch_attempt(
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
         interrupts=interrupts,
+        leave=leave,
         show=show,
         line=line,
         notice=notice,

@@ -1,9 +1,10 @@
-"""Restarts a run that failed, from its newest checkpoint, on the hosts that still answer."""
+"""Starts a run again that failed, or that is to go on with other hosts, from its newest checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpctrain.cluster.host_list import fold_hosts
@@ -11,14 +12,17 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
 from hpctrain.launch.changes import changes_since, take_back_command
 from hpctrain.launch.command import Launcher
-from hpctrain.launch.resume import plan_without
+from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.launch.resume import plan_on, plan_without
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import StartEvent, StepEvent
+from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StartEvent, StepEvent
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.answering import silent_hosts
 from hpctrain.supervision.failure import Failure
+from hpctrain.supervision.host_watch import HostWatch
+from hpctrain.supervision.hosts_ready import ready_or_fewer
 from hpctrain.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.supervision.start import available_launcher
 
@@ -34,10 +38,10 @@ class Restart:
 
 
 class Supervisor:
-    """Decides what follows each failure of a run.
+    """Decides what follows each attempt of a run that is not done.
 
     Args:
-        plan: of the first attempt; later ones can have fewer of its hosts.
+        plan: of the first attempt; later ones can have fewer of its hosts, and in an elastic run others.
         attempt: the first one.
         directory: of the run.
         machine: this one.
@@ -56,9 +60,29 @@ class Supervisor:
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
         self._stepped = False
         self._begin = time.monotonic()
+        # Of the attempt that runs, or ran last.
+        self._now = plan
+        self._watch: HostWatch | None = None
+        # The hosts that it is to go on with, once it has saved its state.
+        self._wanted: dict[str, int] | None = None
+        self._refused: list[dict[str, int]] = []
+
+    @contextlib.contextmanager
+    def watching(self, plan: Plan, launcher: Launcher | None) -> Iterator[Callable[[], str | None]]:
+        """A context manager for an attempt: its function says why the ranks are to save their state and leave."""
+        self._now, self._wanted, self._watch = plan, None, None
+        if not plan.elastic or launcher is None:
+            yield lambda: None
+            return
+        with HostWatch(plan, launcher, self._directory, self._machine, self._notice) as self._watch:
+            yield lambda: _change(plan, self._wanted) if self._wanted else None
 
     def see(self, event: Event) -> None:
         """Record the progress of an attempt."""
+        if isinstance(event, RecoveredFaultEvent) and self._watch:
+            self._watch.lost(event)
+        elif isinstance(event, CheckpointEvent) and self._watch and self._watch.wanted not in (None, *self._refused):
+            self._wanted = self._watch.wanted
         if isinstance(event, StartEvent):
             self._stepped = self._plan.script is not None
             self._begin = time.monotonic()
@@ -67,13 +91,15 @@ class Supervisor:
             self._step = max(self._step, event.iteration)
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
-        """What follows an attempt that failed without an interrupt: a restart, or the failure that ends the run."""
+        """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
         try:
             further = attempt_from_here(self._directory, run_events(self._directory))
         except HpctrainError as error:
             message = f"{failure.message}; the run cannot be resumed: {error.message}"
             return replace(failure, message=message, hint=error.hint, exit_code=1)
         try:
+            if further and failure.stopped and self._wanted:
+                return self._on_other_hosts(further, launcher, self._wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
         except HpctrainError as error:
@@ -102,9 +128,12 @@ class Supervisor:
         number = next_restart(failure, before, self._before, stepped=self._stepped, idle=idle, limit=limit)
         if number is None:
             return None
-        silent = silent_hosts(self._plan, launcher, self._machine, lost=failure.lost_hosts)
+        whole = self._whole_plan()
+        silent = silent_hosts(whole, launcher, self._machine, lost=failure.lost_hosts)
         # A host that was lost and answers gets one more chance.
-        plan, warnings = plan_without(self._plan, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
+        plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
+        if plan.elastic:
+            plan = ready_or_fewer(plan, launcher, self._directory.path, self._machine, notice=self._notice)
         restart = Restart(
             plan=plan,
             attempt=replace(further, restart=number),
@@ -116,6 +145,30 @@ class Supervisor:
             self._notice(f"warning: {warning}")
         return restart
 
+    def _whole_plan(self) -> Plan:
+        """The plan on all hosts that are known to be fit for it, whether they answer or not."""
+        if not self._plan.elastic:
+            return self._plan
+        fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
+        now = [host.host for host in self._now.hosts]
+        return plan_on(self._plan, chosen_hosts(self._plan, given_hosts(self._plan), fit, now), self._machine)[0]
+
+    def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
+        """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
+        try:
+            plan, warnings = plan_on(self._plan, wanted, self._machine)
+            plan = ready_or_fewer(plan, launcher, self._directory.path, self._machine, notice=self._notice)
+        except HpctrainError as error:
+            self._refused.append(wanted)
+            self._notice(f"warning: {_change(self._now, wanted)} is not possible: {error.message}")
+            plan, warnings = self._now, ()
+        hosts = fold_hosts([host.host for host in plan.hosts])
+        numbers = f"{self._now.ranks} ranks until now, {plan.ranks} from now on"
+        self._notice(f"going on from step {further.iteration} on {hosts}: {numbers}")
+        for warning in warnings:
+            self._notice(f"warning: {warning}")
+        return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=0.0)
+
     def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
@@ -125,3 +178,12 @@ class Supervisor:
             f"{failure.message}{unanswered}; {again} with {restart.plan.ranks} of {self._plan.ranks} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )
+
+
+def _change(now: Plan, wanted: Mapping[str, int]) -> str:
+    """What other hosts are to be, in words."""
+    names = {host.host for host in now.hosts}
+    joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
+    moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
+    parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]
+    return " and ".join(parts) or "ranks are started again where some were lost"

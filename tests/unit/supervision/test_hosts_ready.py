@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from hpctrain.planning.machine import Machine
 from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.supervision import asking, hosts_ready
 from hpctrain.supervision.asking import Answer
-from hpctrain.supervision.hosts_ready import ready_hosts
+from hpctrain.supervision.hosts_ready import joinable_hosts, ready_hosts
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
 # n2 does what it is told, in a folder of its own; the shell of n3 greets; n4 hangs, n5 has no shell.
@@ -137,7 +139,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, object]) -> No
         good = Answer(reached=True, program=True, version=hpctrain.__version__, interfaces=(eth, docker))
         return dataclasses.replace(good, **changes.get(name, {}))  # type: ignore[arg-type]
 
-    def ask(plan: Plan, hosts: dict[str, bool], paths: list[Path], own: list[str]) -> dict[str, Answer]:
+    def ask(plan: Plan, hosts: dict[str, bool], *_: object) -> dict[str, Answer]:
         return {host: answer(number, host) for number, host in enumerate(hosts, 1)}
 
     monkeypatch.setattr(hosts_ready, "ask_hosts", ask)
@@ -183,9 +185,11 @@ def test_a_way_back_is_asked_for_unless_mpirun_has_ports_of_its_own(
     answers(monkeypatch, n2={"cut_off": True})
     ask = hosts_ready.ask_hosts
 
-    def noting(plan: Plan, hosts: dict[str, bool], paths: list[Path], own: list[str]) -> dict[str, Answer]:
+    def noting(
+        plan: Plan, hosts: dict[str, bool], folder: Path, paths: list[Path], own: list[str], *_: object
+    ) -> object:
         tried.append(own)
-        return ask(plan, hosts, paths, own)
+        return ask(plan, hosts, folder, paths, own)
 
     monkeypatch.setattr(hosts_ready, "ask_hosts", noting)
     monkeypatch.setattr(hosts_ready, "own_addresses", lambda interfaces: ("10.0.0.1", "10.1.0.1"))
@@ -201,6 +205,51 @@ def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.Monk
     made, _ = ready(plan("n1", "n2"), NCCL_SOCKET_IFNAME="ib0")
     assert "NCCL_SOCKET_IFNAME" not in made.environment
     assert made.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+
+
+def joinable(names: list[str], **variables: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    environment = {"PATH": os.environ["PATH"], **variables}
+    questions, machine = asking.Questions(), Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
+    return joinable_hosts(plan("n1", "n2"), names, MPIRUN, Path("run"), machine, questions, environment)
+
+
+def test_hosts_that_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, n3={"reached": False}, n4={"program": False})
+    found, wrong = joinable(["n2", "n3", "n4"])
+    assert found == ("n2",)
+    # One that is silent may only be off.
+    assert list(wrong) == ["n4"]
+
+
+def test_in_a_slurm_job_srun_asks(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\ncase "$*" in *nodelist=n3*) exit 1 ;; esac\n')
+    srun.chmod(0o700)
+    assert joinable(["n2", "n3"], SLURM_JOB_ID="17") == (("n2",), {})
+
+
+def test_nobody_joins_who_cannot_be_asked() -> None:
+    assert joinable(["n2"], PBS_JOBID="17") == ((), {})
+    assert asked() == []
+
+
+def test_a_host_with_ranks_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, n2={"busy": (17, 18)})
+    with pytest.raises(HpctrainError, match="n2 still has ranks of this run, from before: process 17 18") as raised:
+        ready(plan("n1", "n2"))
+    assert raised.value.exit_code == 1
+
+
+def test_ranks_are_seen_there(tmp_path: Path) -> None:
+    """n2 is this host, where a process trains the run."""
+    command = (sys.executable, "-c", "import sys; sys.stdin.read()", "hpctrain.train", str(tmp_path / "run"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as rank:
+        try:
+            with pytest.raises(HpctrainError, match=f"n2 still has ranks of this run, .*: process {rank.pid}\n"):
+                ready(plan("n1", "n2"))
+        finally:
+            rank.kill()
+    assert ready(plan("n1", "n2"))[1] == []
 
 
 @pytest.mark.parametrize("variable", ["PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"])

@@ -1,0 +1,62 @@
+"""Which hosts an elastic run is to have: those that it was given, as they are now, and that can be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+
+from hpctrain.cluster.host_list import expand_hosts, expand_slots
+from hpctrain.cluster.hostfile import read_hostfile
+from hpctrain.run.plan import Plan
+
+_ALLOCATED = "SLURM_JOB_NODELIST"
+
+
+def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """The hosts that a run may have now, with the ranks that each has room for, in the order in which they are named.
+
+    A hostfile may have changed since the run began. Hosts of which nobody says how many ranks they have room for have
+    room for as many as the plan's largest has.
+
+    Args:
+        plan: of the run.
+        environment: this process's.
+
+    Raises:
+        HpctrainError: the hostfile cannot be read.
+    """
+    options = plan.host_options
+    if options.hosts is not None:
+        hosts = expand_slots(options.hosts, "--hosts")
+    elif options.hostfile is not None:
+        hosts = read_hostfile(options.hostfile)
+    elif allocated := environment.get(_ALLOCATED):
+        hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
+    else:
+        hosts = {host.host: host.slots for host in plan.hosts}
+    # As where hosts are arranged: those without slots beside others that have some have one.
+    others = 1 if any(hosts.values()) else max(host.slots for host in plan.hosts)
+    return {name: slots or others for name, slots in hosts.items()}
+
+
+def chosen_hosts(plan: Plan, given: Mapping[str, int], usable: Collection[str], now: Collection[str]) -> dict[str, int]:
+    """The hosts that the run is to have, with the ranks of each, in the order given: those that it has stay.
+
+    Args:
+        plan: of the run.
+        given: of :func:`given_hosts`.
+        usable: those that can be started on, also of those that it has.
+        now: those that it has.
+    """
+    assert plan.recipe is not None
+    named = [name for name in given if name in usable]
+    order = sorted(named, key=lambda name: name not in now)[: plan.host_options.nodes]
+    most = plan.recipe.fault_tolerance.max_ranks
+    if most is None and plan.host_options.hostfile is None:
+        # A list of hosts says how many there are to be, and -np how many ranks; a hostfile can grow.
+        most = max(plan.begun_ranks or plan.ranks, len(order))
+    chosen: dict[str, int] = {}
+    for name in order:
+        if room := min(given[name], most - sum(chosen.values())) if most else given[name]:
+            chosen[name] = room
+    return {name: chosen[name] for name in given if name in chosen}

@@ -1,0 +1,113 @@
+"""Watches, while an elastic run trains, for hosts that it could have as well, and for those that it is to leave."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.command import Launcher
+from hpctrain.launch.lost_hosts import host_interval
+from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.planning.machine import Machine
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events.kinds import RecoveredFaultEvent
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.asking import Questions
+from hpctrain.supervision.hosts_ready import joinable_hosts
+
+
+class HostWatch:
+    """Looks at hosts in a thread of its own while an attempt runs; a context manager.
+
+    Args:
+        plan: of the attempt.
+        launcher: starts its ranks.
+        directory: of the run.
+        machine: this one.
+        notice: gets, once each, what keeps a host that answers from joining.
+        environment: this process's.
+
+    Attributes:
+        wanted: the hosts with their ranks that the run is to have, where they are others than it has now; else None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        directory: RunDirectory,
+        machine: Machine,
+        notice: Callable[[str], None],
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._plan = plan
+        self._launcher = launcher
+        self._directory = directory
+        self._machine = machine
+        self._notice = notice
+        self._environment = environment
+        self._seconds = host_interval(environment)
+        # The ranks of each host that are alive.
+        self._now = {host.host: host.slots for host in plan.hosts}
+        self._told: set[str] = set()
+        self._questions = Questions()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_again, name="hpctrain-host-watch", daemon=True)
+        self.wanted: dict[str, int] | None = None
+
+    def lost(self, event: RecoveredFaultEvent) -> None:
+        """Count a rank that the others went on without."""
+        if event.host in self._now:
+            self._now[event.host] -= 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        # Nobody waits for a host that is silent.
+        self._questions.end()
+        self._thread.join()
+
+    def _look_again(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                self._look()
+            except HpctrainError as error:
+                self._tell(f"hosts that could join are not seen: {error.message}")
+
+    def _look(self) -> None:
+        given = given_hosts(self._plan, self._environment)
+        now = {host: ranks for host, ranks in self._now.items() if ranks}
+        others = [host for host in given if host not in now]
+        joining: tuple[str, ...] = ()
+        if others:
+            joining, wrong = joinable_hosts(
+                self._plan,
+                others,
+                self._launcher,
+                self._directory.path,
+                self._machine,
+                self._questions,
+                self._environment,
+            )
+            for host, fault in wrong.items():
+                self._tell(f"{host} cannot join: it {fault}")
+        chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
+        same = chosen.keys() == now.keys() and sum(chosen.values()) == sum(now.values())
+        assert self._plan.recipe is not None
+        enough = sum(chosen.values()) >= self._plan.recipe.fault_tolerance.min_ranks
+        if not self._ended.is_set():
+            self.wanted = chosen if enough and not same else None
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told and not self._ended.is_set():
+            self._told.add(text)
+            self._notice(f"warning: {text}")

@@ -1,0 +1,251 @@
+"""An elastic run and its hosts. A script stands in for Open MPI's mpirun with its ranks, and one for ssh."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import needs
+import psutil
+import pytest
+
+from hpctrain.cli.main import main
+from hpctrain.launch.command import TRAIN
+from hpctrain.run.events import read_events
+from hpctrain.supervision import asking, host_watch, supervisor
+
+pytestmark = needs.pytorch
+
+# Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
+# that host, "shrink HOST" goes on without the rank of one, and a last one is done.
+MPIRUN = f"""#!{sys.executable}
+import json, sys, time
+from pathlib import Path
+
+if sys.argv[1] == "--version":
+    sys.exit(print("mpirun (Open MPI) 5.0.11"))
+run, ranks = Path(sys.argv[-1]), int(sys.argv[sys.argv.index("-np") + 1])
+todo = Path("todo").read_text().splitlines()
+Path("todo").write_text("\\n".join(todo[1:]))
+what, *host = todo[0].split() if todo else ["done"]
+
+def emit(kind, **values):
+    with open(run / "events.jsonl", "a") as events:
+        print(json.dumps(dict(time=time.time(), event=kind, **values)), file=events)
+
+def record(status, ranks):
+    for rank in ranks:
+        record = dict(rank=rank, host="n1", pid=1, started=1.0, status=status)
+        (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
+
+if what == "lose":
+    print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", *host)
+    sys.exit()
+left = list(range(ranks))
+if what == "wait":
+    # Until the silent host is being asked.
+    while not Path("asked").exists():
+        time.sleep(0.05)
+if what == "shrink":
+    lost = dict(rank=1, host=host[0], message="rank 1 died", iteration=1, recovery_seconds=0.1)
+    emit("fault", samples_affected=0, ranks=ranks - 1, **lost)
+    record("lost", [left.pop(1)])
+record("running", left)
+number = 0
+while what in ("save", "shrink") and not (run / "stop").exists():
+    number += 1
+    emit("checkpoint", iteration=number)
+    time.sleep(0.05)
+    if number > 200:
+        sys.exit("it was never told to stop")
+if what in ("save", "shrink"):
+    emit("stopped", iteration=number, reason=(run / "stop").read_text().strip())
+record("resumable" if what in ("save", "shrink") else "done", left)
+"""
+# Who is named in "off" does not answer; the others do what they are asked.
+SSH = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+if [ -e "silent-$1" ] && [ -e run ]; then touch asked; exec sleep 600; fi
+if grep -qw "$1" off; then exit 255; fi
+if [ -e "answer-$1" ]; then exec cat "answer-$1"; fi
+exec "$2"
+"""
+ELASTIC = ["--backend", "mpi", "--run-dir", "run", "--set", "fault_tolerance=elastic"]
+
+
+@pytest.fixture(autouse=True)
+def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bin").mkdir()
+    for name, script in {"mpirun": MPIRUN, "ssh": SSH, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("HPCTRAIN_HOST_INTERVAL", "1")
+    monkeypatch.setattr("hpctrain.supervision.start.require", lambda framework: None)
+    monkeypatch.setattr("hpctrain.supervision.supervisor.wait_seconds", lambda number: 0.0)
+    # All hosts are this one, where the launcher is always found.
+    monkeypatch.setattr(asking, "_PROGRAM", asking._PROGRAM.replace(TRAIN, "elsewhere"))
+    # No checkpoint of the script is one.
+    monkeypatch.setattr("hpctrain.launch.attempts._require_none_written", lambda *_: None)
+    Path("off").touch()
+    Path("hosts.txt").write_text("n1\nn2\nn3\n")
+
+
+def events(*kinds: str) -> list[Any]:
+    return [event for event in read_events(Path("run/events.jsonl")) if event.event in kinds]
+
+
+def starts() -> list[list[str]]:
+    return [list(event.hosts) for event in events("start")]
+
+
+def todo(*lines: str) -> None:
+    Path("todo").write_text("\n".join(lines))
+
+
+def run(*options: str) -> int:
+    return main(["run", "digits", *ELASTIC, *options])
+
+
+def hosts_change(monkeypatch: pytest.MonkeyPatch, *changes: object) -> None:
+    """Before each look at the hosts the next of the changes is made."""
+    left = list(changes)
+    given_hosts = host_watch.given_hosts
+
+    def look(*arguments: Any) -> dict[str, int]:
+        if left:
+            left.pop(0)()  # type: ignore[operator]
+        return given_hosts(*arguments)
+
+    monkeypatch.setattr(host_watch, "given_hosts", look)
+
+
+def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("off").write_text("n3")
+    todo("save")
+    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+    assert run("--hosts", "n1,n2,n3") == 0
+    assert starts() == [["n1", "n2"], ["n1", "n2", "n3"]]
+    assert [event.reason for event in events("stopped")] == ["n3 joins"]
+    # Nothing went wrong.
+    assert events("fault") == []
+    assert [event.restart for event in events("start")] == [0, 0]
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert (plan["ranks"], plan["begun_ranks"]) == (3, None)
+    said = capsys.readouterr().err
+    assert "warning: n3 does not answer ssh" in said
+    assert "going on from step 0 on n[1-3]: 2 ranks until now, 3 from now on" in said
+
+
+def test_a_host_that_is_lost_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("lose n2", "save")
+    Path("off").write_text("n1x")
+    silent_hosts = supervisor.silent_hosts
+
+    def gone(*arguments: Any, **options: Any) -> tuple[str, ...]:
+        Path("off").write_text("n2")
+        return silent_hosts(*arguments, **options)
+
+    monkeypatch.setattr(supervisor, "silent_hosts", gone)
+    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+    assert run("--hosts", "n1:2,n2:1,n3:1") == 0
+    assert starts() == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2", "n3"]]
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
+
+
+def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    todo("save", "save")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        lambda: Path("hosts.txt").write_text("n1\nn4\n"),
+    )
+    assert run("--hostfile", "hosts.txt") == 0
+    assert [set(hosts) for hosts in starts()] == [{"n1", "n2", "n3"}, {"n1", "n2", "n3", "n4"}, {"n1", "n4"}]
+    assert [event.reason for event in events("stopped")] == ["n4 joins", "n[2-3] leave"]
+    assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 3
+    assert "going on from step 0 on n[1,4]: 4 ranks until now, 2 from now on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["fault_tolerance.max_ranks=3", "fault_tolerance.min_ranks=3"])
+def test_within_the_limits(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fourth host the largest number of ranks is exceeded, with two the smallest is not there."""
+    looks = []
+    todo("save")
+    other = "n1\nn2\nn3\nn4\n" if "max" in limit else "n1\nn2\n"
+    both = "n1\nn2\nn4\n"
+    hosts_change(
+        monkeypatch,
+        lambda: (looks.append(1), Path("hosts.txt").write_text(other)),
+        lambda: looks.append(2),
+        lambda: (looks.append(3), Path("hosts.txt").write_text(both)),
+    )
+    assert run("--hostfile", "hosts.txt", "--set", limit) == 0
+    assert looks == [1, 2, 3]
+    assert [set(hosts) for hosts in starts()] == [{"n1", "n2", "n3"}, {"n1", "n2", "n4"}]
+
+
+def test_a_rank_that_the_others_went_on_without_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("shrink n2")
+    monkeypatch.setattr("hpctrain.supervision.start.require_mitigation", lambda *_: None)
+    assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.lost_rank=shrink") == 0
+    assert starts() == [["n1", "n2", "n3"]] * 2
+    assert [event.reason for event in events("stopped")] == ["ranks are started again where some were lost"]
+
+
+def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo("save")
+    Path("answer-n4").write_text("hpctrain-answer:reached\nhpctrain-answer:sees-0\n")
+    Path("hosts.txt").write_text("n1\nn2\n")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn4\n"),
+        lambda: None,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+    )
+    assert run("--hostfile", "hosts.txt") == 0
+    assert starts() == [["n1", "n2"], ["n1", "n2", "n3"]]
+    assert capsys.readouterr().err.count("warning: n4 cannot join: it has no program") == 1
+
+
+def test_the_end_does_not_wait_for_a_silent_host() -> None:
+    """Neither does a question outlive the run."""
+    Path("off").write_text("n3")
+    Path("silent-n3").touch()
+    todo("wait")
+    assert run("--hostfile", "hosts.txt") == 0
+    assert starts() == [["n1", "n2"]]
+    assert "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]
+
+
+def test_too_few_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("off").write_text("n2\nn3")
+    assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.min_ranks=2") == 2
+    assert "without n[2-3] it has hosts for 1 ranks, and it needs 2" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_a_resume_has_the_hosts_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("lose n2")
+    assert run("--hostfile", "hosts.txt", "--restarts", "0") == 4
+    Path("hosts.txt").write_text("n1\nn3\nn4\nn5\n")
+    Path("off").write_text("n5")
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert starts() == [["n1", "n2", "n3"], ["n1", "n3", "n4"]]
+
+
+def test_an_interval_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_HOST_INTERVAL", "0")
+    assert run("--hosts", "n1,n2") == 2
+    assert "HPCTRAIN_HOST_INTERVAL='0' is not a whole number of seconds from 1 to" in capsys.readouterr().err
