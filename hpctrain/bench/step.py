@@ -12,6 +12,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -46,10 +47,10 @@ def ddp(work: Workload) -> Call:
     return _step(work, model, _sgd(model))
 
 
-def adapted(work: Workload, comm: Communicator) -> Call:
-    """``ht.distribute`` with its defaults."""
+def adapted(work: Workload, comm: Communicator, **settings: Any) -> Call:
+    """``ht.distribute``, by default with its defaults."""
     model = work.build()
-    return _step(work, *ht.distribute(model, _sgd(model), comm=comm))
+    return _step(work, *ht.distribute(model, _sgd(model), comm=comm, **settings))
 
 
 def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
@@ -74,6 +75,14 @@ def _step(work: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return step
 
 
+def _compressed(work: Workload, comm: Communicator) -> dict[str, Call]:
+    """What changes the numbers, and only what travels between hosts."""
+    return {
+        "hpctrain over mpi, fp16 sent": adapted(work, comm, compression="fp16"),
+        "hpctrain over mpi, largest 1 % sent": adapted(work, comm, compression="top_k", top_k=0.01),
+    }
+
+
 def variants(
     work: Workload, comm: Communicator, world: MPI.Intracomm, left_out: LeftOut, folder: Path
 ) -> list[TimedGroup]:
@@ -84,6 +93,7 @@ def variants(
         "ddp over gloo": ddp(work),
         "hpctrain over gloo": adapted(work, group),
         "hpctrain over mpi": adapted(work, comm),
+        **(_compressed(work, comm) if len(set(comm.allgather_object(comm.host))) > 1 else {}),
         **watched(work, comm, folder),
     }
     groups = [TimedGroup(calls=calls)]

@@ -14,6 +14,7 @@ class Capabilities:
         frameworks: those whose gradients it reduces.
         joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
         outlives_ranks: the remaining ranks can go on when one dies.
+        sends_largest: it can send the largest gradients alone to other nodes, and keep the others for the next step.
         needs_gpus: every rank needs a GPU of its own.
         needs_build: it has to be built for the MPI and the frameworks on the machine, and may be missing.
     """
@@ -21,16 +22,17 @@ class Capabilities:
     frameworks: frozenset[str] = frozenset(("torch", "keras"))
     joins_ranks: bool = True
     outlives_ranks: bool = False
+    sends_largest: bool = False
     needs_gpus: bool = False
     needs_build: bool = False
 
 
 CAPABILITIES: Mapping[str, Capabilities] = {
     "horovod": Capabilities(needs_build=True),
-    "mpi": Capabilities(outlives_ranks=True),
+    "mpi": Capabilities(outlives_ranks=True, sends_largest=True),
     "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True),
     "gloo": Capabilities(frameworks=frozenset(("torch",))),
-    # There are no remaining ranks.
-    "single": Capabilities(joins_ranks=False, outlives_ranks=True),
+    # There are no remaining ranks, and no other nodes.
+    "single": Capabilities(joins_ranks=False, outlives_ranks=True, sends_largest=True),
 }
 BACKENDS = ("auto", *CAPABILITIES)

@@ -12,8 +12,8 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,41 @@ class Work(Protocol):
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """Of each sum of a node's ranks only the largest elements travel to other nodes; the others wait for the next one.
+
+    Attributes:
+        fraction: of the elements that travel.
+        exact: how many at the end of the buffer always do.
+    """
+
+    fraction: float
+    exact: int = 0
+
+    def of(self, part: slice, length: int) -> TopK:
+        """The same for a part of a buffer of ``length`` elements."""
+        return replace(self, exact=max(0, part.stop - max(part.start, length - self.exact)))
+
+
+Wire: TypeAlias = T | TopK | None
+"""A type in which values travel, or how few of them do; None for all of them as they are."""
+
+
+def whole(wire: Wire[T]) -> T | None:
+    """The type in which all values travel, for an engine that sends all.
+
+    Raises:
+        HpctrainError: they are to be few.
+    """
+    if isinstance(wire, TopK):
+        raise HpctrainError(
+            "compression: top_k needs the backend mpi, and another one reduces the gradients",
+            "choose --backend mpi, or compression fp16, bf16 or none",
+        )
+    return wire
+
+
 class TorchEngine(Protocol):
     """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
 
@@ -70,11 +105,11 @@ class TorchEngine(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor in memory that suits this engine."""
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
 
-        ``wire`` is a narrower type in which values travel where travelling is what takes the time; what is added up
-        within a node's memory keeps its own.
+        ``wire`` is a narrower type in which values travel where travelling is what takes the time, or, for an
+        engine that can send a part of them, how few do; what is added up within a node's memory keeps its own.
         """
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -87,7 +122,9 @@ class TorchEngine(Protocol):
 class TensorFlowEngine(Protocol):
     """Reduces TensorFlow tensors, in graph mode and eagerly."""
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | TopK | None = None
+    ) -> list[tf.Tensor]:
         """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
 
         ``wire`` as of :meth:`TorchEngine.allreduce`.

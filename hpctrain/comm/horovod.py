@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.mpi import BUILD_HINT
-from hpctrain.comm.base import Work
+from hpctrain.comm.base import Wire, Work, whole
 from hpctrain.comm.leaving import leave_first
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
@@ -148,11 +148,11 @@ class HorovodTorchEngine:
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         import torch
 
-        if wire:
-            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
+        if narrow_type := whole(wire):
+            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
             return _Bfloat16Work(self._horovod, self._waited_for, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
@@ -181,10 +181,11 @@ class HorovodTensorFlowEngine:
         self._horovod = horovod
         self._wait = timeout.blocking(_WAITED_IN, REDUCTION)
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
-        sent = [_tensorflow_wire(tf.cast(tensor, wire) if _narrows(wire, tensor) else tensor) for tensor in tensors]
+        narrow = whole(wire)
+        sent = [_tensorflow_wire(tf.cast(each, narrow) if _narrows(narrow, each) else each) for each in tensors]
         # A rank is known to wait from the moment when it has all tensors until it has all means.
         with tf.control_dependencies(sent), tf.control_dependencies([_called(self._wait.__enter__)]):
             means = self._means(sent, name)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Work
+from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Wire, Work, whole
 from hpctrain.comm.crossed_store import StoreCrossings
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.rendezvous import listening_at, rendezvous
@@ -334,9 +334,9 @@ class TorchDistributedEngine:
             raise HpctrainError("backend 'gloo' reduces in the CPU's memory, not on GPUs", "choose --backend nccl")
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        if wire:
-            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+        if narrow_type := whole(wire):
+            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
             return _WideWork(self._comm, buffer, name, self._members)
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)

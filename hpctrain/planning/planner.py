@@ -176,11 +176,20 @@ def _require_backend(backend: str, plan: Plan) -> None:
             f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
             "choose --backend mpi or horovod, or --framework torch",
         )
+    if _sends_largest(plan) and not capable.sends_largest:
+        raise HpctrainError(
+            f"communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
+            "choose --backend mpi; or --set communication.compression=bf16",
+        )
     if plan.fault_tolerant and not capable.outlives_ranks:
         raise HpctrainError(
             f"fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
             "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
         )
+
+
+def _sends_largest(plan: Plan) -> bool:
+    return plan.recipe is not None and plan.recipe.communication.compression == "top_k"
 
 
 def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
@@ -193,6 +202,8 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
         return "single", f"one rank on {machine.host}"
     if plan.fault_tolerant:
         return "mpi", "fault_tolerance: shrink"
+    if _sends_largest(plan):
+        return "mpi", "communication.compression: top_k"
     return _fitting(plan, hosts, machine)
 
 

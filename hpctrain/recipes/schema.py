@@ -271,7 +271,12 @@ class Communication(Section):
     """How gradients are sent."""
 
     bucket_mb: Positive = Field(25.0, description="size of a gradient bucket in MB (10^6 bytes)")
-    compression: Literal["none", "fp16", "bf16"] = Field("none", description="type of the gradients on the wire")
+    compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
+        "none",
+        description="type of the gradients on the wire; or only the largest of each node's sum travel (backend mpi), "
+        "and the others are added to the next step's, which changes the result",
+    )
+    top_k: Annotated[float, Field(gt=0, lt=1)] = Field(0.01, description="the fraction that travels with top_k")
 
 
 class Reported(Section):
@@ -391,6 +396,11 @@ class Recipe(Section):
             raise ValueError(
                 f"schedule.peak_epoch ({self.schedule.peak_epoch:g}) is not within the run (epochs: {self.epochs}); "
                 f"for example --set schedule.peak_epoch={self.epochs / 2:g}"
+            )
+        if self.communication.compression == "top_k" and self.precision == "fp16":
+            raise ValueError(
+                "communication.compression: top_k keeps gradients for later steps, and precision: fp16 scales each "
+                "step's differently; precision: bf16 does not"
             )
         if fault := self._climbs():
             raise ValueError(f"{fault}; --set schedule.end_rate=0")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpctrain.recipes.own_keys import SectionOfKind
-from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.schema import Communication, Recipe
 
 
 def used_values(section: BaseModel) -> dict[str, Any]:
@@ -35,4 +35,6 @@ def _each(value: Any, dumped: Any) -> Any:
 def _uses(section: BaseModel, key: str) -> bool:
     if isinstance(section, SectionOfKind):
         return section.uses(key)
+    if isinstance(section, Communication) and key == "top_k":
+        return section.compression == "top_k"
     return not (isinstance(section, Recipe) and key == "images" and section.data.name == "digits")

@@ -65,6 +65,7 @@ class KerasTrainer:
             optimizer,
             comm=comm,
             compression=recipe.communication.compression,
+            top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,
         )
         reduction = reduction_of(self._optimizer)

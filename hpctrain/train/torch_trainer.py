@@ -78,6 +78,7 @@ class TorchTrainer:
             comm=comm,
             bucket_mb=recipe.communication.bucket_mb,
             compression=recipe.communication.compression,
+            top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,
         )
         self._statistics = statistics(self.model)

@@ -8,16 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hpctrain.adapters.compression import Compression, wire_of
 from hpctrain.adapters.keras.batch_norm import take_moments
 from hpctrain.adapters.keras.distribution import Distribution, distribution_of, new_distribution
 from hpctrain.adapters.keras.fitting import take_fits
 from hpctrain.adapters.keras.reducing import Reducing, ScalingAlike, put_in_front, reduction_of, synchronise
-from hpctrain.adapters.keras.reduction import WIRE, Compression, Reduction
+from hpctrain.adapters.keras.reduction import Reduction
 from hpctrain.adapters.keras.steps import take_shares, unwrap_errors
 from hpctrain.adapters.keras.variables import is_built
 from hpctrain.adapters.keras.watch import watch_updates
 from hpctrain.comm import Communicator, current
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.errors import HpctrainError
+
+_TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 def distribute(
@@ -26,6 +29,7 @@ def distribute(
     *,
     comm: Communicator | None = None,
     compression: Compression = "none",
+    top_k: float = 0.01,
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Make ``optimizer`` update with the mean gradient over all ranks.
@@ -50,18 +54,28 @@ def distribute(
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504,
             so a mean above 65504 / ranks can; bf16 rounds. The backend mpi narrows between nodes only, and adds up in
-            float32 within one; Horovod 0.28.1 carries bf16 as float32.
+            float32 within one; Horovod 0.28.1 carries bf16 as float32. With ``top_k`` (backend mpi) only the largest of
+            each node's sum travel to other nodes, and the others are added to the next step's: the result is not that
+            of one process. A resumed run begins with nothing waiting.
+        top_k: the fraction that travels with ``compression="top_k"``.
         guard_every: updates between two proofs that all ranks hold equal parameters, in a loop without ``fit``.
 
     Raises:
         HpctrainError: another Keras backend than TensorFlow, an optimizer that is not of Keras 3 or was distributed
             before, an unknown compression, or ranks with different models.
     """
-    _check(optimizer, compression, guard_every)
-    distribution = _distributed(model, comm or current())
+    _check(optimizer, guard_every)
+    comm = comm or current()
+    wire = wire_of(compression, top_k, _TYPES, comm)
+    if compression == "top_k" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise HpctrainError(
+            "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
+            "mixed_bfloat16 needs none; or choose compression 'bf16'",
+        )
+    distribution = _distributed(model, comm)
     comm = distribution.comm
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    reduction = Reduction(distribution, model, compression, guard_every, adds_rows=_is_linear(inner))
+    reduction = Reduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         put_in_front(optimizer, ScalingAlike, reduction)
     else:
@@ -92,7 +106,7 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
     return distribution
 
 
-def _check(optimizer: Any, compression: str, guard_every: int) -> None:
+def _check(optimizer: Any, guard_every: int) -> None:
     if keras.backend.backend() != "tensorflow":
         raise HpctrainError(
             f"Keras runs on {keras.backend.backend()}, and hpctrain reduces Keras gradients on TensorFlow only",
@@ -103,8 +117,6 @@ def _check(optimizer: Any, compression: str, guard_every: int) -> None:
         raise HpctrainError(f"{kind} is not an optimizer of Keras 3", "use one of keras.optimizers")
     if reduction_of(optimizer):
         raise HpctrainError(f"this {kind} was given to ht.distribute before", "make an optimizer for each model")
-    if compression not in WIRE:
-        raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, WIRE))
     if guard_every < 1:
         raise HpctrainError(f"guard_every={guard_every} must be above 0")
 

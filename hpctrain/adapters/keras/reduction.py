@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,12 +14,10 @@ from hpctrain.adapters.keras.distribution import Distribution
 from hpctrain.adapters.keras.share import check_used
 from hpctrain.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
 from hpctrain.adapters.keras.watch import check_compiler, check_fitted, check_updated
+from hpctrain.comm.base import Wire
 from hpctrain.comm.graph_errors import noting
 from hpctrain.errors import HpctrainError
 
-Compression = Literal["none", "fp16", "bf16"]
-
-WIRE = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}
 # Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
 _NUMBERS = itertools.count()
 
@@ -39,7 +37,7 @@ class Reduction:
         self,
         distribution: Distribution,
         model: keras.Model,
-        compression: Compression,
+        wire: Wire[tf.DType],
         guard_every: int,
         *,
         adds_rows: bool,
@@ -54,7 +52,7 @@ class Reduction:
         self._seen: set[tuple[int, ...]] = set()
         self._engine = comm.tensorflow()
         self._model = model
-        self._wire = WIRE[compression]
+        self._wire = wire
         self._every = guard_every
         self._guard = guard_of(comm, model, every=guard_every) if is_built(model) else None
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from hpctrain.comm.base import TorchEngine, Work
+from hpctrain.comm.base import TopK, TorchEngine, Wire, Work
 from hpctrain.errors import HpctrainError
 
 Named = tuple[str, torch.nn.Parameter]
@@ -122,7 +122,7 @@ class FlatBucket(Bucket):
 
     Args:
         flags: how many further elements to put after the gradients.
-        wire: the type in which the buffer is reduced, None for its own.
+        wire: as of :meth:`hpctrain.comm.base.TorchEngine.allreduce`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FlatBucket(Bucket):
         name: str,
         *,
         flags: int,
-        wire: torch.dtype | None,
+        wire: Wire[torch.dtype],
     ) -> None:
         super().__init__(index, engine, name)
         first = parameters[0][1]
@@ -144,8 +144,11 @@ class FlatBucket(Bucket):
         self._flat = self._reduced
         if first.is_complex():
             self._flat = torch.view_as_complex(self._reduced[:numbers].view(-1, 2))
-        narrower = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
-        self._wire = wire if narrower else None
+        self._wire: Wire[torch.dtype] = None
+        if isinstance(wire, TopK):
+            self._wire = replace(wire, exact=flags)
+        elif wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize:
+            self._wire = wire
         self.flags = self._reduced[numbers:]
         self.slots = []
         offset = 0
@@ -213,7 +216,7 @@ def make_buckets(
     *,
     name: str,
     bucket_bytes: float,
-    wire: torch.dtype | None,
+    wire: Wire[torch.dtype],
 ) -> tuple[list[Bucket], torch.Tensor]:
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 import xxhash
 
+from hpctrain.adapters.compression import Compression, wire_of
 from hpctrain.adapters.guard import Checksums, Guard, Values
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
@@ -21,18 +22,17 @@ from hpctrain.adapters.torch.sparse import sparse_parameters
 from hpctrain.adapters.torch.steps import Trained, trained, watch_steps
 from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.comm import Communicator, current
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.comm.base import Wire
+from hpctrain.errors import HpctrainError
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
-Compression = Literal["none", "fp16", "bf16"]
-
 _guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
 _OWN_STATISTICS = (
     "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
     "ht.average_statistics(model) on all ranks after each epoch, before the model evaluates or is saved"
 )
-_WIRE = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def distribute(
@@ -42,6 +42,7 @@ def distribute(
     comm: Communicator | None = None,
     bucket_mb: float = 25.0,
     compression: Compression = "none",
+    top_k: float = 0.01,
     guard_every: int = 100,
 ) -> tuple[ModelT, Optimizers]:
     """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
@@ -61,7 +62,11 @@ def distribute(
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes).
         compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
-            backend mpi only their mean, and the share of each node in it: it adds up in float32.
+            backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
+            (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
+            next step's: the result is not that of one process. Not together with a GradScaler, since what waits has the
+            scale of its step; a resumed run begins with nothing waiting.
+        top_k: the fraction that travels with ``compression="top_k"``.
         guard_every: steps between two proofs that all ranks hold equal parameters.
 
     Raises:
@@ -72,17 +77,16 @@ def distribute(
     check_model(model)
     for each in optimizers:
         check_optimizer(each)
-    if compression not in _WIRE:
-        raise HpctrainError(f"unknown compression {compression!r}", nearest(compression, _WIRE))
     if guard_every < 1 or not bucket_mb > 0:
         raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb:g} must be above 0")
     comm = comm or current()
+    wire = wire_of(compression, top_k, _TYPES, comm)
     check_same_model(comm, model)
     broadcast_model(comm, model)
     for each in optimizers:
         broadcast_optimizer(comm, each)
     synchronise_batch_norms(comm, model)
-    _take_care(comm, model, optimizers, bucket_mb=bucket_mb, compression=compression, guard_every=guard_every)
+    _take_care(comm, model, optimizers, bucket_mb=bucket_mb, wire=wire, guard_every=guard_every)
     return model, optimizer
 
 
@@ -92,7 +96,7 @@ def _take_care(
     optimizers: list[torch.optim.Optimizer],
     *,
     bucket_mb: float,
-    compression: Compression,
+    wire: Wire[torch.dtype],
     guard_every: int,
 ) -> None:
     """Reduce what no call before this one did, and look at the steps."""
@@ -104,7 +108,7 @@ def _take_care(
     record = trained.setdefault(model, Trained(comm))
     record.add(optimizers)
     if fresh:
-        wire, sparse, title = _WIRE[compression], sparse_parameters(model), type(model).__name__
+        sparse, title = sparse_parameters(model), type(model).__name__
         reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire)
         keep(reducer, model)
         record.keep(reducer)

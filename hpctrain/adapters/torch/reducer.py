@@ -23,7 +23,7 @@ from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.sparse import reduce_sparse
 from hpctrain.adapters.torch.turns import turns_of
 from hpctrain.adapters.torch.weights import batch_weights
-from hpctrain.comm.base import Communicator
+from hpctrain.comm.base import Communicator, Wire
 from hpctrain.errors import HpctrainError
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -79,7 +79,7 @@ class GradientReducer:
         parameters: names and parameters that require a gradient, in the same order on every rank.
         sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
         bucket_bytes: a bucket is closed when it holds this much.
-        wire: the type of the gradients on the wire, None for their own.
+        wire: as of :meth:`hpctrain.comm.base.TorchEngine.allreduce`.
 
     Attributes:
         timeline: of the last backward pass: seconds since its first gradient, what happened, in which bucket.
@@ -97,7 +97,7 @@ class GradientReducer:
         *,
         sparse: frozenset[str],
         bucket_bytes: float,
-        wire: torch.dtype | None,
+        wire: Wire[torch.dtype],
     ) -> None:
         self._comm = comm
         self._engine = comm.torch()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.comm.base import TopK
 from hpctrain.comm.shared.kernels import Array, add_up, blocks, convert, cut
+from hpctrain.comm.shared.largest import LargestElements
 from hpctrain.comm.shared.segments import Pause
 from hpctrain.comm.timeout import REDUCTION, Timeout
 
@@ -51,8 +53,8 @@ class Exchange:
         message_bytes: what a message carries at most; the same on all of them.
 
     Attributes:
-        sent_bytes: what this rank gave to MPI for other nodes so far, in both halves: of a slice of B bytes on N
-            nodes 2 (N - 1) / N x B, the mean over the nodes.
+        sent_bytes: what this rank gave to MPI for other nodes so far: of a slice of B bytes on N nodes in both halves
+            2 (N - 1) / N x B, the mean over the nodes; of the fraction f of float32 elements 2 (N - 1) x f x B.
     """
 
     def __init__(self, peers: MPI.Intracomm, timeout: Timeout, message_bytes: int = TCP_MESSAGE_BYTES) -> None:
@@ -61,14 +63,16 @@ class Exchange:
         self._timeout = timeout
         self.sent_bytes = 0
 
-    def prepare(self, own: Array, wire: np.dtype[Any], what: str) -> Transfer:
+    def prepare(self, own: Array, wire: np.dtype[Any] | TopK, what: str) -> Transfer:
         """A function that replaces ``own`` by its sum over the nodes, with the same bits on all of them.
 
         Args:
             own: the slice.
-            wire: the type in which it travels.
+            wire: the type in which it travels, or how few of its elements do.
             what: is reduced, for messages.
         """
+        if isinstance(wire, TopK):
+            return self._of_largest(own, wire, f"{what} between nodes")
         pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
         under_way = _Transfer(self._peers, pieces)
         what = f"{what} between nodes"
@@ -83,6 +87,20 @@ class Exchange:
             except BaseException:
                 self._timeout.abandon(under_way)
                 raise
+
+        return transfer
+
+    def _of_largest(self, own: Array, top: TopK, what: str) -> Transfer:
+        """Each node sends its message to all others: they are few and small."""
+        elements = LargestElements(own, top, self._peers.size)
+
+        def transfer(pause: Pause) -> None:
+            self.sent_bytes += len(elements.message) * (self._peers.size - 1)
+            elements.give()
+            self._timeout.finish(
+                lambda: self._peers.Iallgather(elements.message, elements.messages), what, kind=REDUCTION, pause=pause
+            )
+            elements.take()
 
         return transfer
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.comm.base import TopK
 from hpctrain.comm.shared.exchange import Exchange
 from hpctrain.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.comm.shared.nodes import Node
@@ -35,7 +36,7 @@ class Buffer:
     Attributes:
         segment, start, nbytes: where it lies.
         dtype: of its elements.
-        wire: the type in which it travels between nodes.
+        wire: the type in which it travels between nodes, or how few of its elements do.
         name: for messages; the same on every rank.
     """
 
@@ -43,7 +44,7 @@ class Buffer:
     start: int
     nbytes: int
     dtype: np.dtype[Any]
-    wire: np.dtype[Any]
+    wire: np.dtype[Any] | TopK
     name: str
 
     def __str__(self) -> str:
@@ -163,7 +164,8 @@ def mean_by_slices(
     if node.count == 1:
         step = _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
     else:
-        transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
+        wire = buffer.wire.of(lane, len(everyone[0])) if isinstance(buffer.wire, TopK) else buffer.wire
+        transfer = exchange.prepare(everyone[0][lane], wire, buffer.name) if exchange else None
         lanes_shared = node.lanes < node.comm.size
         step = _on_nodes(
             barrier,

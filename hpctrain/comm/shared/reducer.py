@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.comm.base import TopK
 from hpctrain.comm.shared.exchange import RDMA_MESSAGE_BYTES, TCP_MESSAGE_BYTES, Exchange
 from hpctrain.comm.shared.kernels import ThreadPool
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
@@ -97,7 +98,7 @@ class Reducer:
         return segment
 
     def stage(
-        self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | None = None
+        self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | TopK | None = None
     ) -> tuple[Bytes, ReductionTask]:
         """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
@@ -227,9 +228,10 @@ class ReductionTask:
         nbytes: int,
         dtype: np.dtype[Any],
         name: str,
-        wire: np.dtype[Any] | None = None,
+        wire: np.dtype[Any] | TopK | None = None,
     ) -> None:
-        wire = wire if wire is not None and wire.itemsize < dtype.itemsize else dtype
+        if wire is None or (isinstance(wire, np.dtype) and wire.itemsize >= dtype.itemsize):
+            wire = dtype
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
         # Replaced by what does it, at the first run.

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from hpctrain.comm.base import TopK, Wire
 from hpctrain.comm.graph_errors import noting, unwrapped
 from hpctrain.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.comm.shared.results import Results
@@ -30,7 +31,7 @@ class _Staging:
         tasks: the reductions, one a type.
     """
 
-    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | None) -> None:
+    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | TopK | None) -> None:
         self.views: list[Array] = list(arrays)
         self.tasks: list[ReductionTask] = []
         for dtype in sorted({array.dtype for array in arrays}, key=str):
@@ -54,8 +55,9 @@ class MpiTensorFlowEngine:
         self._results = Results()
         self._compiled: dict[Any, Any] = {}
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
-        mean = functools.partial(self._mean, name, np.dtype(wire.as_numpy_dtype) if wire else None)
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+        travelling = wire if wire is None or isinstance(wire, TopK) else np.dtype(wire.as_numpy_dtype)
+        mean = functools.partial(self._mean, name, travelling)
         means = self._in_turn(mean, list(tensors), (name, wire))
         for result, tensor in zip(means, tensors, strict=True):
             result.set_shape(tensor.shape)
@@ -106,7 +108,7 @@ class MpiTensorFlowEngine:
     def _join(self, arrays: Arrays) -> list[Array]:
         return [np.concatenate(self._control.allgather_object(array)) for array in arrays]
 
-    def _mean(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> list[Array]:
+    def _mean(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> list[Array]:
         staging = self._staged(name, wire, arrays)
         for view, array in zip(staging.views, arrays, strict=True):
             view[:] = array.reshape(-1).view(np.uint8)
@@ -116,7 +118,7 @@ class MpiTensorFlowEngine:
             task.wait()
         return self._copies(staging, arrays)
 
-    def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
+    def _staged(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> _Staging:
         key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
         if key not in self._staging:
             self._staging[key] = _Staging(self._reducer, arrays, name, wire)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from hpctrain.comm.base import Work
+from hpctrain.comm.base import TopK, Wire, Work
 from hpctrain.comm.narrowed import CopiedWork
 from hpctrain.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.errors import HpctrainError
@@ -39,16 +39,16 @@ class MpiTorchEngine:
         self._reducer = reducer
         self._submit = reducer.worker.submit
         # By name, with the very tensor: to ask one for its address, size and type takes as long as a small reduction.
-        self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, ReductionTask]] = reducer.table()
+        self._tasks: dict[str, tuple[torch.Tensor, Wire[torch.dtype], ReductionTask]] = reducer.table()
         self._staging: dict[Any, tuple[torch.Tensor, ReductionTask]] = reducer.table()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         _check_in_memory(device)
         return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
         known = self._tasks.get(name)
-        if known is not None and known[0] is buffer and known[1] is wire:
+        if known is not None and known[0] is buffer and (known[1] is wire or known[1] == wire):
             task = known[2]
             self._submit(task)
             return task
@@ -68,21 +68,21 @@ class MpiTorchEngine:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
 
-    def _reduce_other(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
+    def _reduce_other(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
         """Another buffer than the one that had this name last."""
         found = self._reducer.find(buffer.data_ptr(), buffer.nbytes)
         if not found:
             return self._reduce_copy(buffer, name, wire)
-        task = ReductionTask(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+        task = ReductionTask(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _travelling(wire))
         self._tasks[name] = (buffer, wire, task)
         self._submit(task)
         return task
 
-    def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
+    def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
         """By name and not by address: another tensor may lie there tomorrow."""
         key = (name, buffer.numel(), buffer.dtype, wire)
         if key not in self._staging:
-            own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
+            own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _travelling(wire))
             self._staging[key] = (torch.from_numpy(own).view(buffer.dtype), task)
         staging, task = self._staging[key]
         if not task.done:
@@ -90,6 +90,10 @@ class MpiTorchEngine:
         staging.copy_(buffer)
         self._submit(task)
         return CopiedWork(task, staging, buffer)
+
+
+def _travelling(wire: Wire[torch.dtype]) -> np.dtype[Any] | TopK | None:
+    return wire if isinstance(wire, TopK) else _NUMPY.get(wire)
 
 
 def _check_in_memory(device: torch.device) -> None:

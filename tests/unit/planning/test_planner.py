@@ -195,3 +195,12 @@ def test_cores_are_physical_and_within_the_affinity(monkeypatch: pytest.MonkeyPa
 def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "find_spec", lambda name: None if name == "tensorflow" else object())
     assert this_machine().frameworks == {"torch"}
+
+
+def test_the_largest_gradients_alone_need_the_engine_that_can() -> None:
+    work = load_recipe("digits", ["communication.compression=top_k"])
+    placed = make_plan(work, MACHINE, ranks=2)
+    assert (placed.backend, placed.backend_reason) == ("mpi", "communication.compression: top_k")
+    assert make_plan(work, MACHINE, ranks=1).backend == "single"
+    with pytest.raises(HpctrainError, match=r"top_k needs --backend mpi; 'gloo' sends all gradients"):
+        make_plan(work, MACHINE, ranks=2, backend="gloo")

@@ -228,6 +228,26 @@ def test_what_only_a_fault_tolerant_run_can_have(key: str) -> None:
         load_recipe("digits", [f"fault_tolerance.{key}"])
 
 
+def test_elastic_in_one_word() -> None:
+    given = ["fault_tolerance.max_ranks=8", "fault_tolerance=elastic", "fault_tolerance=shrink"]
+    tolerance = load_recipe("digits", given).fault_tolerance
+    assert (tolerance.lost_rank, tolerance.grow, tolerance.max_ranks) == ("shrink", True, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["fault_tolerance.max_ranks=4"], "max_ranks: 4 needs grow: true"),
+        (["fault_tolerance=elastic", "fault_tolerance.max_ranks=2", "fault_tolerance.min_ranks=3"], "is below min"),
+        (["communication.compression=top_k", "communication.top_k=1"], "less than 1"),
+        (["communication.compression=top_k", "precision=fp16"], "top_k keeps gradients for later steps"),
+    ],
+)
+def test_what_does_not_go_together(overrides: list[str], fault: str) -> None:
+    with pytest.raises(HpctrainError, match=fault):
+        load_recipe("digits", overrides)
+
+
 def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
     recipe = load_recipe("digits", ["epochs=1"])
     assert (recipe.epochs, recipe.schedule.warmup_epochs) == (1, 1)

@@ -1,0 +1,119 @@
+"""Trains a small network whose largest gradients alone travel between nodes; each rank is a node of its own.
+
+``python top_k.py FRAMEWORK OUT`` writes OUT-RANK.npz with the parameters after the last step. The tests import this
+file and call :func:`reference`, which is plain NumPy and PyTorch in one process: no hpctrain in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import numpy as np
+
+RANKS, STEPS, RATE, FRACTION = 3, 12, 0.1, 0.05
+SIZES = (6, 20, 3)
+
+
+def data(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng((rank, step))
+    return random.normal(size=(8, SIZES[0])), random.normal(size=(8, SIZES[-1]))
+
+
+def weights() -> list[np.ndarray]:
+    """In the order of both frameworks: kernel (inputs x outputs) and bias of each layer."""
+    random = np.random.default_rng(5)
+    shapes = [shape for inputs, outputs in itertools.pairwise(SIZES) for shape in ((inputs, outputs), (outputs,))]
+    return [random.normal(size=shape) * 0.5 for shape in shapes]
+
+
+def gradients(parameters: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """Of the mean squared error of tanh(x A + a) B + b, by hand."""
+    first, first_bias, second, second_bias = parameters
+    hidden = np.tanh(x @ first + first_bias)
+    error = 2 * (hidden @ second + second_bias - y) / y.size
+    back = error @ second.T * (1 - hidden**2)
+    return [x.T @ back, back.sum(0), hidden.T @ error, error.sum(0)]
+
+
+def reference(framework: str) -> list[np.ndarray]:
+    """What the ranks are to have: the elements of a buffer lie as each framework's adapter puts them."""
+    parameters = weights()
+    order = [3, 2, 1, 0] if framework == "torch" else [0, 1, 2, 3]
+    size = sum(each.size for each in parameters)
+    kept = np.zeros((RANKS, size))
+    for step in range(STEPS):
+        total = np.zeros(size)
+        for rank in range(RANKS):
+            found = gradients(parameters, *data(rank, step))
+            # PyTorch's weights are outputs x inputs.
+            turned = [each.T if framework == "torch" else each for each in found]
+            kept[rank] += np.concatenate([turned[index].ravel() for index in order]) / RANKS
+            chosen = np.argsort(np.abs(kept[rank]))[size - math.ceil(FRACTION * size) :]
+            total[chosen] += kept[rank, chosen]
+            kept[rank, chosen] = 0
+        for index in order:
+            part, total = np.split(total, [parameters[index].size])
+            shape = parameters[index].shape
+            parameters[index] = parameters[index] - RATE * (
+                part.reshape(shape[::-1]).T if framework == "torch" else part.reshape(shape)
+            )
+    return parameters
+
+
+def in_torch(comm) -> list[np.ndarray]:
+    import torch
+
+    import hpctrain as ht
+
+    layers = [torch.nn.Linear(inputs, outputs).double() for inputs, outputs in itertools.pairwise(SIZES)]
+    model = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1])
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), weights(), strict=True):
+            parameter.copy_(torch.from_numpy(value.T))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    ht.distribute(model, optimizer, comm=comm, compression="top_k", top_k=FRACTION)
+    for step in range(STEPS):
+        x, y = map(torch.from_numpy, data(comm.rank, step))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return [parameter.detach().numpy().T for parameter in model.parameters()]
+
+
+def in_keras(comm) -> list[np.ndarray]:
+    import keras
+    import tensorflow as tf
+
+    import hpctrain as ht
+
+    keras.backend.set_floatx("float64")
+    model = keras.Sequential(
+        [keras.Input(SIZES[:1]), keras.layers.Dense(SIZES[1], activation="tanh"), keras.layers.Dense(SIZES[2])]
+    )
+    model.set_weights(weights())
+    model, optimizer = ht.distribute(model, keras.optimizers.SGD(RATE), comm=comm, compression="top_k", top_k=FRACTION)
+    for step in range(STEPS):
+        x, y = data(comm.rank, step)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+    return [np.asarray(value) for value in model.get_weights()]
+
+
+def main() -> None:
+    framework, out = sys.argv[1:]
+    from mpi4py import MPI
+
+    from hpctrain.comm.mpi_engine import MpiCommunicator
+
+    comm = MpiCommunicator(MPI.COMM_WORLD, "each rank a node", lambda rank: rank)
+    np.savez(f"{out}-{comm.rank}.npz", *(in_torch if framework == "torch" else in_keras)(comm))
+    comm.shutdown()
+
+
+if __name__ == "__main__":
+    main()

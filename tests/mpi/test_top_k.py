@@ -1,0 +1,23 @@
+"""Training with the largest gradients alone between nodes does what the method says, in both frameworks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "top_k.py"
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_parameters_are_those_of_the_method_by_hand(framework, mpirun, tmp_path):
+    pytest.importorskip(framework)
+    mpirun(PROGRAM, 3, framework, str(tmp_path / "out"))
+    wanted = runpy.run_path(str(PROGRAM))["reference"](framework)
+    ranks = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(3)]
+    for number, parameter in enumerate(wanted):
+        found = [rank[f"arr_{number}"] for rank in ranks]
+        np.testing.assert_allclose(found[0], parameter, rtol=1e-10, atol=1e-12)
+        assert all(each.tobytes() == found[0].tobytes() for each in found)
