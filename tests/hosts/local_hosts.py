@@ -115,6 +115,10 @@ class LocalHosts:
         return self.settings.names
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"{_NETWORK}.{number}" for number, _ in enumerate(self.names, 1))
+
+    @property
     def alive(self) -> bool:
         """Whether they were started and not stopped, by whichever process."""
         return self._pid(_SWITCH) is not None
@@ -279,7 +283,7 @@ class LocalHosts:
         cable = [*self._enter(_SWITCH, "--net"), "ip", "link", "add", host, "type", "veth", "peer", *adapter]
         _do(cable)
         self._ip(_SWITCH, f"link set {host} master br0 up")
-        address = f"{_NETWORK}.{number}"
+        address = self.addresses[number - 1]
         self._ip(host, "link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up")
         self.rate(host, self.settings.rate)
 

@@ -1,4 +1,4 @@
-"""The files of a Slurm whose nodes are all on this machine."""
+"""The files of a Slurm whose nodes are all on this machine, or each on a host of its own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Settings:
 
     Attributes:
         nodes: their names.
+        addresses: of each node that is a host of its own; empty where all are this machine. The first has slurmctld.
         cpus: that each node claims, however many the machine has.
         gpus: that each node claims; the devices after them are /dev/null.
         topology: text of topology.conf.
@@ -33,6 +34,7 @@ class Settings:
     """
 
     nodes: tuple[str, ...] = ("n1", "n2", "n3", "n4")
+    addresses: tuple[str, ...] = ()
     cpus: int = 2
     gpus: int = 2
     topology: str = INTERLEAVED
@@ -61,19 +63,29 @@ def write(settings: Settings, folder: Path) -> None:
     (folder / "slurm.conf").write_text(_slurm_conf(settings, folder))
 
 
-def _slurm_conf(settings: Settings, folder: Path) -> str:
+def _places(settings: Settings) -> tuple[str, list[str]]:
+    """Where slurmctld is, and each node."""
+    if settings.addresses:
+        return f"SlurmctldHost={settings.nodes[0]}({settings.addresses[0]})", [
+            f"NodeAddr={address}" for address in settings.addresses
+        ]
     host = socket.gethostname().partition(".")[0]
     control, *ports = _free_ports(1 + len(settings.nodes))
+    controller = f"SlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}"
+    # All of them listen where nobody else comes.
+    controller += "\nCommunicationParameters=NoCtldInAddrAny,NoInAddrAny"
+    return controller, [f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}" for port in ports]
+
+
+def _slurm_conf(settings: Settings, folder: Path) -> str:
+    controller, places = _places(settings)
     nodes = "".join(
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={settings.cpus} RealMemory=4000"
-        f" Gres=gpu:{settings.gpus} State=UNKNOWN\n"
-        for node, port in zip(settings.nodes, ports, strict=True)
+        f"NodeName={node} {place} CPUs={settings.cpus} RealMemory=4000 Gres=gpu:{settings.gpus} State=UNKNOWN\n"
+        for node, place in zip(settings.nodes, places, strict=True)
     )
     return f"""\
 ClusterName=local
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={control}
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+{controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge

@@ -1,0 +1,46 @@
+"""Jobs of a Slurm whose nodes are hosts of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import local_slurm
+import pytest
+from local_hosts import LocalHosts
+from slurm_on_hosts import SlurmOnHosts
+
+from hpctrain.run.events import read_events
+from hpctrain.run.events.kinds import EndEvent, EpochEvent, RunEvent
+
+
+@pytest.fixture(scope="module")
+def slurm(started_hosts: LocalHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmOnHosts]:
+    if reason := local_slurm.obstacle():
+        pytest.skip(reason)
+    with SlurmOnHosts(started_hosts, tmp_path_factory.getbasetemp() / "slurm") as cluster:
+        yield cluster
+
+
+def test_each_node_is_a_host_of_its_own(slurm: SlurmOnHosts):
+    said = slurm.run("srun", "--nodes=4", "sh", "-c", "hostname; touch /dev/shm/mine; ls /dev/shm; ip -4 -o address")
+    assert {word for word in said.split() if word in slurm.settings.nodes} == set(slurm.settings.nodes)
+    # Of files in shared memory each sees its own alone.
+    assert said.split().count("mine") == 4
+    assert all(f"{address}/24" in said for address in slurm.settings.addresses)
+
+
+def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path):
+    pytest.importorskip("torch")
+    size = ("--nodes=4", "--ntasks-per-node=1", f"--cpus-per-task={slurm.settings.cpus}", "--wait")
+    command = "hpctrain run digits --backend mpi --set epochs=2 --run-dir run"
+    printed = tmp_path / "printed"
+    slurm.run(
+        "sbatch", *size, f"--chdir={tmp_path}", f"--output={printed}", "--wrap", command, timeout=240, check=False
+    )
+    path = tmp_path / "run" / "events.jsonl"
+    assert path.exists(), printed.read_text()
+    events = list(read_events(path))
+    assert [event.hosts for event in events if isinstance(event, RunEvent)] == [slurm.settings.nodes]
+    assert [event.status for event in events if isinstance(event, EndEvent)] == ["done"], printed.read_text()
+    assert [event.test_accuracy for event in events if isinstance(event, EpochEvent)][-1] > 0.9
