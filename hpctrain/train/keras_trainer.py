@@ -232,7 +232,7 @@ class KerasTrainer:
                 *(tf.TensorSpec.from_tensor(each) for each in further),
                 *([SIGNATURE] if mixture else []),
             )
-            # What it calls decides by tf.cond alone, and to convert its Python takes a second.
+            # What it calls decides by tf.cond alone, and converting its Python first would take up to half a second.
             self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
         last = [tensors(mixture)] if mixture else []
         return self._graphs[key](tf.constant(images), tf.constant(labels), *further, *last)
