@@ -1,7 +1,7 @@
 """Interpreters that have imported PyTorch, or TensorFlow with Keras, and wait to become ranks.
 
-Importing them takes 4 and 2.5 s of processor time, the compiler of PyTorch included, in each rank of each test.
-``python warm_interpreters.py PARENT DIRECTORY`` listens in a folder. A rank that begins with
+Importing them takes 5 and 3 s of processor time, the compiler of PyTorch and scikit-learn included, in each rank of
+each test. ``python warm_interpreters.py PARENT DIRECTORY`` listens in a folder. A rank that begins with
 ``HPCTRAIN_WARM_INTERPRETERS=DIRECTORY`` in its environment (see startup/warm_start.py) becomes a fork of a process that
 has imported them. Each rank is a process of its own that nobody used before: no state goes from one test to the next.
 
@@ -38,7 +38,10 @@ _WANTED = {
     "torch": ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo.backends.debugging"),
     "tensorflow": ("tensorflow", "keras"),
 }
-_BOTH = ("numpy", "pydantic", "yaml", "psutil", "safetensors.numpy")
+_BOTH = (
+    *("numpy", "pydantic.json_schema", "yaml", "psutil", "safetensors.numpy"),
+    *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.event_file_writer"),
+)
 _F_SETSIG = 10
 _PR_SET_PDEATHSIG = 1
 _READ_SECONDS = 30.0

@@ -21,7 +21,7 @@ class KerasAverage:
         self._model = model
         self.trainable = [_copy(each) for each in model.trainable_variables]
         self.others = [_copy(each) for each in model.non_trainable_variables]
-        self._update = tf.function(self._traced_update)
+        self._update = tf.function(self._traced_update, autograph=False)
 
     def update(self, weight: float) -> None:
         """Move the average by ``weight`` of the way to the model; counters become the model's."""

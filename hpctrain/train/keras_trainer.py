@@ -95,7 +95,7 @@ class KerasTrainer:
         self._has_transition = recipe.optimizer.transition is not None
         # Of the micro-batches of one step; made with the first that has several.
         self._sums: list[tf.Variable] = []
-        self._apply_sums = tf.function(self._traced_application)
+        self._apply_sums = tf.function(self._traced_application, autograph=False)
         self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     @property
@@ -233,7 +233,8 @@ class KerasTrainer:
                 *(tf.TensorSpec.from_tensor(each) for each in further),
                 *([SIGNATURE] if mixture else []),
             )
-            self._graphs[key] = tf.function(traced, input_signature=signature)
+            # What it calls decides by tf.cond alone, and converting its Python first would take up to half a second.
+            self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
         last = [tensors(mixture)] if mixture else []
         return self._graphs[key](tf.constant(images), tf.constant(labels), *further, *last)
 

@@ -108,9 +108,14 @@ class Place:
     def begin(
         self, *arguments: str, command: str = "run", injected: Sequence[dict[str, Any]] = (), **variables: str
     ) -> Training:
-        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own."""
-        # What is done to a rank is done to a process of its own, which no other process stands for.
-        inherited = {name: value for name, value in os.environ.items() if name != "HPCTRAIN_WARM_INTERPRETERS"}
+        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own.
+
+        What is to meet a fault has something ``injected``, at least its pace.
+        """
+        inherited = dict(os.environ)
+        if injected:
+            # What is done to a rank is done to a process of its own, which no other process stands for.
+            inherited.pop("HPCTRAIN_WARM_INTERPRETERS", None)
         environment = {
             **inherited,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",

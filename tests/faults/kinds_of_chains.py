@@ -45,7 +45,7 @@ def _interrupt(scene: Scene, count: int) -> Promise:
         _wait_for(training, point)
         way(scene, training)
         wrong += _interrupted(training.end(), 4 if way is not _kill else -signal.SIGKILL)
-    scene.training = _start(scene, first=False)
+    scene.training = scene.place.begin("--resume")
 
     def check(events: Sequence[Event]) -> list[str]:
         starts = [event for event in events if event["event"] == "start"]
@@ -94,7 +94,7 @@ def other_ranks(scene: Scene) -> Promise:
         ended = training.end()
         if ended.code != 4:
             raise OutOfTimeError(f"{ranks} ranks that were asked to stop ended with {ended.code}:\n{ended.printed}")
-    scene.training = _start(scene, first=False, arguments=("-np", "3", "--oversubscribe"))
+    scene.training = scene.place.begin("--resume", "-np", "3", "--oversubscribe")
     scene.change(ranks=1, backend="single", work=work)
 
     def check(events: Sequence[Event]) -> list[str]:

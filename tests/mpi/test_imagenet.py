@@ -28,7 +28,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shards: Path, *overrides: str) -> list[str]:
-    settings = (f"data.path={shards}", "data.broken_images=skip", "data.workers=1", *overrides)
+    # A quarter of a smoke run's pixels.
+    small = ("images.size=32", "images.test_resize=37", "images.test_size=32")
+    settings = (f"data.path={shards}", "data.broken_images=skip", "data.workers=1", *small, *overrides)
     return ["--smoke", "-np", "2", *(word for setting in settings for word in ("--set", setting))]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -75,28 +76,58 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     assert one[first : first + 5] == pytest.approx(two[first : first + 5], abs=1e-4)
 
 
-@pytest.mark.slow
+DEAF = """
+import time
+import hpctrain as ht
+
+comm = ht.init()
+ht.should_stop()
+open(f"at work {comm.rank}", "w").close()
+time.sleep(600)
+"""
+
+
 def test_a_second_signal_does_not_wait_for_ranks(tmp_path: Path) -> None:
-    """Of which one is stopped, so that the other waits for it inside a collective."""
-    pytest.importorskip("torch")
+    """Which can stop, as far as the launcher knows, and never look whether they should."""
+    (tmp_path / "train.py").write_text(DEAF)
     run = RunDirectory(tmp_path / "run")
-
-    begin = 0.0
-
-    def twice(pid: int) -> None:
-        nonlocal begin
+    with started(tmp_path, ["train.py", "-np", "2", "--stop-seconds", "300"]) as process:
+        wait_for(process, *(tmp_path / f"at work {rank}" for rank in (0, 1)))
         begin = time.monotonic()
-        os.kill(read_records(run)[1].pid, signal.SIGSTOP)
-        os.kill(pid, signal.SIGINT)
-        while not run.stop.exists():
-            time.sleep(0.02)
-        os.kill(pid, signal.SIGTERM)
-
-    status, output = interrupted(tmp_path, 5, ["digits", "-np", "2", "--set", "epochs=1000"], twice)
-    # mpirun may wake the stopped rank before it ends it, and then they save their state.
-    assert status == 4 and "interrupted by SIGINT; " in output, output
-    assert time.monotonic() - begin < 60, "which is what the ranks would have had"
+        process.send_signal(signal.SIGINT)
+        wait_for(process, run.stop)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == 4, output
+    assert "interrupted by SIGINT; every process was ended" in output
+    assert time.monotonic() - begin < 60
     assert [record.process() for record in read_records(run).values()] == [None, None]
+
+
+@contextlib.contextmanager
+def started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """``hpctrain run`` with both streams in a pipe; it ends with the test."""
+    with subprocess.Popen(
+        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not all(path.exists() for path in paths):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
+        time.sleep(0.05)
 
 
 SCRIPT = """
@@ -120,21 +151,11 @@ for step in range(done, done + 3 if os.path.exists("finish") else 10_000):
 
 def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> str:
     """Run the script until it is at work, and send SIGTERM; returns what was printed."""
-    command = [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"]
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not (folder / "at work").exists():
-                assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
-                time.sleep(0.05)
-            (folder / "at work").unlink()
-            os.kill(whom(process.pid), signal.SIGTERM)
-            output, _ = process.communicate(timeout=200)
-        finally:
-            process.terminate()
+    with started(folder, arguments) as process:
+        wait_for(process, folder / "at work")
+        (folder / "at work").unlink()
+        os.kill(whom(process.pid), signal.SIGTERM)
+        output, _ = process.communicate(timeout=200)
     assert process.returncode == 4, output
     assert "to go on: hpctrain run --resume --run-dir run" in output
     records = read_records(RunDirectory(folder / "run"))

@@ -9,7 +9,9 @@ from keras_runs import adam, dense, fitted, pattern, sgd
 
 @pattern
 def sequential(run):
-    return fitted(run, dense(), sgd(), "mse", run.normal(4), run.normal(1), metrics=["mae"])
+    model, optimizer = run.distribute(dense(), sgd())
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return run.fit(model, run.data(run.normal(4), run.normal(1))), model.get_weights()
 
 
 @pattern

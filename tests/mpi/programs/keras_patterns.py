@@ -1,6 +1,6 @@
 """Ways to train with Keras, each on all ranks and on one process with the full batch, which are to agree.
 
-``python keras_patterns.py OUT plain|BACKEND[.KIND][=NAME,…] …`` writes OUT-BACKEND[.KIND]-RANK.npz with what each
+``python keras_patterns.py OUT (plain|BACKEND)[.KIND][=NAME,…] …`` writes OUT-BACKEND[.KIND]-RANK.npz with what each
 pattern came to, or the error that it raised. The plain run imports no hpctrain.
 """
 
