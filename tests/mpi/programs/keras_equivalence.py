@@ -1,4 +1,4 @@
-"""Trains small networks for 10 updates, plainly on the full batch or with hpctrain on this rank's part.
+"""Trains small networks for 20 updates, plainly on the full batch or with hpctrain on this rank's part.
 
 ``python keras_equivalence.py OUT plain|BACKEND=CASE,… …`` writes OUT-BACKEND-RANK.npz with each case's weights. The
 plain run does all cases and imports no hpctrain.
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-SAMPLES, BATCH, UPDATES = 70, 17, 10  # batches of 17, 17, 17, 17 and 2: some ranks of 3 and 4 get none of the last
+SAMPLES, BATCH, UPDATES = 70, 17, 20  # batches of 17, 17, 17, 17 and 2: some ranks of 3 and 4 get none of the last
 DISTRIBUTED = sys.argv[2:] != ["plain"]
 COMM = None
 
