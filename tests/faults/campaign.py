@@ -63,9 +63,9 @@ def main() -> int:
                     break
                 results.append(run(case, Path(folder) / str(case.seed), library, options.keep))
                 tell(results[-1])
+                if options.json:
+                    options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")
     Console(width=120).print(table(results))
-    if options.json:
-        options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")
     return int(any(result.verdict.outcome in ("lost", "hung") for result in results))
 
 
@@ -109,10 +109,17 @@ def tell(result: Result) -> None:
     case, verdict = result.case, result.verdict
     where = f"{case.framework} {case.backend}"
     print(f"{case.seed:5} {where:14} {case.kind.name:42} {verdict.outcome:9} {result.seconds:5.1f} s", flush=True)
+    if verdict.outcome in ("resumed", "refused"):
+        print("\n".join(f"      {line}" for line in _said(result.ends[0])[-1:]), flush=True)
     if verdict.faults:
         print("\n".join(f"      {fault}" for fault in verdict.faults))
         print("      " + result.printed.replace("\n", "\n      "))
         print(f"      again: {command(case)}", flush=True)
+
+
+def _said(ended: Ended) -> list[str]:
+    """What hpctrain said by itself."""
+    return [line for line in ended.printed.splitlines() if line.startswith("hpctrain: ")]
 
 
 def command(case: Case) -> str:
