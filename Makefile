@@ -33,7 +33,7 @@ test: horovod .mpich/installed.stamp
 tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && \
 	$(BIN)/python -m pytest $(1) --numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none; }
 
-# 241 runs that are hurt on purpose, two hours on two cores; `make test` has a short campaign.
+# 291 runs that are hurt on purpose, three hours on two cores; `make test` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/faults/campaign.py --seed 0
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
 from hpctrain.run import stopping
+from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +35,8 @@ __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
 # For the end of MPI in a fault-tolerant run, and for the exit handlers of what was loaded before.
 _FINALIZE_SECONDS = 20
+# Longer than a launcher of hpctrain waits for the ranks to meet, so that it speaks first: it can start them again.
+_MARGIN_SECONDS = 10
 
 _current: Communicator | None = None
 # A run was joined, if only for a while, and a model was distributed in one.
@@ -280,7 +284,8 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
 
 def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
     try:
-        from mpi4py import MPI
+        with _limited_start(launcher):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
             raise missing from error
@@ -298,6 +303,22 @@ def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
             "start with the mpirun of that MPI, or `srun --mpi=pmix`; `hpctrain horovod check` names both",
         )
     return world
+
+
+@contextlib.contextmanager
+def _limited_start(launcher: LauncherClaim | None) -> Iterator[None]:
+    """End this process if MPI does not start in time.
+
+    It waits in C, without Python's lock, for ranks of a host that is cut off, or that this one is cut off from.
+    """
+    if launcher is None or launcher.size == 1:
+        yield
+        return
+    faulthandler.dump_traceback_later(timeout_seconds() + _MARGIN_SECONDS, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _automatic(world: MPI.Intracomm) -> tuple[str, str]:

@@ -13,8 +13,9 @@ from hpctrain.comm.base import Wire, Work, whole
 from hpctrain.comm.leaving import leave_first
 from hpctrain.comm.mpi import MpiControl
 from hpctrain.comm.narrowed import Narrowing
-from hpctrain.comm.timeout import REDUCTION, Timeout, timeout_seconds
+from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError, TransientError
+from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
     import tensorflow as tf

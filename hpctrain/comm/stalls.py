@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.comm.crossed import HEARD, Crossings
 from hpctrain.comm.polled import allgather, duplicate
 from hpctrain.comm.stacks import Process, look_at
-from hpctrain.comm.timeout import Timeout, Wait, stall_seconds
+from hpctrain.comm.timeout import Timeout, Wait
 from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import stall_seconds
 from hpctrain.run.stall_reports import Stall, reports
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,13 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DEFAULT_TIMEOUT = 600.0
-DEFAULT_STALL = 60.0
 # The first polls spin, because most collectives end within microseconds; later ones leave the core to others.
 _SPIN_SECONDS = 0.001
 _SLEEP_SECONDS = 20e-6
@@ -31,30 +29,6 @@ REDUCTION, CONTROL, END = "reduction", "control", "end"
 _RENEWED_SECONDS = 1.0
 # Calls of MPI that nobody waits for any more.
 _abandoned: list[object] = []
-
-
-def timeout_seconds() -> float:
-    """How long a rank waits for the others, from ``HPCTRAIN_TIMEOUT``."""
-    return _seconds("HPCTRAIN_TIMEOUT", DEFAULT_TIMEOUT)
-
-
-def stall_seconds() -> float:
-    """How long a rank waits before it names the ranks that it waits for, from ``HPCTRAIN_STALL``.
-
-    At most half of ``HPCTRAIN_TIMEOUT``, so that whoever gives up knows for whom it waited.
-    """
-    return min(_seconds("HPCTRAIN_STALL", DEFAULT_STALL), timeout_seconds() / 2)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable, str(default))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise HpctrainError(f"{variable}={text!r} is not a number of seconds above 0")
-    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

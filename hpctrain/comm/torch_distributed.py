@@ -19,8 +19,9 @@ from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Wire, W
 from hpctrain.comm.crossed_store import StoreCrossings
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.rendezvous import listening_at, rendezvous
-from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Timeout, timeout_seconds
+from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Timeout
 from hpctrain.errors import HpctrainError, TransientError
+from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 import hpctrain
-from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.data.decoder import DecodingJob
 from hpctrain.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
 from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.stopping import STOP_SIGNALS
 
 # They are the run's: it ends its workers itself, when it has ended its step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import Literal
 
@@ -30,6 +31,7 @@ class RankRecord(BaseModel):
     Attributes:
         status: ``lost`` is what the others write of a rank that died when they go on without it.
         listens: the rank ends in good order when it is asked to stop.
+        joined: it has met all others.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
     """
 
@@ -39,6 +41,7 @@ class RankRecord(BaseModel):
     started: float
     status: Literal["running", "done", "failed", "resumable", "lost"]
     listens: bool = False
+    joined: bool = False
     log_begin: int = 0
     ended: float = 0.0
     exit_code: int = 0
@@ -83,6 +86,19 @@ def whole_records(directory: RunDirectory) -> list[RankRecord]:
         with contextlib.suppress(HpctrainError):
             found.append(read_model(path, RankRecord))
     return found
+
+
+def is_own_record(directory: RunDirectory, rank: int) -> bool:
+    """Whether the record of a rank is this process's, or cannot be read.
+
+    Where it is not, another attempt has begun without this process, which a host that was cut off still runs.
+    """
+    path = directory.rank(rank)
+    try:
+        record = read_model(path, RankRecord)
+    except HpctrainError:
+        return path.exists()
+    return (record.host, record.pid) == (socket.gethostname(), os.getpid())
 
 
 def write_record(directory: RunDirectory, record: RankRecord) -> None:

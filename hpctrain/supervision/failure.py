@@ -30,6 +30,8 @@ _LOST_HOST = re.compile(
 )
 # Open MPI 5.0 fails so once in many starts, and works in the next.
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
+# Its host went after it was asked whether it answers, or mpirun cannot be reached from there.
+_NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -176,11 +178,16 @@ def _silent(
         record = records[silent[0]]
         return _rank_failure(directory, record, "ended before its work was done, without an error", exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
+    no_daemon = None if records else _NO_DAEMON.search(output)
+    what = (
+        f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
+    )
     return Failure(
-        message=f"rank {names} did not finish; exit status {exit_status}",
+        message=f"{what}; exit status {exit_status}",
+        host=no_daemon["host"] if no_daemon else None,
         lines=lines,
         exit_code=exit_code,
-        passing=not records and bool(_BAD_START.search(output)),
+        passing=not records and bool(no_daemon or _BAD_START.search(output)),
     )
 
 

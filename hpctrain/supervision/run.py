@@ -20,7 +20,7 @@ from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Stop
 from hpctrain.run.records import RankRecord, read_records, whole_records
 from hpctrain.run.stopping import RESUMABLE
-from hpctrain.supervision.failure import Failure, find_failure
+from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
 from hpctrain.supervision.follow import Follower
 from hpctrain.supervision.interrupts import Interrupts
 
@@ -48,6 +48,7 @@ def launch(
     stoppable: bool = False,
     resumable: bool = False,
     fault_tolerant: bool = False,
+    meet_seconds: float | None = None,
     interrupts: Interrupts | None = None,
     leave: Callable[[], str | None] = lambda: None,
     show: Callable[[Event], None],
@@ -66,6 +67,7 @@ def launch(
             so.
         resumable: the run can be resumed though no rank shows that it can stop.
         fault_tolerant: the ranks go on without one that died, and say so in its record.
+        meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
         interrupts: where signals are collected already; by default here.
         leave: says why the ranks are to save their state and leave; None while they are not.
         show: gets each event as it happens.
@@ -82,7 +84,7 @@ def launch(
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line)
             events.emit(start)
-        job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant)
+        job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds)
         return _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
 
 
@@ -120,6 +122,8 @@ def _run(
         first_dead=job.first_dead,
         fault_tolerant=job.fault_tolerant,
     )
+    if job.never_met and not (failure and failure.lost_hosts):
+        failure = job.never_met
     if failure and interrupts.received:
         return _interrupted(
             failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
@@ -163,15 +167,26 @@ class RunningJob:
     """The processes of one run, in their own session.
 
     ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
-    without it.
+    without it. ``never_met`` is the failure of ranks that have waited for too long until all were there.
     """
 
-    def __init__(self, command: Command, directory: RunDirectory, ranks: int, *, fault_tolerant: bool = False) -> None:
+    def __init__(
+        self,
+        command: Command,
+        directory: RunDirectory,
+        ranks: int,
+        *,
+        fault_tolerant: bool = False,
+        meet_seconds: float | None = None,
+    ) -> None:
         self.directory = directory
         self.ranks = ranks
         self.fault_tolerant = fault_tolerant
         self._output = b""
         self.first_dead: int | None = None
+        self.never_met: Failure | None = None
+        self._meet_seconds = meet_seconds
+        self._began, self._since = 0, time.monotonic()
         self.process = command.start()
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -247,6 +262,10 @@ class RunningJob:
         """How long the launcher has to end by itself; None while its ranks work."""
         if any(record.status == "failed" for record in records):
             return _FAILURE_GRACE_SECONDS
+        if self._meet_seconds is not None:
+            self._meet(records, self._meet_seconds)
+        if self.never_met:
+            return 0.0
         if len(records) == self.ranks and not any(record.status == "running" for record in records):
             return _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
@@ -257,6 +276,24 @@ class RunningJob:
         if dead and len(dead) < len(records):
             self.first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
+
+    def _meet(self, records: list[RankRecord], seconds: float) -> None:
+        """Find out whether ranks wait in vain until all are there: MPI's own start has no limit."""
+        if any(record.joined for record in records):
+            self._meet_seconds = None
+        elif len(records) > self._began:
+            self._began, self._since = len(records), time.monotonic()
+        elif time.monotonic() - self._since > seconds:
+            known = {record.rank for record in records}
+            missing = [str(rank) for rank in range(self.ranks) if rank not in known]
+            what = f"rank {', '.join(missing)} did not begin" if missing else "the ranks did not find each other"
+            self.never_met = Failure(
+                message=f"{what} within {seconds:g} s",
+                lines=tuple(line for line in self.output().splitlines() if line.strip())[-LOG_LINES:],
+                exit_code=RESUMABLE,
+                passing=True,
+                hint="HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+            )
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""

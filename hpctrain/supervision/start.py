@@ -27,6 +27,7 @@ from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
+from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.failure import Failure
 from hpctrain.supervision.hosts_ready import ready_hosts
@@ -214,6 +215,8 @@ def launch_attempt(
         # Whoever has a script started again says that it can go on.
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
+        # A script may begin as it likes.
+        meet_seconds=timeout_seconds() if plan.recipe and plan.ranks > 1 else None,
         interrupts=interrupts,
         leave=leave,
         show=show,

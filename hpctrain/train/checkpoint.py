@@ -34,10 +34,10 @@ from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm import Communicator
 from hpctrain.comm.base import RanksLostError
-from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import CheckpointEvent
+from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.train.state import LazyState, State, Stateful
 

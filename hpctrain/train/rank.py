@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import StallEvent
 from hpctrain.run.plan import Plan, Script
-from hpctrain.run.records import RankError, RankRecord, write_record
+from hpctrain.run.records import RankError, RankRecord, is_own_record, write_record
 from hpctrain.run.stall_reports import Stall, reports
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
@@ -79,11 +80,11 @@ def run_rank(path: Path) -> int:
         log_begin=log_begin,
     )
     write_record(directory, record)
-    stopping.announce(lambda: write_record(directory, record.model_copy(update={"listens": True})))
+    stopping.announce(lambda: _update(directory, record, listens=True))
     _report_stalls(directory, record)
-    ending = _attempt(directory, rank)
+    ending = _attempt(directory, rank, lambda: _update(directory, record, joined=True))
     try:
-        write_record(directory, record.model_copy(update=_of_the_end(ending)))
+        _update(directory, record, **_of_the_end(ending))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
         text = f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n"
@@ -95,6 +96,16 @@ def run_rank(path: Path) -> int:
     if launcher and launcher.size > 1:
         _end_job(ending.exit_code)
     return ending.exit_code
+
+
+def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
+    """Replace this rank's record, unless it is another attempt's by now.
+
+    Raises:
+        HpctrainError: the disk is full.
+    """
+    if is_own_record(directory, record.rank):
+        write_record(directory, record.model_copy(update=update))
 
 
 def _redirect_output(log: Path) -> tuple[int, int]:
@@ -119,6 +130,8 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     """Let what is found out about ranks that others wait for become events, and the last limit an end on record."""
 
     def note(stall: Stall) -> None:
+        if not is_own_record(directory, record.rank):
+            return
         # Rank 0, which keeps the file open, may be the one that stalled.
         with EventWriter(directory.events, alone=False) as events:
             events.emit(StallEvent(**asdict(stall)))
@@ -127,14 +140,14 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
         with contextlib.suppress(OSError):
             _print_error(error, None)
         with contextlib.suppress(HpctrainError):
-            write_record(directory, record.model_copy(update=_of_the_end(_describe(error))))
+            _update(directory, record, **_of_the_end(_describe(error)))
         _end_job(error.exit_code)
 
     reports.record, reports.give_up = note, give_up
 
 
-def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
-    """Do the work; what goes wrong is printed to the log and returned."""
+def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
+    """Do the work; what goes wrong is printed to the log and returned. ``joined`` is called when all ranks have met."""
     script = None
     try:
         plan = Plan.model_validate_json(directory.plan.read_text())
@@ -149,7 +162,7 @@ def _attempt(directory: RunDirectory, rank: int) -> Ending | None:
         else:
             from hpctrain.train.recipe import train_recipe
 
-            train_recipe(plan, directory)
+            train_recipe(plan, directory, joined)
             _make_last_checks()
     except SystemExit as stop:
         return _exit_status(stop)

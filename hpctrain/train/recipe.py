@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from hpctrain.checkpoints.keep import Policy, scores
 from hpctrain.comm import Communicator, init
@@ -21,8 +22,10 @@ from hpctrain.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.train.trainer import Trainer
 
 
-def train_recipe(plan: Plan, directory: RunDirectory) -> None:
+def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]) -> None:
     """Train the plan's recipe on the ranks that the launcher started. Rank 0 records the run in ``directory``.
+
+    Calls ``joined`` once all of them have met.
 
     Raises:
         SystemExit: with ``stopping.RESUMABLE``, after a stop.
@@ -31,6 +34,7 @@ def train_recipe(plan: Plan, directory: RunDirectory) -> None:
     assert plan.recipe is not None
     recipe = plan.recipe
     comm = init()
+    joined()
     require_fault_tolerance(comm, recipe.fault_tolerance)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
         train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))

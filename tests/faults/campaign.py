@@ -10,7 +10,9 @@ import argparse
 import collections
 import contextlib
 import json
+import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -22,11 +24,12 @@ from typing import get_args
 import kinds_of_chains  # noqa: F401
 import kinds_of_disks  # noqa: F401
 import kinds_of_files  # noqa: F401
+import kinds_of_hosts  # noqa: F401
 import kinds_of_numbers  # noqa: F401
 import kinds_of_signals  # noqa: F401
 import kinds_of_slurm  # noqa: F401
 from cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
-from faulted_run import OutOfTimeError, Place
+from faulted_run import Ended, OutOfTimeError, Place
 from oracle import Outcome, Verdict
 from references import Library
 from rich.console import Console
@@ -42,6 +45,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="KIND", help="cases of the kinds with this in their name")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after this")
     parser.add_argument("--json", type=Path, help="where all results go")
+    parser.add_argument("--keep", type=Path, help="where folders of cases go that ended otherwise than promised")
     options = parser.parse_args()
     kinds = [name for name in KINDS if (options.only or "") in name]
     if not kinds:
@@ -57,11 +61,11 @@ def main() -> int:
             for case in drawn(options.seed, count, kinds):
                 if time.monotonic() > end:
                     break
-                results.append(run(case, Path(folder) / str(case.seed), library))
+                results.append(run(case, Path(folder) / str(case.seed), library, options.keep))
                 tell(results[-1])
+                if options.json:
+                    options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")
     Console(width=120).print(table(results))
-    if options.json:
-        options.json.write_text(json.dumps([row(result) for result in results], indent=2) + "\n")
     return int(any(result.verdict.outcome in ("lost", "hung") for result in results))
 
 
@@ -75,35 +79,47 @@ def drawn(seed: int, count: int, kinds: Sequence[str]) -> Iterator[Case]:
         seed += 1
 
 
-def run(case: Case, folder: Path, library: Library) -> Result:
-    """One case, of which nothing is left behind."""
+def run(case: Case, folder: Path, library: Library, keep: Path | None = None) -> Result:
+    """One case, of which nothing is left behind, but what ended otherwise than promised in the folder ``keep``."""
     folder.mkdir()
     place = Place(folder=folder, limit=library.limit)
     begin = time.monotonic()
+    ends: list[Ended] = []
+    printed = ""
     try:
         with contextlib.closing(place):
-            verdict, printed = carry_out(case, place, library)
+            verdict, ends = carry_out(case, place, library)
+            printed = "\n--- resumed\n".join(end.printed for end in ends)
+            if keep and verdict.faults:
+                shutil.copytree(folder, keep / str(case.seed))
     except NotHereError as error:
-        verdict, printed = Verdict(outcome="not here", faults=(str(error),)), ""
+        verdict = Verdict(outcome="not here", faults=(str(error),))
     except OutOfTimeError as error:
-        verdict, printed = Verdict(outcome="lost", faults=(str(error),)), ""
+        verdict = Verdict(outcome="lost", faults=(str(error),))
     except Exception:
         # Of the campaign itself, or of a run without any fault: the other cases go on all the same.
         verdict, printed = (
             Verdict(outcome="lost", faults=("the case could not be carried out",)),
             traceback.format_exc(),
         )
-    return Result(case=case, verdict=verdict, seconds=time.monotonic() - begin, printed=printed)
+    return Result(case=case, verdict=verdict, seconds=time.monotonic() - begin, printed=printed, ends=tuple(ends))
 
 
 def tell(result: Result) -> None:
     case, verdict = result.case, result.verdict
     where = f"{case.framework} {case.backend}"
     print(f"{case.seed:5} {where:14} {case.kind.name:42} {verdict.outcome:9} {result.seconds:5.1f} s", flush=True)
+    if verdict.outcome in ("resumed", "refused"):
+        print("\n".join(f"      {line}" for line in _said(result.ends[0])[-1:]), flush=True)
     if verdict.faults:
         print("\n".join(f"      {fault}" for fault in verdict.faults))
         print("      " + result.printed.replace("\n", "\n      "))
         print(f"      again: {command(case)}", flush=True)
+
+
+def _said(ended: Ended) -> list[str]:
+    """What hpctrain said by itself."""
+    return [line for line in ended.printed.splitlines() if line.startswith("hpctrain: ")]
 
 
 def command(case: Case) -> str:
@@ -114,15 +130,19 @@ def table(results: Sequence[Result]) -> Table:
     """Kinds of faults against what became of them."""
     outcomes = get_args(Outcome)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    seconds: dict[str, list[float]] = collections.defaultdict(list)
     for result in results:
         for name in (result.case.kind.name, "all"):
             counts[name][result.verdict.outcome] += 1
-    drawn_table = Table("fault", "runs", *outcomes, title="recovered: by itself; resumed: documented exit and resume")
+            seconds[name] += [end.seconds for end in result.ends[:1] if end.seconds is not None]
+    title = "recovered: by itself; resumed: documented exit and resume; seconds: from the fault to the command's end"
+    drawn_table = Table("fault", "runs", *outcomes, "median s", "worst s", title=title)
     for column in drawn_table.columns[1:]:
         column.justify = "right"
     for name in sorted(counts, key=lambda name: (name == "all", name)):
         numbers = [counts[name][outcome] for outcome in outcomes]
-        drawn_table.add_row(name, str(sum(numbers)), *(str(number or "") for number in numbers))
+        took = [f"{statistics.median(seconds[name]):.0f}", f"{max(seconds[name]):.0f}"] if seconds[name] else []
+        drawn_table.add_row(name, str(sum(numbers)), *(str(number or "") for number in numbers), *took)
     return drawn_table
 
 
@@ -136,6 +156,8 @@ def row(result: Result) -> dict[str, object]:
         "outcome": verdict.outcome,
         "faults": verdict.faults,
         "seconds": round(result.seconds, 1),
+        "seconds_from_fault": [end.seconds and round(end.seconds, 1) for end in result.ends],
+        "codes": [end.code for end in result.ends],
         "command": command(case),
     }
 

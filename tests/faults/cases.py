@@ -136,10 +136,11 @@ class Result:
     verdict: Verdict
     seconds: float
     printed: str
+    ends: tuple[Ended, ...] = ()
 
 
-def carry_out(case: Case, place: Place, library: Library) -> tuple[Verdict, str]:
-    """Bring the fault about, resume the run as documented, judge; returns what was printed too."""
+def carry_out(case: Case, place: Place, library: Library) -> tuple[Verdict, list[Ended]]:
+    """Bring the fault about, resume the run as documented, judge."""
     scene = Scene(case=case, place=place, library=library)
     whole = None
     ends: list[Ended] = []
@@ -149,7 +150,7 @@ def carry_out(case: Case, place: Place, library: Library) -> tuple[Verdict, str]
     if ends[0].code != 0 and ends[0].code is not None:
         if promise.mends:
             promise.mends()
-        ends.append(place.begin("--resume", *promise.resumes).end())
+        again = ("--resume", *promise.resumes) if ends[0].began else training.arguments
+        ends.append(place.begin(*again).end())
     whole = library.whole(scene.setting)
-    verdict = judge(promise, ends, place.directory.path, whole)
-    return verdict, "\n--- resumed\n".join(end.printed for end in ends)
+    return judge(promise, ends, place.directory.path, whole), ends

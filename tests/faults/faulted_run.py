@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.records import whole_records
+
+if TYPE_CHECKING:
+    from local_hosts import LocalHosts
 
 BIN = Path(sys.executable).parent
 INJECTED = Path(__file__).parent / "injected"
@@ -29,6 +32,8 @@ _POLL_SECONDS = 0.005
 # What a launcher started may be a moment after it.
 _LEAVE_SECONDS = 5.0
 _KILL_SECONDS = 30.0
+# They serve connections, and those that nobody could say goodbye on end when TCP gives up, after minutes.
+_SERVERS = ("sshd", "prted")
 
 
 class OutOfTimeError(Exception):
@@ -39,11 +44,14 @@ class OutOfTimeError(Exception):
 class Ended:
     """How a command ended. ``code`` is None where it had to be ended, and ``printed`` holds both of its streams.
 
+    ``seconds`` have passed since the fault, where its moment is known; ``began`` says whether there is a run; and
     ``left`` are its processes, and its files in shared memory, that were still there a moment later.
     """
 
     code: int | None
     printed: str
+    seconds: float | None = None
+    began: bool = True
     left: tuple[str, ...] = ()
 
 
@@ -55,12 +63,14 @@ class Place:
         folder: holds ``run``, the run directory.
         limit: seconds for each command, and for each moment that is waited for.
         undone: what is done in the case besides, and undone at its end, the last first.
+        hosts: all of its processes are there, started from the first; None where this machine is the host.
     """
 
     folder: Path
     limit: float
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     undone: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    hosts: LocalHosts | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -68,6 +78,8 @@ class Place:
 
     def processes(self) -> list[psutil.Process]:
         """All that live of this case."""
+        if self.hosts:
+            return [process for process in self.hosts.processes(*self.hosts.names) if _name(process) not in _SERVERS]
         marked = f"{_MARK}={self.mark}".encode()
         found = []
         for process in psutil.process_iter():
@@ -116,27 +128,28 @@ class Place:
         if injected:
             # What is done to a rank is done to a process of its own, which no other process stands for.
             inherited.pop("HPCTRAIN_WARM_INTERPRETERS", None)
-        environment = {
-            **inherited,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        own = {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(INJECTED), inherited.get("PYTHONPATH")))),
             "HPCTRAIN_INJECTED": json.dumps(list(injected)),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             _MARK: self.mark,
             **variables,
         }
+        words = [str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"]
+        if self.hosts:
+            words = self.hosts.command(self.hosts.names[0], *words, cwd=self.folder, **own)
         output = (self.folder / "output").open("w+b")
         process = subprocess.Popen(
-            [str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"],
+            words,
             cwd=self.folder,
-            env=environment,
+            env={**inherited, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **own},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_hears_interrupts,
         )
-        return Training(self, process, output)
+        return Training(self, process, output, arguments)
 
 
 def _hears_interrupts() -> None:
@@ -145,11 +158,18 @@ def _hears_interrupts() -> None:
 
 
 class Training:
-    """One start of a run."""
+    """One start of a run.
 
-    def __init__(self, place: Place, process: subprocess.Popen[bytes], output: Any) -> None:
+    ``arguments`` are those of its command. ``since`` is the moment of the fault, by ``time.monotonic``, where that is
+    known, and ``leave`` how many seconds after it all processes have to be gone.
+    """
+
+    def __init__(self, place: Place, process: subprocess.Popen[bytes], output: Any, arguments: tuple[str, ...]) -> None:
         self.place = place
         self.process = process
+        self.arguments = arguments
+        self.since: float | None = None
+        self.leave = 0.0
         self._output = output
         self._before = self.steps()
         self._shared: set[Path] | None = None
@@ -215,15 +235,17 @@ class Training:
             code: int | None = self.process.wait(timeout=self.place.limit)
         except subprocess.TimeoutExpired:
             code = None
+        seconds = None if self.since is None else time.monotonic() - self.since
         printed = self.printed()
         if code is None:
             self.place.kill_all()
             self.process.wait()
         self._output.close()
-        return Ended(code=code, printed=printed, left=tuple(self._left()))
+        began = self.place.directory.plan.exists()
+        return Ended(code=code, printed=printed, seconds=seconds, began=began, left=tuple(self._left()))
 
     def _left(self) -> Iterator[str]:
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = max(time.monotonic() + _LEAVE_SECONDS, (self.since or 0.0) + self.leave)
         while (processes := self.place.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for process in processes:
@@ -233,6 +255,13 @@ class Training:
             if path.exists():
                 yield str(path)
                 path.unlink()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _shared_files(processes: list[psutil.Process]) -> Iterator[Path]:

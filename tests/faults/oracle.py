@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 Event = dict[str, Any]
 Check = Callable[[list[Event]], Sequence[str]]
-Outcome = Literal["recovered", "resumed", "lost", "hung", "not here"]
+Outcome = Literal["recovered", "resumed", "refused", "lost", "hung", "not here"]
 # The accuracy of a run whose numbers a rule of the recipe, or another number of ranks, has changed.
 _NEAR = 0.03
 # Of a loss, whose sums are made in another order on other ranks: of the first steps, and of all. 2, 3 and 4 ranks part
@@ -42,6 +42,7 @@ class Promise:
         equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
             to rounding, its accuracy nearly, each of them with the order of samples; or that alone.
         leaves: a launcher that is killed cannot clear away.
+        refusal: a pattern that is found in what it prints where it may refuse to begin instead, and leave no run.
         check: looks at the events for more; returns what is wrong.
     """
 
@@ -51,6 +52,7 @@ class Promise:
     resumes: tuple[str, ...] = ()
     equal: Literal["bits", "rounding", "accuracy", "order"] = "bits"
     leaves: bool = False
+    refusal: str | None = None
     check: Check = lambda events: ()
 
     def __post_init__(self) -> None:
@@ -73,9 +75,10 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         whole: that of the same run without any fault.
     """
     first, last = ends[0], ends[-1]
+    refused = bool(promise.refusal and first.code in (1, 2) and re.search(promise.refusal, first.printed))
     if any(end.code is None for end in ends):
         return Verdict(outcome="hung", faults=("a command did not end in time",))
-    faults = [*_of_the_first(promise, first)]
+    faults = [] if refused and not first.began else [*_of_the_first(promise, first)]
     if last.code != 0:
         faults.append(f"it did not come to its end: exit status {last.code}")
     else:
@@ -84,7 +87,7 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         faults += [f"left behind: {what}" for end in ends for what in end.left]
     if faults:
         return Verdict(outcome="lost", faults=tuple(faults))
-    return Verdict(outcome="recovered" if first.code == 0 else "resumed")
+    return Verdict(outcome="recovered" if first.code == 0 else "resumed" if first.began else "refused")
 
 
 def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
@@ -159,6 +162,31 @@ def wrong_order(steps: Sequence[Event], *, samples: int, seed: int, batch: int) 
             done += step["samples"]
         if done != samples:
             yield f"epoch {epoch} has seen {done} of {samples} samples"
+
+
+def trained_twice(events: Sequence[Event]) -> Iterator[str]:
+    """Where an attempt's steps do not follow each other, or something follows its end: another trained beside it."""
+    attempt, done, ended = 0, 0, False
+    for event in events:
+        if event["event"] == "start":
+            attempt, done, ended = event["attempt"], event["iteration"], False
+        elif ended:
+            yield f"after the end of attempt {attempt}: {event}"
+        elif event["event"] == "step":
+            if event["iteration"] != done + 1:
+                yield f"attempt {attempt} has step {event['iteration']} after step {done}"
+            done = event["iteration"]
+        ended = ended or event["event"] == "end"
+
+
+def foreign_records(events: Sequence[Event], run: Path) -> Iterator[str]:
+    """Records of ranks that did not begin in the last attempt."""
+    begin = [event["time"] for event in events if event["event"] == "start"][-1]
+    for path in sorted((run / "ranks").glob("rank-*.json")):
+        record = json.loads(path.read_text())
+        # The begin of a process is known to a second.
+        if record["started"] < begin - 2:
+            yield f"the record of rank {record['rank']} is of an attempt before: {record}"
 
 
 def other_bits(run: Path, whole: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from cases import case_of, deck
 from faulted_run import Ended
-from oracle import Promise, judge
+from oracle import Promise, foreign_records, judge, trained_twice
 from safetensors.numpy import save_file
 
 SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
@@ -183,3 +184,41 @@ def test_a_case_follows_from_its_seed_alone() -> None:
         for backend in ("horovod", "mpi"):
             kinds = {kind.name for kind, *where in deck() if where == [framework, backend]}
             assert len(kinds) > 25, (framework, backend, re.sub(", ", "\n", str(kinds)))
+
+
+def test_a_refusal_leaves_no_run_and_says_why(tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for directory in (run, whole):
+        write(directory, interrupted(step_events()))
+    refused = Ended(code=1, printed="hpctrain: h2 does not answer ssh", began=False)
+    promise = Promise(codes=(0,), refusal=r"h\d does not answer", equal="order")
+    assert judge(promise, [refused, FINISHED], run, whole).outcome == "refused"
+    for wrong in (
+        replace(refused, printed="hpctrain: no"),
+        replace(refused, began=True),
+        replace(refused, code=3),
+        replace(refused, left=("process 7: prted",)),
+    ):
+        assert judge(promise, [wrong, FINISHED], run, whole).outcome == "lost"
+
+
+def test_two_attempts_that_train_at_once_are_found() -> None:
+    begin = [{"event": "start", "attempt": number, "iteration": 2 * (number - 1)} for number in (1, 2)]
+    steps = [{"event": "step", "iteration": number} for number in range(1, 6)]
+    end = {"event": "end"}
+    whole = [begin[0], *steps[:3], begin[1], *steps[2:], end]
+    assert not list(trained_twice(whole))
+    # The first goes on: it repeats a step of the second, is ahead of it, or outlives it.
+    for index, step in ((6, steps[2]), (5, steps[4]), (9, steps[3])):
+        assert list(trained_twice([*whole[:index], step, *whole[index:]]))
+
+
+def test_a_record_that_an_attempt_before_left_is_found(tmp_path: Path) -> None:
+    events = [{"event": "start", "attempt": number, "iteration": 0, "time": 100.0 * number} for number in (1, 2)]
+    (tmp_path / "ranks").mkdir()
+    for rank, started in enumerate((200.5, 199.5)):
+        (tmp_path / "ranks" / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "started": started}))
+    assert not list(foreign_records(events, tmp_path))
+    (tmp_path / "ranks" / "rank-2.json").write_text(json.dumps({"rank": 2, "started": 110.0}))
+    (found,) = foreign_records(events, tmp_path)
+    assert "rank 2 is of an attempt before" in found

@@ -4,7 +4,7 @@ a person to try. Links between them are cables to one switch, whose rate is set 
 with LocalHosts(folder, shared=[run_directory]) as hosts:
     hosts.run("h1", "mpirun", "-H", "h1,h2", "hostname")
 
-python tests/hosts/local_hosts.py start|stop|on|rate|cut|mend|kill|boot
+python tests/hosts/local_hosts.py start|stop|on|rate|cut|deafen|silence|split|mend|kill|boot
 
 Made of Linux namespaces (https://man7.org/linux/man-pages/man7/namespaces.7.html), which end with their processes:
 nothing is left when those are gone. /tmp, /run and /dev/shm are each host's own; everything else is shared, as by NFS.
@@ -40,9 +40,11 @@ _PACKAGES = {
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NETWORK = "10.77.0"
 _SWITCH = "switch"
+_BRIDGE, _OTHER_BRIDGE = "br0", "br1"
 # A link holds what it sends in this time, and what is more is lost, as in a switch with small buffers.
 _QUEUE = "10ms"
 _BURST = "128kb"
+_LOSES_ALL = ("pfifo", "limit", "0")
 _INSIDE = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
@@ -140,7 +142,8 @@ class LocalHosts:
         try:
             self._write_files()
             self._hold(_SWITCH, "unshare", "--net", "--fork", "--kill-child=KILL", "sleep", "infinity")
-            self._ip(_SWITCH, "link add br0 type bridge", "link set br0 up")
+            for bridge in (_BRIDGE, _OTHER_BRIDGE):
+                self._ip(_SWITCH, f"link add {bridge} type bridge", f"link set {bridge} up")
             for name in self.names:
                 self._boot(name)
             for name in self.names:
@@ -210,22 +213,32 @@ class LocalHosts:
         Args:
             direction: ``to`` the host, ``from`` it, or ``both``.
         """
-        ends = {"to": [(_SWITCH, host)], "from": [(host, "eth0")]}
-        for where, device in ends.get(direction) or [*ends["to"], *ends["from"]]:
-            tc = [*self._enter(where, "--net"), "tc", "qdisc"]
-            if rate == "none":
+        if rate == "none":
+            for tc, device in self._ends(host, direction):
                 subprocess.run([*tc, "del", "dev", device, "root"], capture_output=True, check=False)
-            else:
-                shape = ["tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
-                _do([*tc, "replace", "dev", device, "root", *shape])
+        else:
+            self._queue(host, direction, "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE)
 
     def cut(self, host: str) -> None:
         """Take a host's cable out of the switch: nothing comes through, and nobody is told."""
         self._ip(_SWITCH, f"link set {host} down")
 
+    def deafen(self, host: str) -> None:
+        """Lose all that is sent to a host; what it sends arrives."""
+        self._queue(host, "to", *_LOSES_ALL)
+
+    def silence(self, host: str) -> None:
+        """Lose all that a host sends; it hears the others."""
+        self._queue(host, "from", *_LOSES_ALL)
+
+    def split(self, *hosts: str) -> None:
+        """Put the cables of some hosts in a switch of their own: they reach each other, and none of the others."""
+        self._ip(_SWITCH, *(f"link set {host} master {_OTHER_BRIDGE}" for host in hosts))
+
     def mend(self, host: str) -> None:
-        """Put the cable back."""
-        self._ip(_SWITCH, f"link set {host} up")
+        """Have a host's cable whole in both directions, at the rate of the start, and in the switch of the others."""
+        self._ip(_SWITCH, f"link set {host} master {_BRIDGE}", f"link set {host} up")
+        self.rate(host, self.settings.rate)
 
     def kill(self, host: str) -> None:
         """End all processes of a host at once. Its kernel says goodbye for them, unless its cable is cut before."""
@@ -251,26 +264,45 @@ class LocalHosts:
         self._boot(host)
         self._finish_boot(host)
 
-    def restore(self) -> None:
-        """Make all hosts as they were at the start: up, connected, at their rate, without what was run on them."""
+    def repair(self) -> None:
+        """Have all hosts up and connected, at their rate; what runs on them goes on."""
         for host in self.names:
             if self._pid(host) is None:
                 self.boot(host)
             else:
                 self.mend(host)
-                self.rate(host, self.settings.rate)
-                self._end_processes(host)
+
+    def restore(self) -> None:
+        """Make all hosts as they were at the start: up, connected, at their rate, without what was run on them."""
+        self.repair()
+        for process in self.processes(*self.names):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def processes(self, *hosts: str) -> list[psutil.Process]:
+        """All that live on some hosts, but sshd, which began before anything that was run."""
+        firsts = {pid for host in hosts if (pid := self._pid(host)) is not None}
+        found = []
+        with contextlib.suppress(OSError):
+            # Of a host that went down just now there is nothing to be found.
+            inside = {Path(f"/proc/{pid}/ns/pid").readlink() for pid in firsts}
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                    if process.pid not in firsts and Path(f"/proc/{process.pid}/ns/pid").readlink() in inside:
+                        found.append(process)
+        return found
 
     # How it is done.
 
-    def _end_processes(self, host: str) -> None:
-        """All but sshd, which began before anything that was run."""
-        first = psutil.Process(self._pid(host))
-        inside = Path(f"/proc/{first.pid}/ns/pid").readlink()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                if process.pid != first.pid and Path(f"/proc/{process.pid}/ns/pid").readlink() == inside:
-                    process.kill()
+    def _ends(self, host: str, direction: str) -> list[tuple[list[str], str]]:
+        """Where a direction of a cable begins: the command that sets its queue there, and the device."""
+        ends = {"to": [(_SWITCH, host)], "from": [(host, "eth0")]}
+        chosen = ends.get(direction) or [*ends["to"], *ends["from"]]
+        return [([*self._enter(where, "--net"), "tc", "qdisc"], device) for where, device in chosen]
+
+    def _queue(self, host: str, direction: str, *queue: str) -> None:
+        for tc, device in self._ends(host, direction):
+            _do([*tc, "replace", "dev", device, "root", *queue])
 
     def _boot(self, host: str) -> None:
         program = Path(__file__).with_name("host.sh")
@@ -282,7 +314,7 @@ class LocalHosts:
         adapter = ["name", "eth0", "netns", str(self._pid(host)), "address", f"02:00:00:00:00:{number:02x}"]
         cable = [*self._enter(_SWITCH, "--net"), "ip", "link", "add", host, "type", "veth", "peer", *adapter]
         _do(cable)
-        self._ip(_SWITCH, f"link set {host} master br0 up")
+        self._ip(_SWITCH, f"link set {host} master {_BRIDGE} up")
         address = self.addresses[number - 1]
         self._ip(host, "link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up")
         self.rate(host, self.settings.rate)
@@ -414,6 +446,16 @@ _TRY = """\
 """
 
 
+_OF_A_HOST = {
+    "cut": "take the cable of a host out",
+    "deafen": "lose all that is sent to a host",
+    "silence": "lose all that a host sends",
+    "mend": "undo these, rate and split, for a host",
+    "kill": "end all of a host",
+    "boot": "start a host that was killed",
+}
+
+
 def main() -> int:
     """Hosts that stay up until they are stopped; ``start`` and ``stop`` may be said twice."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -430,8 +472,10 @@ def main() -> int:
     link.add_argument("host")
     link.add_argument("rate")
     link.add_argument("direction", nargs="?", choices=("to", "from", "both"), default="both")
-    for name, what in (("cut", "take the cable out"), ("mend", "put it back"), ("kill", "end all"), ("boot", "start")):
-        actions.add_parser(name, help=f"{what} of a host").add_argument("host")
+    for name, what in _OF_A_HOST.items():
+        actions.add_parser(name, help=what).add_argument("host")
+    split = actions.add_parser("split", help="keep some hosts apart from the others")
+    split.add_argument("hosts", nargs="+", metavar="host")
     given = parser.parse_args()
     if reason := obstacle():
         sys.exit(reason)
@@ -463,7 +507,9 @@ def _act(hosts: LocalHosts, given: argparse.Namespace) -> int:
             os.execvp(command[0], command)
         case "rate":
             hosts.rate(given.host, given.rate, given.direction)
-        case "cut" | "mend" | "kill" | "boot":
+        case "split":
+            hosts.split(*given.hosts)
+        case _:
             getattr(hosts, given.action)(given.host)
     return 0
 

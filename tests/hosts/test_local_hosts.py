@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,71 @@ def test_a_cable_that_is_cut_carries_nothing_until_it_is_mended(hosts: LocalHost
     assert hosts.run(*ping, check=False).returncode == 255
     hosts.mend("h4")
     assert hosts.run(*ping, check=False).returncode == 0
+
+
+_HEAR = """\
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+    link.bind(("", 9000))
+    print("listens", flush=True)
+    for speaker in iter(lambda: link.recv(64).decode(), sys.argv[1]):
+        print(speaker, flush=True)
+"""
+_SPEAK = """\
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+    link.sendto(sys.argv[2].encode(), (sys.argv[1], 9000))
+"""
+
+
+def _heard(hosts: LocalHosts, listener: str, speakers: Sequence[str]) -> set[str]:
+    """From whom a host hears what each of them says at once, until it has said something to itself."""
+    command = hosts.command(listener, sys.executable, "-c", _HEAR, listener)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "listens\n"
+        for speaker in (*speakers, listener):
+            hosts.run(speaker, sys.executable, "-c", _SPEAK, listener, speaker)
+        return set(child.stdout.read().split())
+
+
+def _meet(hosts: LocalHosts) -> None:
+    """Have each know who has which address, so that nothing that is said waits for the answer to that."""
+    for host in hosts.names:
+        _heard(hosts, host, [other for other in hosts.names if other != host])
+
+
+def test_one_direction_of_a_cable_is_lost(hosts: LocalHosts):
+    _meet(hosts)
+    hosts.deafen("h2")
+    assert (_heard(hosts, "h2", ["h1"]), _heard(hosts, "h1", ["h2", "h3"])) == (set(), {"h2", "h3"})
+    hosts.mend("h2")
+    hosts.silence("h2")
+    assert (_heard(hosts, "h2", ["h1"]), _heard(hosts, "h1", ["h2", "h3"])) == ({"h1"}, {"h3"})
+    hosts.mend("h2")
+    assert (_heard(hosts, "h2", ["h1"]), _heard(hosts, "h1", ["h2", "h3"])) == ({"h1"}, {"h2", "h3"})
+
+
+def test_hosts_are_split_in_groups_that_do_not_reach_each_other(hosts: LocalHosts):
+    _meet(hosts)
+    hosts.split("h2", "h4")
+    assert _heard(hosts, "h1", ["h2", "h3", "h4"]) == {"h3"}
+    assert _heard(hosts, "h2", ["h1", "h3", "h4"]) == {"h4"}
+    for host in ("h2", "h4"):
+        hosts.mend(host)
+    assert _heard(hosts, "h1", ["h2", "h3", "h4"]) == {"h2", "h3", "h4"}
+
+
+def test_the_processes_of_hosts_are_told(hosts: LocalHosts):
+    with subprocess.Popen(hosts.command("h3", "sleep", "1000")) as child:
+        deadline = time.monotonic() + 10
+        while not (found := hosts.processes("h3")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [process.name() for process in found] == ["sleep"]
+        assert not hosts.processes("h1", "h2")
+        hosts.restore()
+        assert not hosts.processes("h3")
+    assert child.returncode != 0
 
 
 def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalHosts):

@@ -20,3 +20,18 @@ def test_a_rank_that_does_not_come_is_reported_within_the_limit(mpirun):
     result = mpirun(PROGRAM, 2, "stall", check=False, timeout=200, HPCTRAIN_TIMEOUT="2", HPCTRAIN_BACKEND="mpi")
     assert result.returncode == 4, result.stdout
     assert "rank 0 on" in result.stdout and "waited 2 s for rank 1 on" in result.stdout
+
+
+def test_a_rank_that_never_starts_mpi_is_not_waited_for_for_ever(mpirun, tmp_path):
+    program = tmp_path / "late.py"
+    program.write_text("""\
+import os, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    time.sleep(600)
+import hpctrain as ht
+ht.init("mpi")
+""")
+    result = mpirun(program, 2, check=False, timeout=120, HPCTRAIN_TIMEOUT="1")
+    assert result.returncode == 1, result.stdout
+    assert "Timeout (0:00:11)!" in result.stdout
+    assert "in _mpi_world" in result.stdout

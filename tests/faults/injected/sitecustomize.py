@@ -174,4 +174,6 @@ def _begin() -> None:
 
 _begin()
 # There is one module of this name: what the tests' other processes begin with comes after it.
-runpy.run_path(str(Path(__file__).parents[2] / "startup" / "sitecustomize.py"))
+_STARTUP = Path(__file__).parents[2] / "startup"
+sys.path.append(str(_STARTUP))
+runpy.run_path(str(_STARTUP / "sitecustomize.py"))

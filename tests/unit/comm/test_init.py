@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from hpctrain.cluster.launcher import detect
-from hpctrain.comm.timeout import timeout_seconds
 from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import timeout_seconds
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 TORCHRUN = {

@@ -9,8 +9,9 @@ import weakref
 
 import pytest
 
-from hpctrain.comm.timeout import REDUCTION, Timeout, stall_seconds
+from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import stall_seconds
 
 
 @pytest.fixture

@@ -135,6 +135,27 @@ def test_a_start_of_open_mpi_that_failed_by_chance_is_told_apart(directory: RunD
     assert failure and not failure.passing
 
 
+NO_DAEMON = """\
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    n1
+  Remote host:   n2
+
+  Daemon exit status: 255
+"""
+
+
+def test_a_host_that_went_while_mpirun_started_there_is_named_and_passes(directory: RunDirectory) -> None:
+    failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
+    assert failure and failure.passing
+    assert failure.message == "mpirun's daemon on n2 did not report back; exit status 255"
+    record(directory, 0, "running")
+    failure = find_failure(directory, 2, output=NO_DAEMON, exit_status=255)
+    assert failure and not failure.passing
+
+
 def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDirectory) -> None:
     record(directory, 0, "failed", "a consequence", ended=5.0)
     record(directory, 1, "running")

@@ -48,7 +48,12 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def start(
-    directory: RunDirectory, program: str, ranks: int = 1, *, fault_tolerant: bool = False
+    directory: RunDirectory,
+    program: str,
+    ranks: int = 1,
+    *,
+    fault_tolerant: bool = False,
+    meet_seconds: float | None = None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
@@ -58,6 +63,7 @@ def start(
         ranks,
         start=StartEvent(attempt=1, iteration=0),
         fault_tolerant=fault_tolerant,
+        meet_seconds=meet_seconds,
         show=lambda event: shown.append(event.event),
         line=lines.append,
     )
@@ -112,6 +118,37 @@ os._exit(0)
     records = read_records(directory)
     assert len(records) == 2
     assert [record.process() for record in records.values()] == [None, None]
+
+
+@pytest.mark.parametrize("fault_tolerant", [False, True])
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("time.sleep(30)", "rank 0, 1 did not begin within 1 s"),
+        ('record(1, "running"); time.sleep(30)', "rank 0 did not begin within 1 s"),
+        (
+            'record(0, "running"); time.sleep(0.7); record(1, "running"); time.sleep(30)',
+            "the ranks did not find each other within 1 s",
+        ),
+    ],
+)
+def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
+    directory: RunDirectory, program: str, message: str, *, fault_tolerant: bool
+) -> None:
+    """As in MPI_Init, which waits for a host that is cut off for ever."""
+    failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, meet_seconds=1)
+    assert failure is not None
+    assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
+
+
+def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory) -> None:
+    program = """
+record(0, "running", joined=True); record(1, "running")
+time.sleep(2.5)
+record(0, "done"); record(1, "done")
+"""
+    failure, _, _ = start(directory, program, ranks=2, meet_seconds=0.5)
+    assert failure is None
 
 
 def test_what_a_rank_left_behind_is_ended(directory: RunDirectory) -> None:

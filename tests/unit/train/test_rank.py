@@ -39,6 +39,25 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
     return status, json.loads(directory.rank(0).read_text()), directory.log(0).read_text()
 
 
+def test_a_rank_of_an_attempt_before_leaves_the_records_and_events_of_the_next_alone(tmp_path: Path) -> None:
+    """A host that was cut off may still run it, and reach the run directory."""
+    others = {"rank": 0, "host": "another", "pid": 1, "started": 1.0, "status": "running"}
+    text = f"""
+import json, pathlib
+from hpctrain.run.stall_reports import Stall, reports
+record = pathlib.Path("run/ranks/rank-0.json")
+reports.record(Stall(rank=1, host="n", iteration=1, waiting_for="before", seconds=1.0, state="", stack=""))
+record.write_text(json.dumps({others}))
+reports.record(Stall(rank=1, host="n", iteration=1, waiting_for="after", seconds=1.0, state="", stack=""))
+raise SystemExit("too late")
+"""
+    code, record, log = run_rank(tmp_path, text)
+    assert (code, record) == (1, others)
+    assert "too late" in log
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(event)["waiting_for"] for event in events] == ["before"]
+
+
 def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     """Its own name and arguments, its folder on the path, a module that can be pickled and spawned again."""
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
