@@ -35,18 +35,22 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
     else:
         hosts = {host.host: host.slots for host in plan.hosts}
     # As where hosts are arranged: those without slots beside others that have some have one.
-    others = 1 if any(hosts.values()) else max(host.slots for host in plan.hosts)
-    return {name: slots or others for name, slots in hosts.items()}
+    if any(hosts.values()):
+        return {name: slots or 1 for name, slots in hosts.items()}
+    known = {host.host: host.slots for host in plan.hosts}
+    return {name: known.get(name, max(known.values())) for name in hosts}
 
 
-def chosen_hosts(plan: Plan, given: Mapping[str, int], usable: Collection[str], now: Collection[str]) -> dict[str, int]:
-    """The hosts that the run is to have, with the ranks of each, in the order given: those that it has stay.
+def chosen_hosts(
+    plan: Plan, given: Mapping[str, int], usable: Collection[str], now: Mapping[str, int]
+) -> dict[str, int]:
+    """The hosts that the run is to have, with the ranks of each, in the order given: what it has stays.
 
     Args:
         plan: of the run.
         given: of :func:`given_hosts`.
         usable: those that can be started on, also of those that it has.
-        now: those that it has.
+        now: those that it has, with their ranks.
     """
     assert plan.recipe is not None
     named = [name for name in given if name in usable]
@@ -55,8 +59,11 @@ def chosen_hosts(plan: Plan, given: Mapping[str, int], usable: Collection[str], 
     if most is None and plan.host_options.hostfile is None:
         # A list of hosts says how many there are to be, and -np how many ranks; a hostfile can grow.
         most = max(plan.begun_ranks or plan.ranks, len(order))
-    chosen: dict[str, int] = {}
-    for name in order:
-        if room := min(given[name], most - sum(chosen.values())) if most else given[name]:
-            chosen[name] = room
-    return {name: chosen[name] for name in given if name in chosen}
+    chosen = dict.fromkeys(order, 0)
+    # First what each has, so that nobody makes room for others.
+    for room in (now, given):
+        for name in order:
+            free = sum(given.values()) if most is None else most - sum(chosen.values())
+            wanted = min(given[name], room.get(name, 0)) - chosen[name]
+            chosen[name] += max(0, min(wanted, free))
+    return {name: chosen[name] for name in given if chosen.get(name)}

@@ -10,7 +10,7 @@ from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import Attempt, is_done, next_attempt, require_nobody, run_events
 from hpctrain.launch.changes import require_fit
-from hpctrain.launch.hosts import arrange
+from hpctrain.launch.hosts import are_given, arrange
 from hpctrain.launch.membership import chosen_hosts, given_hosts
 from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
@@ -185,9 +185,9 @@ def resumed_plan(
             "begun_ranks": None,
         }
     )
-    if unplaced.elastic and unplaced.hosts and ranks is None:
+    if unplaced.elastic and unplaced.hosts and ranks is None and are_given(unplaced.host_options):
         given = given_hosts(unplaced)
-        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, ()), machine)
+        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, {}), machine)
     else:
         arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
         placed = place_plan(unplaced, arranged, machine)

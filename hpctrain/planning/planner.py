@@ -198,7 +198,8 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
         if not asked.joins_ranks:
             _require_single(plan, hosts[0].host, machine)
         return plan.asked_backend, ""
-    if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
+    # One rank of an elastic run may be what is left of several, which others join.
+    if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
         return "single", f"one rank on {machine.host}"
     if plan.fault_tolerant:
         return "mpi", "fault_tolerance: shrink"

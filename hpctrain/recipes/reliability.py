@@ -52,6 +52,8 @@ class FaultTolerance(Section):
                 f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends with "
                 "its first dead rank"
             )
+        if self.grow and self.batch == "shrink":
+            raise ValueError("batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)")
         if self.max_ranks is not None and not self.grow:
             raise ValueError(f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added")
         if self.max_ranks is not None and self.max_ranks < self.min_ranks:

@@ -17,14 +17,20 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
         ranks: how many there are now.
 
     Raises:
-        HpctrainError: fewer ranks than ``fault_tolerance.min_ranks``, no ``data.path``, or as of
-            :func:`~hpctrain.recipes.batch_statistics.require_span`.
+        HpctrainError: fewer ranks than ``fault_tolerance.min_ranks``, more than ``max_ranks``, no ``data.path``, or as
+            of :func:`~hpctrain.recipes.batch_statistics.require_span`.
     """
     least = recipe.fault_tolerance.min_ranks
     if least > ranks:
         raise HpctrainError(
             f"fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
             f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
+        )
+    most = recipe.fault_tolerance.max_ranks
+    if most is not None and most < ranks:
+        raise HpctrainError(
+            f"fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
+            f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
         )
     require_span(recipe, ranks)
     if recipe.data.name == "imagenet":

@@ -402,6 +402,11 @@ class Recipe(Section):
                 "communication.compression: top_k keeps gradients for later steps, and precision: fp16 scales each "
                 "step's differently; precision: bf16 does not"
             )
+        if self.communication.compression == "top_k" and self.numbers.non_finite == "roll_back":
+            raise ValueError(
+                "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: roll_back "
+                "undoes the steps that they are of; skip leaves a step out"
+            )
         if fault := self._climbs():
             raise ValueError(f"{fault}; --set schedule.end_rate=0")
         return self

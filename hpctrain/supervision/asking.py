@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,11 +38,13 @@ _REACH_SECONDS = 15.0
 # Python may come from a file system that is slow the first time.
 _ANSWER_SECONDS = 90.0
 _AT_ONCE = 64
+# Ranks of an attempt that has failed may still be ending.
+_BUSY_SECONDS = 8.0
 # Before each line of an answer: a login shell may print what it likes.
 _MARK = "hpctrain-answer:"
 
 _PROGRAM = f"""\
-import json, sys
+import json, sys, time
 import hpctrain
 answer = {{"version": hpctrain.__version__}}
 if hpctrain.__version__ == {hpctrain.__version__!r}:
@@ -51,7 +54,10 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     from hpctrain.planning.machine import versions
     from hpctrain.cluster.processes import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
-    answer.update(busy=processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else [])
+    end = time.monotonic() + {_BUSY_SECONDS}
+    while (busy := processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else []) and time.monotonic() < end:
+        time.sleep(0.2)
+    answer.update(busy=busy)
     ways = [way.rsplit(":", 1) for way in sys.argv[2:]]
     answer.update(cut_off=bool(ways) and not any(reaches(address, int(port)) for address, port in ways))
 print({_MARK!r} + json.dumps(answer))
@@ -89,19 +95,33 @@ class Questions:
     """Those that are under way, for whoever does not wait for the answers: ended, they say that nobody was reached."""
 
     def __init__(self) -> None:
-        self._asked: list[subprocess.Popen[bytes]] = []
+        # None of a process that was waited for: its number may be another's.
+        self._asked: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
         self._ended = False
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
-        self._asked.append(process)
-        if self._ended:
+        """A question has begun."""
+        with self._lock:
+            self._asked.add(process)
+            if self._ended:
+                _kill(process)
+
+    def answered(self, process: subprocess.Popen[bytes]) -> None:
+        """End what is left of a question."""
+        with self._lock:
+            self._asked.discard(process)
             _kill(process)
+        with contextlib.suppress(OSError), process:
+            # Its end is waited for, and its pipes are closed.
+            pass
 
     def end(self) -> None:
         """End those that are under way, and all that come."""
-        self._ended = True
-        for process in self._asked:
-            _kill(process)
+        with self._lock:
+            self._ended = True
+            for process in self._asked:
+                _kill(process)
 
 
 def ask_hosts(
@@ -135,10 +155,7 @@ def ask_hosts(
         try:
             return _answer(*_said(process, script.encode()), paths)
         finally:
-            _kill(process)
-            with contextlib.suppress(OSError), process:
-                # Its end is waited for, and its pipes are closed.
-                pass
+            asked.answered(process)
 
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
         ways = [f"{address}:{opened.enter_context(listening(address))}" for address in own]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.lost_hosts import host_interval
 from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.launch.resume import plan_on
 from hpctrain.planning.machine import Machine
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import RecoveredFaultEvent
@@ -53,6 +54,7 @@ class HostWatch:
         self._seconds = host_interval(environment)
         # The ranks of each host that are alive.
         self._now = {host.host: host.slots for host in plan.hosts}
+        self._leaving: Collection[str] = ()
         self._told: set[str] = set()
         self._questions = Questions()
         self._ended = threading.Event()
@@ -61,8 +63,10 @@ class HostWatch:
 
     def lost(self, event: RecoveredFaultEvent) -> None:
         """Count a rank that the others went on without."""
-        if event.host in self._now:
-            self._now[event.host] -= 1
+        hosts = [host.host for host in self._plan.hosts for _ in range(host.slots)]
+        # Its own name of its host may be another one.
+        if event.rank is not None and self._now[hosts[event.rank]]:
+            self._now[hosts[event.rank]] -= 1
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -81,7 +85,12 @@ class HostWatch:
             try:
                 self._look()
             except HpctrainError as error:
-                self._tell(f"hosts that could join are not seen: {error.message}")
+                self._want(None)
+                self._tell(f"the hosts stay as they are: {error.message}")
+            except (OSError, RuntimeError) as error:
+                # No process or thread can be made now.
+                self._want(None)
+                self._tell(f"the hosts stay as they are: {error}")
 
     def _look(self) -> None:
         given = given_hosts(self._plan, self._environment)
@@ -102,10 +111,19 @@ class HostWatch:
                 self._tell(f"{host} cannot join: it {fault}")
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
         same = chosen.keys() == now.keys() and sum(chosen.values()) == sum(now.values())
-        assert self._plan.recipe is not None
-        enough = sum(chosen.values()) >= self._plan.recipe.fault_tolerance.min_ranks
+        if same:
+            self._want(None)
+            return
+        # What the number of ranks or the fabric forbids is known before anybody stops for it.
+        plan_on(self._plan, chosen, self._machine)
+        # A hostfile may be half written.
+        leaving, before = now.keys() - chosen.keys(), self._leaving
+        self._leaving = leaving
+        self._want(chosen if leaving == before or not leaving else None)
+
+    def _want(self, hosts: dict[str, int] | None) -> None:
         if not self._ended.is_set():
-            self.wanted = chosen if enough and not same else None
+            self.wanted = hosts
 
     def _tell(self, text: str) -> None:
         if text not in self._told and not self._ended.is_set():

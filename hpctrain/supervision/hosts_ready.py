@@ -46,15 +46,15 @@ class _Fault:
     exit_code: int = 2
 
 
-class HostsAbsentError(HpctrainError):
-    """Some hosts do not answer, or cannot be connected to, and those that do have no fault.
+class UnfitHostsError(HpctrainError):
+    """Ranks cannot start on some hosts; the exit code is 1 where all of that may pass.
 
     Attributes:
-        hosts: that do not answer.
+        hosts: those hosts.
     """
 
-    def __init__(self, message: str, hint: str, hosts: tuple[str, ...]) -> None:
-        super().__init__(message, hint, exit_code=1)
+    def __init__(self, message: str, hint: str, *, exit_code: int, hosts: tuple[str, ...]) -> None:
+        super().__init__(message, hint, exit_code=exit_code)
         self.hosts = hosts
 
 
@@ -88,7 +88,7 @@ def ready_hosts(
     Raises:
         HpctrainError: names the hosts that do not answer, do not see the folder or the script, lack the interpreter or
             this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
-            for what may pass, and then as :class:`HostsAbsentError`; else 2.
+            for what may pass, else 2.
     """
     look = _look(plan, launcher, folder, environment)
     if look is None:
@@ -108,10 +108,16 @@ def ready_or_fewer(
     folder: Path,
     machine: Machine,
     *,
+    begun: bool,
     notice: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
 ) -> Plan:
     """As :func:`ready_hosts`, where an elastic plan goes without hosts that do not answer.
+
+    Args:
+        begun: the run has begun, so that whatever is wrong with a host was not so when the user named it.
+
+    The rest is as of :func:`ready_hosts`.
 
     Raises:
         HpctrainError: as of :func:`ready_hosts`, or those that answer are too few.
@@ -119,8 +125,8 @@ def ready_or_fewer(
     while True:
         try:
             return ready_hosts(plan, launcher, folder, notice=notice, environment=environment)
-        except HostsAbsentError as error:
-            if not plan.elastic:
+        except UnfitHostsError as error:
+            if not (plan.elastic and (begun or error.exit_code == 1)):
                 raise
             plan, warnings = plan_without(plan, error.hosts, machine)
             hosts = fold_hosts([host.host for host in plan.hosts])
@@ -156,11 +162,11 @@ def joinable_hosts(
     if in_allocation(environment):
         silent = silent_hosts(asked, launcher, machine, environment, lost=names)
         return tuple(name for name in names if name not in silent), {}
-    if not _answerable(plan, launcher, environment):
+    if not _answerable(plan, launcher, environment) or shutil.which("ssh") is None:
         return (), {}
     look = _look(asked, launcher, folder, environment, questions)
     if look is None:
-        # This host.
+        # This host, which needs no ssh.
         return tuple(names), {}
     wrong = {host: fault.text for host, fault in look.faults.items() if look.answers[host].reached}
     return tuple(name for name in names if name not in look.faults), wrong
@@ -220,9 +226,8 @@ def _require_no_fault(faults: Mapping[str, _Fault]) -> None:
         return
     texts = "\n".join(f"{fold_hosts(names)} {fault.text}" for fault, names in hosts.items())
     hints = "\n  ".join(dict.fromkeys(fault.hint for fault in hosts))
-    if all(fault.exit_code == 1 for fault in hosts):
-        raise HostsAbsentError(texts, hints, tuple(faults))
-    raise HpctrainError(texts, hints)
+    exit_code = max(fault.exit_code for fault in hosts)
+    raise UnfitHostsError(texts, hints, exit_code=exit_code, hosts=tuple(faults))
 
 
 def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[Path]) -> _Fault | None:

@@ -135,7 +135,8 @@ def _go_on(
 def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
-        plan = ready_or_fewer(run.plan, run.launcher, folder, run.machine, notice=output.notice)
+        begun = run.attempt is not None
+        plan = ready_or_fewer(run.plan, run.launcher, folder, run.machine, begun=begun, notice=output.notice)
         return replace(run, plan=plan)
     except HpctrainError as error:
         if run.attempt and error.exit_code == 1:

@@ -103,12 +103,14 @@ def _run(
     ended: int | None = None
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received or leave()))
+        if cut and not interrupts.received:
+            # Nobody is in a hurry: a step, what follows it and a checkpoint take as long as they take.
+            _ask_to_leave(job.directory, leave() or "", notice)
+            cut = job.wait(follower, lambda: bool(interrupts.received))
         ended = job.process.poll()
         if cut:
-            received = next(iter(interrupts.received), None)
-            waits = stoppable or received in interrupts.asking or job.listens()
-            reason = received.name if received else leave() or ""
-            if waits and _ask(job.directory, reason, stop.seconds, notice):
+            waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
+            if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
     finally:
@@ -139,15 +141,25 @@ def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
     return replace(failure, message=message, stopped=False)
 
 
-def _ask(directory: RunDirectory, reason: str, seconds: float, notice: Callable[[str], None]) -> bool:
-    """Ask the ranks to stop; whether that could be done."""
+def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
+    """Ask the ranks to save their state and leave, after which they are started again."""
     try:
         directory.stop.write_text(f"{reason}\n")
     except OSError as error:
-        notice(f"{reason}: cannot write {directory.stop}: {error.strerror}; every process is ended")
+        notice(f"warning: {reason}, and the ranks cannot be told: cannot write {directory.stop}: {error.strerror}")
+        return
+    notice(f"{reason}: the ranks end their step, save their state and leave, and are started again")
+
+
+def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
+    """Ask the ranks to stop; whether that could be done."""
+    try:
+        directory.stop.write_text(f"{by.name}\n")
+    except OSError as error:
+        notice(f"{by.name}: cannot write {directory.stop}: {error.strerror}; every process is ended")
         return False
     notice(
-        f"{reason}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
+        f"{by.name}: waiting up to {seconds:g} s for the ranks to end their step and save their state; "
         "another SIGINT or SIGTERM ends them at once"
     )
     return True

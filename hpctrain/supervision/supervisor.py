@@ -26,6 +26,9 @@ from hpctrain.supervision.hosts_ready import ready_or_fewer
 from hpctrain.supervision.restarts import Reach, next_restart, wait_seconds
 from hpctrain.supervision.start import available_launcher
 
+# For so long nobody leaves for hosts again that could not be gone on with.
+_REFUSED_SECONDS = 600.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
@@ -65,7 +68,10 @@ class Supervisor:
         self._watch: HostWatch | None = None
         # The hosts that it is to go on with, once it has saved its state.
         self._wanted: dict[str, int] | None = None
-        self._refused: list[dict[str, int]] = []
+        self._refused: list[tuple[float, dict[str, int]]] = []
+        # Of an attempt for which ranks left: the plan of before, and the hosts wanted.
+        self._joined: tuple[Plan, dict[str, int]] | None = None
+        self._regrown = 0
 
     @contextlib.contextmanager
     def watching(self, plan: Plan, launcher: Launcher | None) -> Iterator[Callable[[], str | None]]:
@@ -81,8 +87,9 @@ class Supervisor:
         """Record the progress of an attempt."""
         if isinstance(event, RecoveredFaultEvent) and self._watch:
             self._watch.lost(event)
-        elif isinstance(event, CheckpointEvent) and self._watch and self._watch.wanted not in (None, *self._refused):
-            self._wanted = self._watch.wanted
+        elif isinstance(event, CheckpointEvent) and self._watch and not self._wanted:
+            wanted = self._watch.wanted
+            self._wanted = wanted if wanted and self._may_have(wanted) else None
         if isinstance(event, StartEvent):
             self._stepped = self._plan.script is not None
             self._begin = time.monotonic()
@@ -100,6 +107,10 @@ class Supervisor:
         try:
             if further and failure.stopped and self._wanted:
                 return self._on_other_hosts(further, launcher, self._wanted)
+            if further and self._joined and further.iteration <= attempt.iteration and not failure.stopped:
+                before, wanted = self._joined
+                if not failure.lost_hosts or not _ranks(before).keys() >= set(failure.lost_hosts):
+                    return self._as_before(failure, further, launcher, before, wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
         except HpctrainError as error:
@@ -121,6 +132,7 @@ class Supervisor:
     def _restart(
         self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
     ) -> Restart | None:
+        self._joined = None
         if self._plan.script and time.monotonic() - self._begin > WORK_SECONDS:
             self._step += 1
         before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
@@ -133,7 +145,7 @@ class Supervisor:
         # A host that was lost and answers gets one more chance.
         plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
         if plan.elastic:
-            plan = ready_or_fewer(plan, launcher, self._directory.path, self._machine, notice=self._notice)
+            plan = self._ready(plan, launcher)
         restart = Restart(
             plan=plan,
             attempt=replace(further, restart=number),
@@ -150,24 +162,55 @@ class Supervisor:
         if not self._plan.elastic:
             return self._plan
         fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
-        now = [host.host for host in self._now.hosts]
-        return plan_on(self._plan, chosen_hosts(self._plan, given_hosts(self._plan), fit, now), self._machine)[0]
+        try:
+            return plan_on(
+                self._plan, chosen_hosts(self._plan, given_hosts(self._plan), fit, _ranks(self._now)), self._machine
+            )[0]
+        except HpctrainError as error:
+            self._notice(f"warning: the hosts stay those of before: {error.message}")
+            return self._now
+
+    def _ready(self, plan: Plan, launcher: Launcher | None) -> Plan:
+        return ready_or_fewer(plan, launcher, self._directory.path, self._machine, begun=True, notice=self._notice)
+
+    def _may_have(self, wanted: dict[str, int]) -> bool:
+        """Whether these hosts were not found to be unfit a short time ago."""
+        if wanted.keys() == _ranks(self._now).keys() and self._regrown >= self._plan.restarts:
+            # What kills them on the same hosts again and again is no accident.
+            return False
+        now = time.monotonic()
+        return all(refused != wanted or now - since > _REFUSED_SECONDS for since, refused in self._refused)
 
     def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
         """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
+        before, self._joined = self._now, (self._now, wanted)
+        self._regrown += wanted.keys() == _ranks(before).keys()
         try:
             plan, warnings = plan_on(self._plan, wanted, self._machine)
-            plan = ready_or_fewer(plan, launcher, self._directory.path, self._machine, notice=self._notice)
+            plan = self._ready(plan, launcher)
+            found = available_launcher(plan, self._machine)
         except HpctrainError as error:
-            self._refused.append(wanted)
-            self._notice(f"warning: {_change(self._now, wanted)} is not possible: {error.message}")
-            plan, warnings = self._now, ()
+            self._notice(f"warning: {_change(before, wanted)} is not possible: {error.message}")
+            plan, warnings, found = before, (), launcher
+        if plan.hosts == before.hosts:
+            self._refused.append((time.monotonic(), wanted))
         hosts = fold_hosts([host.host for host in plan.hosts])
-        numbers = f"{self._now.ranks} ranks until now, {plan.ranks} from now on"
+        numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
         self._notice(f"going on from step {further.iteration} on {hosts}: {numbers}")
         for warning in warnings:
             self._notice(f"warning: {warning}")
-        return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=0.0)
+        return Restart(plan=plan, attempt=further, launcher=found, seconds=0.0)
+
+    def _as_before(
+        self, failure: Failure, further: Attempt, launcher: Launcher | None, before: Plan, wanted: dict[str, int]
+    ) -> Restart:
+        """After an attempt that got nowhere on other hosts: on those of before, as far as they answer."""
+        self._joined = None
+        self._refused.append((time.monotonic(), wanted))
+        plan = self._ready(before, launcher)
+        hosts = fold_hosts([host.host for host in plan.hosts])
+        self._notice(f"{failure.message}; going on from step {further.iteration} as before, on {hosts}")
+        return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
 
     def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])
@@ -175,15 +218,21 @@ class Supervisor:
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
         again = f"going on from step {restart.attempt.iteration}" if self._plan.recipe else "starting it again"
         self._notice(
-            f"{failure.message}{unanswered}; {again} with {restart.plan.ranks} of {self._plan.ranks} ranks on {hosts} "
+            f"{failure.message}{unanswered}; {again} with {restart.plan.ranks} of "
+            f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )
 
 
+def _ranks(plan: Plan) -> dict[str, int]:
+    """Of each host."""
+    return {host.host: host.slots for host in plan.hosts}
+
+
 def _change(now: Plan, wanted: Mapping[str, int]) -> str:
     """What other hosts are to be, in words."""
-    names = {host.host for host in now.hosts}
+    names = _ranks(now)
     joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
     moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
     parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]
-    return " and ".join(parts) or "ranks are started again where some were lost"
+    return " and ".join(parts) or "hosts have room for more ranks"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.comm.shared.kernels import Array, all_finite, convert, sum_type
+from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
     from hpctrain.comm.base import TopK
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # Of more elements the threshold is estimated: to find it among all takes longer than to send a hundredth of them.
 _SAMPLED = 1 << 16
 _NOT_FINITE = -1
+_NONE: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+# Places are sent in 32 bits.
+_MOST_ELEMENTS = 1 << 32
 
 
 class LargestElements:
@@ -45,8 +49,11 @@ class LargestElements:
         self._begin = len(own) - top.exact
         self._most = min(self._begin, math.ceil(top.fraction * self._begin))
         self._total = np.empty(self._begin, dtype=sum_type(own.dtype))
-        self._chosen: NDArray[np.intp] = np.empty(0, dtype=np.intp)
-        self._sent: Array = np.empty(0, dtype=own.dtype)
+        if self._begin > _MOST_ELEMENTS:
+            raise HpctrainError(
+                f"a slice of {self._begin} elements is too large for compression top_k", "choose smaller buckets"
+            )
+        self._chosen = _NONE
         self.kept: Array = np.zeros(self._begin, dtype=self._total.dtype)
         self.message: NDArray[np.uint8] = np.zeros(
             8 + 4 * self._most + (self._most + top.exact) * own.itemsize, dtype=np.uint8
@@ -57,46 +64,45 @@ class LargestElements:
         """Choose what is sent, and put it into :attr:`message`."""
         count, indices, values, exact = self._parts(self.message)
         exact[:] = self._own[self._begin :]
-        own = self._own[: self._begin]
-        if not all_finite(own):
+        # What was kept stays as it is until all nodes' sums are known to be finite.
+        convert(self._total, self._own[: self._begin])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(self.kept, self._total, self._total)
+            self._chosen = largest(np.abs(self._total), self._most) if all_finite(self._total) else _NONE
+            sent = np.empty(len(self._chosen), dtype=self._own.dtype)
+            convert(sent, self._total[self._chosen])
+        if not (all_finite(self._total) and all_finite(sent)):
             count[0] = _NOT_FINITE
             return
-        convert(self._total, own)
-        np.add(self.kept, self._total, self.kept)
-        self._chosen = largest(np.abs(self.kept), self._most)
-        self._sent = np.empty(len(self._chosen), dtype=own.dtype)
-        convert(self._sent, self.kept[self._chosen])
-        count[0] = len(self._chosen)
-        indices[: len(self._chosen)] = self._chosen
-        values[: len(self._chosen)] = self._sent
+        count[0] = len(sent)
+        indices[: len(sent)] = self._chosen
+        values[: len(sent)] = sent
 
     def take(self) -> None:
         """Replace the slice by the sum of what all nodes sent, in :attr:`messages`; the same bits on all of them."""
         parts = [self._parts(message) for message in self.messages]
-        own_count = int(self._parts(self.message)[0][0])
         own, exact = self._own[: self._begin], self._own[self._begin :]
         if any(count[0] == _NOT_FINITE for count, *_ in parts):
-            if own_count != _NOT_FINITE:
-                # The step is left out everywhere, and this node's part of it too.
-                convert(self._total, own)
-                np.subtract(self.kept, self._total, self.kept)
             own[:] = np.nan
         else:
-            sent = np.empty(own_count, dtype=self.kept.dtype)
-            convert(sent, self._sent)
-            self.kept[self._chosen] -= sent
+            self._total[self._chosen] -= self._wide(self._parts(self.message)[2][: len(self._chosen)])
+            self.kept, self._total = self._total, self.kept
             self._total[:] = 0
             for count, indices, values, _ in parts:
                 number = int(count[0])
-                wide = np.empty(number, dtype=self._total.dtype)
-                convert(wide, values[:number])
                 # An index comes once in a message.
-                self._total[indices[:number]] += wide
+                self._total[indices[:number]] += self._wide(values[:number])
             convert(own, self._total)
         tail = np.zeros(len(exact), dtype=self._total.dtype)
         for *_, theirs in parts:
-            tail += theirs.astype(tail.dtype)
+            tail += self._wide(theirs)
         convert(exact, tail)
+
+    def _wide(self, values: Array) -> Array:
+        """In the type in which sums are made."""
+        wide = np.empty(len(values), dtype=self._total.dtype)
+        convert(wide, values)
+        return wide
 
     def _parts(self, message: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint32], Array, Array]:
         """How many elements a message has, where they are, what they are, and the exact ones."""
@@ -129,7 +135,8 @@ def largest(magnitudes: Array, most: int) -> NDArray[np.intp]:
 
 
 def _above(magnitudes: Array, most: int) -> NDArray[np.intp]:
-    sample = magnitudes[:: len(magnitudes) // _SAMPLED]
+    # Drawn, since what lies at equal distances may be of one kind; the same each time, for results that do not change.
+    sample = magnitudes[np.random.default_rng(0).integers(len(magnitudes), size=_SAMPLED)]
     rank = len(sample) - max(1, round(len(sample) * most / len(magnitudes)))
     least = np.partition(sample, rank)[rank]
     # Where most elements are zero the others are fewer than could be sent.

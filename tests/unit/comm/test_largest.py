@@ -38,7 +38,7 @@ def test_the_largest_are_chosen(values, most, sampled):
 def test_of_many_about_as_many_as_asked_for():
     magnitudes = np.abs(np.random.default_rng(0).standard_t(2, 1_000_000)).astype(np.float32)
     for most in (100, 10_000, 300_000):
-        assert 0.8 * most <= len(largest(magnitudes, most)) <= most
+        assert 0.6 * most <= len(largest(magnitudes, most)) <= most
 
 
 @given(
@@ -78,3 +78,34 @@ def test_what_is_given_is_sent_or_kept(nodes, length, exact, fraction, steps, se
 def test_a_part_of_a_buffer_has_its_part_of_the_exact_ones():
     top = TopK(fraction=0.1, exact=7)
     assert [top.of(slice(start, start + 5), 20).exact for start in (0, 5, 10, 15)] == [0, 0, 2, 5]
+
+
+def test_large_ones_at_equal_distances_are_found():
+    magnitudes = np.ones(6_553_600, dtype=np.float32)
+    magnitudes[::100] = 10
+    assert len(largest(magnitudes, 65_536)) == 65_536
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(np.float32, 3e38), (np.float16, 60000)])
+def test_what_overflows_with_what_is_kept_is_left_out_and_forgotten(dtype, large):
+    own = np.zeros(2, dtype=dtype)
+    element = LargestElements(own, TopK(fraction=0.5), 1)
+    finite = []
+    for first, second in ((large, large * 0.9), (1, large), (1, 1), (1, 1)):
+        own[:] = first, second
+        summed([element])
+        finite.append(np.isfinite(own).all())
+    # In the second step what was kept and what is new are too much together, and only that step is lost.
+    assert finite == [True, False, True, True]
+    assert np.isfinite(element.kept).all()
+
+
+def test_an_odd_step_of_another_node_leaves_what_is_kept():
+    slices = [np.array([1e8, 1e-3]), np.array([0.0, 0.0])]
+    elements = [LargestElements(own, TopK(fraction=0.4), 2) for own in slices]
+    summed(elements)
+    kept = elements[0].kept.copy()
+    slices[0][:], slices[1][:] = 1e8, np.nan
+    summed(elements)
+    np.testing.assert_array_equal(elements[0].kept, kept)
+    assert kept[1] == 1e-3

@@ -240,7 +240,9 @@ def test_elastic_in_one_word() -> None:
         (["fault_tolerance.max_ranks=4"], "max_ranks: 4 needs grow: true"),
         (["fault_tolerance=elastic", "fault_tolerance.max_ranks=2", "fault_tolerance.min_ranks=3"], "is below min"),
         (["communication.compression=top_k", "communication.top_k=1"], "less than 1"),
-        (["communication.compression=top_k", "precision=fp16"], "top_k keeps gradients for later steps"),
+        (["communication.compression=top_k", "precision=fp16"], "precision: fp16 scales each step's differently"),
+        (["communication.compression=top_k", "numbers.non_finite=roll_back"], "roll_back undoes the steps"),
+        (["fault_tolerance={grow: true, lost_rank: shrink, batch: shrink}"], "batch: shrink would also grow"),
     ],
 )
 def test_what_does_not_go_together(overrides: list[str], fault: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from hpctrain.supervision import asking, host_watch, supervisor
 pytestmark = needs.pytorch
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
-# that host, "shrink HOST" goes on without the rank of one, and a last one is done.
+# that host, "shrink HOST" goes on without the rank of one, and "fail" starts nothing, and a last one
+# is done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
@@ -40,6 +42,8 @@ def record(status, ranks):
         record = dict(rank=rank, host="n1", pid=1, started=1.0, status=status)
         (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
 
+if what == "fail":
+    sys.exit("no data folder here")
 if what == "lose":
     print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", *host)
     sys.exit()
@@ -197,7 +201,7 @@ def test_a_rank_that_the_others_went_on_without_is_started_again(monkeypatch: py
     monkeypatch.setattr("hpctrain.supervision.start.require_mitigation", lambda *_: None)
     assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.lost_rank=shrink") == 0
     assert starts() == [["n1", "n2", "n3"]] * 2
-    assert [event.reason for event in events("stopped")] == ["ranks are started again where some were lost"]
+    assert [event.reason for event in events("stopped")] == ["hosts have room for more ranks"]
 
 
 def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
@@ -215,6 +219,64 @@ def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
     assert run("--hostfile", "hosts.txt") == 0
     assert starts() == [["n1", "n2"], ["n1", "n2", "n3"]]
     assert capsys.readouterr().err.count("warning: n4 cannot join: it has no program") == 1
+
+
+def test_hosts_with_which_it_does_not_work_are_left_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo("save", "fail", "save")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        lambda: None,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\nn5\n"),
+    )
+    assert run("--hostfile", "hosts.txt", "--restarts", "0") == 0
+    before = {"n1", "n2", "n3"}
+    assert [set(hosts) for hosts in starts()] == [before, {*before, "n4"}, before, {*before, "n4", "n5"}]
+    assert "going on from step 0 as before, on n[1-3]" in capsys.readouterr().err
+
+
+def test_what_is_left_of_two_ranks_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the backend would be of one rank that stays alone."""
+    todo("lose n2", "save")
+    silent_hosts = supervisor.silent_hosts
+
+    def gone(*arguments: Any, **options: Any) -> tuple[str, ...]:
+        Path("off").write_text("n2")
+        return silent_hosts(*arguments, **options)
+
+    monkeypatch.setattr(supervisor, "silent_hosts", gone)
+    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+    host = socket.gethostname()
+    arguments = ["--hosts", f"{host},n2", "--run-dir", "run", "--set", "fault_tolerance=elastic"]
+    assert main(["run", "digits", *arguments]) == 0
+    assert starts() == [[host, "n2"], [host], [host, "n2"]]
+
+
+def test_a_hostfile_that_names_nobody_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither while it trains, nor when a host is lost."""
+    todo("lose n2", "save")
+    hosts_change(monkeypatch, lambda: None, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    whole = supervisor.Supervisor._whole_plan
+
+    def emptied(self: Any) -> Any:
+        Path("hosts.txt").write_text("")
+        return whole(self)
+
+    monkeypatch.setattr(supervisor.Supervisor, "_whole_plan", emptied)
+    assert run("--hostfile", "hosts.txt") == 0
+    assert starts() == [["n1", "n2", "n3"], ["n1", "n2", "n3"], ["n1", "n2", "n3", "n4"]]
+    said = capsys.readouterr().err
+    assert "warning: the hosts stay those of before: hosts.txt names no host" in said
+    assert "warning: the hosts stay as they are: hosts.txt names no host" in said
+
+
+def test_more_than_it_may_have_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--hosts", "n1,n2,n3", "--set", "fault_tolerance.max_ranks=2") == 2
+    assert "max_ranks is 2, and the run has 3 ranks" in capsys.readouterr().err
 
 
 def test_the_end_does_not_wait_for_a_silent_host() -> None:
