@@ -27,7 +27,9 @@ class Reach:
         return self.checkpoint > other.checkpoint or (self.checkpoint == 0 and self.step > other.step)
 
 
-def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int) -> int | None:
+def next_restart(
+    failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int, hosts: int = 1
+) -> int | None:
     """The number of the next restart among those without progress: 1, 2, …; None if the run ends.
 
     Args:
@@ -36,12 +38,13 @@ def next_restart(failure: Failure, before: Reach, after: Reach, *, stepped: bool
         stepped: whether it did a step.
         idle: the number that the attempt itself had, 0 for one that a user or a job began.
         limit: how many there may be.
+        hosts: how many it ran on.
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None
     # What fails ahead of its first step will do so again, but for a host that went meanwhile, for what is known to come
-    # and go, and for a rank that was killed where others have worked before.
-    killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint)
+    # and go, and for a rank that was killed where others have worked before, or that may have gone with its host.
+    killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint or hosts > 1)
     if not (stepped or killed or failure.lost_hosts or failure.passing):
         return None
     number = 1 if after.is_beyond(before) else idle + 1

@@ -137,7 +137,8 @@ class Supervisor:
             self._step += 1
         before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
         idle, limit = attempt.restart, self._plan.restarts
-        number = next_restart(failure, before, self._before, stepped=self._stepped, idle=idle, limit=limit)
+        hosts = len(self._plan.hosts)
+        number = next_restart(failure, before, self._before, stepped=self._stepped, idle=idle, limit=limit, hosts=hosts)
         if number is None:
             return None
         whole = self._whole_plan()

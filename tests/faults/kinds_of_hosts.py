@@ -109,7 +109,7 @@ def _promise(scene: Scene, hosts: LocalHosts, *, passes: bool = False) -> Promis
 
     return Promise(
         codes=(0,) if passes else (0, 4),
-        says=(r"\b(lost|fell silent|waited|died|not finish|no answer|done)\b",),
+        says=(r"\b(lost|fell silent|waited|died|no answer|not (finish|begin|find each other|report back)|done)\b",),
         refusal=r"h\d(,h\d|\[.*\])* (does not answer|cannot connect)",
         mends=hosts.repair,
         equal="accuracy",

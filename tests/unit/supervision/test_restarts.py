@@ -88,6 +88,14 @@ def test_decisions(
     assert next_restart(failure, before, after, stepped=stepped, idle=idle, limit=3) == expected
 
 
+@pytest.mark.parametrize(("failure", "idle", "expected"), [(KILLED, 0, 1), (KILLED, 3, None), (RAISED, 0, None)])
+def test_a_rank_that_is_lost_at_the_start_may_have_gone_with_its_host(
+    failure: Failure, idle: int, expected: int | None
+) -> None:
+    """Nobody may have told of the host: mpirun sees a rank's end first."""
+    assert next_restart(failure, NOTHING, NOTHING, stepped=False, idle=idle, limit=3, hosts=2) == expected
+
+
 reaches = st.builds(Reach, checkpoint=st.integers(0, 5), step=st.integers(0, 20))
 
 
