@@ -8,8 +8,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import campaign
+import kinds_of_hosts
 import pytest
+from cases import KINDS, Case
 from local_hosts import LocalHosts
+from references import Library
 
 pytest.importorskip("torch")
 
@@ -24,12 +28,6 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_as_promised(name: str, hosts: LocalHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "faults"))
-    import campaign
-    import kinds_of_hosts
-    from cases import KINDS, Case
-    from references import Library
-
     monkeypatch.setattr(kinds_of_hosts, "TIMEOUT", 12)
     with (library := Library(folder=tmp_path / "whole", limit=180)).held:
         library.kept("hosts", lambda: contextlib.nullcontext(hosts))
