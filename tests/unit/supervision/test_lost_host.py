@@ -191,11 +191,11 @@ def test_two_hosts_at_once() -> None:
 
 
 @needs.pytorch
-def test_a_further_attempt_that_starts_nothing_can_be_resumed() -> None:
-    Path("lose").write_text("n2 nothing")
+def test_further_attempts_that_start_nothing_can_be_resumed() -> None:
+    Path("lose").write_text("n2 nothing nothing nothing")
     assert main(["run", "digits", *HOSTS, *SHRINK]) == 4
     assert [event.status for event in events("end")] == ["resumable"]
-    assert len(events("start")) == 2
+    assert len(events("start")) == 4
     Path("lose").write_text("nothing")
     assert main(["run", "digits", *HOSTS[:-1], "fresh"]) == 1
 
