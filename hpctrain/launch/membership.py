@@ -33,11 +33,11 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
     elif allocated := environment.get(_ALLOCATED):
         hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
     else:
-        hosts = {host.host: host.slots for host in plan.hosts}
+        return plan.ranks_of_hosts
     # As where hosts are arranged: those without slots beside others that have some have one.
     if any(hosts.values()):
         return {name: slots or 1 for name, slots in hosts.items()}
-    known = {host.host: host.slots for host in plan.hosts}
+    known = plan.ranks_of_hosts
     return {name: known.get(name, max(known.values())) for name in hosts}
 
 

@@ -189,6 +189,11 @@ class Plan(BaseModel):
         return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
+    def ranks_of_hosts(self) -> dict[str, int]:
+        """How many ranks each host has, by its name, in their order."""
+        return {host.host: host.slots for host in self.hosts}
+
+    @property
     def elastic(self) -> bool:
         """Whether the run takes in hosts that come, or come back, and begins without those that do not answer."""
         return self.recipe is not None and self.recipe.fault_tolerance.grow

@@ -53,7 +53,7 @@ class HostWatch:
         self._environment = environment
         self._seconds = host_interval(environment)
         # The ranks of each host that are alive.
-        self._now = {host.host: host.slots for host in plan.hosts}
+        self._now = plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
         self._told: set[str] = set()
         self._questions = Questions()

@@ -109,7 +109,7 @@ class Supervisor:
                 return self._on_other_hosts(further, launcher, self._wanted)
             if further and self._joined and further.iteration <= attempt.iteration and not failure.stopped:
                 before, wanted = self._joined
-                if not failure.lost_hosts or not _ranks(before).keys() >= set(failure.lost_hosts):
+                if not failure.lost_hosts or not before.ranks_of_hosts.keys() >= set(failure.lost_hosts):
                     return self._as_before(failure, further, launcher, before, wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
@@ -165,7 +165,9 @@ class Supervisor:
         fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
         try:
             return plan_on(
-                self._plan, chosen_hosts(self._plan, given_hosts(self._plan), fit, _ranks(self._now)), self._machine
+                self._plan,
+                chosen_hosts(self._plan, given_hosts(self._plan), fit, self._now.ranks_of_hosts),
+                self._machine,
             )[0]
         except HpctrainError as error:
             self._notice(f"warning: the hosts stay those of before: {error.message}")
@@ -176,7 +178,7 @@ class Supervisor:
 
     def _may_have(self, wanted: dict[str, int]) -> bool:
         """Whether these hosts were not found to be unfit a short time ago."""
-        if wanted.keys() == _ranks(self._now).keys() and self._regrown >= self._plan.restarts:
+        if wanted.keys() == self._now.ranks_of_hosts.keys() and self._regrown >= self._plan.restarts:
             # What kills them on the same hosts again and again is no accident.
             return False
         now = time.monotonic()
@@ -185,7 +187,7 @@ class Supervisor:
     def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
         """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
         before, self._joined = self._now, (self._now, wanted)
-        self._regrown += wanted.keys() == _ranks(before).keys()
+        self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
         try:
             plan, warnings = plan_on(self._plan, wanted, self._machine)
             plan = self._ready(plan, launcher)
@@ -225,14 +227,9 @@ class Supervisor:
         )
 
 
-def _ranks(plan: Plan) -> dict[str, int]:
-    """Of each host."""
-    return {host.host: host.slots for host in plan.hosts}
-
-
 def _change(now: Plan, wanted: Mapping[str, int]) -> str:
     """What other hosts are to be, in words."""
-    names = _ranks(now)
+    names = now.ranks_of_hosts
     joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
     moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
     parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Of more elements the threshold is estimated: to find it among all takes longer than to send a hundredth of them.
 _SAMPLED = 1 << 16
 _NOT_FINITE = -1
-_NONE: NDArray[np.intp] = np.empty(0, dtype=np.intp)
 # Places are sent in 32 bits.
 _MOST_ELEMENTS = 1 << 32
 
@@ -53,7 +52,7 @@ class LargestElements:
             raise HpctrainError(
                 f"a slice of {self._begin} elements is too large for compression top_k", "choose smaller buckets"
             )
-        self._chosen = _NONE
+        self._chosen: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self.kept: Array = np.zeros(self._begin, dtype=self._total.dtype)
         self.message: NDArray[np.uint8] = np.zeros(
             8 + 4 * self._most + (self._most + top.exact) * own.itemsize, dtype=np.uint8
@@ -68,10 +67,13 @@ class LargestElements:
         convert(self._total, self._own[: self._begin])
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(self.kept, self._total, self._total)
-            self._chosen = largest(np.abs(self._total), self._most) if all_finite(self._total) else _NONE
+            if not all_finite(self._total):
+                count[0] = _NOT_FINITE
+                return
+            self._chosen = largest(np.abs(self._total), self._most)
             sent = np.empty(len(self._chosen), dtype=self._own.dtype)
             convert(sent, self._total[self._chosen])
-        if not (all_finite(self._total) and all_finite(sent)):
+        if not all_finite(sent):
             count[0] = _NOT_FINITE
             return
         count[0] = len(sent)

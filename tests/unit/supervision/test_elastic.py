@@ -128,6 +128,18 @@ def hosts_change(monkeypatch: pytest.MonkeyPatch, *changes: object) -> None:
     monkeypatch.setattr(host_watch, "given_hosts", look)
 
 
+def n2_is_off_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment at which it is lost until the second look at the hosts."""
+    silent_hosts = supervisor.silent_hosts
+
+    def gone(*arguments: Any, **options: Any) -> tuple[str, ...]:
+        Path("off").write_text("n2")
+        return silent_hosts(*arguments, **options)
+
+    monkeypatch.setattr(supervisor, "silent_hosts", gone)
+    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+
+
 def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,14 +162,7 @@ def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
 def test_a_host_that_is_lost_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("lose n2", "save")
     Path("off").write_text("n1x")
-    silent_hosts = supervisor.silent_hosts
-
-    def gone(*arguments: Any, **options: Any) -> tuple[str, ...]:
-        Path("off").write_text("n2")
-        return silent_hosts(*arguments, **options)
-
-    monkeypatch.setattr(supervisor, "silent_hosts", gone)
-    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+    n2_is_off_for_a_while(monkeypatch)
     assert run("--hosts", "n1:2,n2:1,n3:1") == 0
     assert starts() == [["n1", "n2", "n3"], ["n1", "n3"], ["n1", "n2", "n3"]]
     plan = json.loads(Path("run/plan.json").read_text())
@@ -240,14 +245,7 @@ def test_hosts_with_which_it_does_not_work_are_left_again(
 def test_what_is_left_of_two_ranks_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the backend would be of one rank that stays alone."""
     todo("lose n2", "save")
-    silent_hosts = supervisor.silent_hosts
-
-    def gone(*arguments: Any, **options: Any) -> tuple[str, ...]:
-        Path("off").write_text("n2")
-        return silent_hosts(*arguments, **options)
-
-    monkeypatch.setattr(supervisor, "silent_hosts", gone)
-    hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
+    n2_is_off_for_a_while(monkeypatch)
     host = socket.gethostname()
     arguments = ["--hosts", f"{host},n2", "--run-dir", "run", "--set", "fault_tolerance=elastic"]
     assert main(["run", "digits", *arguments]) == 0
