@@ -372,6 +372,8 @@ class Recipe(Section):
         """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
         if value == "elastic":
             return {"grow": True}
+        if isinstance(value, str) and value not in ("stop", "shrink"):
+            raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
         return {"lost_rank": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")

@@ -237,6 +237,7 @@ def test_elastic_in_one_word() -> None:
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
+        (["fault_tolerance=elastik"], "'stop', 'shrink', 'elastic' or a section, not 'elastik'"),
         (["fault_tolerance.max_ranks=4"], "max_ranks: 4 needs grow: true"),
         (["fault_tolerance=elastic", "fault_tolerance.max_ranks=2", "fault_tolerance.min_ranks=3"], "is below min"),
         (["communication.compression=top_k", "communication.top_k=1"], "less than 1"),
