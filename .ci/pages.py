@@ -1,24 +1,46 @@
-"""MkDocs hook: the reference of the commands is made from the commands themselves."""
+"""MkDocs hook: the reference of the commands and the constants of predictions are made from the code itself."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
+from hpctrain.cluster.gpu_models import gpus
+from hpctrain.predict.constants import Constant, buses, constants
 
-_PAGE, _MARK = "reference/commands.md", "<!-- commands -->"
+# Figures of the predictions' code that have no spread: where each is, and the comment there has its source.
+_FIXED = (
+    ("draws of each figure", "values.DRAWS"),
+    ("an interval begins above this share of the draws", "values.LOW"),
+    ("and ends above this one", "values.HIGH"),
+    ("version of NCCL whose choice between rings and trees is followed", "nccl.TUNER_VERSION"),
+    ("adapters over which hpctrain's own engine sends", "collectives._MPI_RAILS"),
+    ("passes of `p` ranks' bytes through a host's memory, `a p + b`", "collectives._VOLUMES"),
+    ("bytes that an update moves of a parameter, by the optimizer's numbers for it", "compute._UPDATE_BYTES"),
+    ("of a GPU's memory, lost to the allocator's rounding and holes", "memory.FRAGMENTATION"),
+    ("bytes of a process's CUDA context and kernels", "memory.CONTEXT_BYTES"),
+    ("ports of switches for each adapter, for their energy", "prediction._SWITCH_PORTS"),
+    ("images of training and validation", "training._IMAGES"),
+    ("epochs to 75.9 % by batch, the fewest and the most", "epochs._REFERENCE"),
+)
+_LINK = re.compile(r"https?://[^\s,()]*[^\s,():]")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put the reference in the place of its mark."""
-    if page.file.src_uri != _PAGE:
+    """Put what is made in the place of its mark."""
+    found = _MADE.get(page.file.src_uri)
+    if found is None:
         return markdown
-    if markdown.count(_MARK) != 1:
-        raise ValueError(f"docs/{_PAGE} needs the line {_MARK} once: the commands go there")
-    return markdown.replace(_MARK, commands())
+    mark, make = found
+    if markdown.count(mark) != 1:
+        raise ValueError(f"docs/{page.file.src_uri} needs the line {mark} once: what is made goes there")
+    return markdown.replace(mark, make())
 
 
 def commands() -> str:
@@ -31,3 +53,107 @@ def commands() -> str:
         _, command, _ = group.resolve_command(context, [name])
         command.name, command.short_help = name, summary
     return get_docs_for_click(obj=group, ctx=context, name="hpctrain", indent=1)
+
+
+def prediction_constants() -> str:
+    """Every constant of the predictions, in Markdown tables below headings of the third level."""
+    tables = {
+        "Devices, engines, power": _general(),
+        "GPUs: data sheets": _sheets(),
+        "GPUs: what the roofline is multiplied by": _paces(),
+        "All-reduces within a node": _buses(),
+        "Without a spread": _fixed(),
+    }
+    return "\n\n".join(f"### {title}\n\n{table}" for title, table in tables.items())
+
+
+def _general() -> str:
+    made = {f"{gpu}.{key}" for gpu in gpus() for key in (*_SHEET, "pace")} | {f"bus.{name}" for name in buses()}
+    rows = [(f"`{name}`", *_described(each)) for name, each in constants().items() if name not in made]
+    return _table(("constant", "value", "spread", "kind", "source"), rows, right=2)
+
+
+# What a data sheet states, with the factor and the unit of the table's column.
+_SHEET = {
+    "vector_flops": ("float32, TFLOP/s", 1e12),
+    "conv32_flops": ("float32 convolutions, TFLOP/s", 1e12),
+    "half_flops": ("16 bit, TFLOP/s", 1e12),
+    "memory_bytes_per_s": ("memory, GB/s", 1e9),
+    "power_w": ("limit, W", 1.0),
+    "idle_w": ("idle, W", 1.0),
+}
+
+
+def _sheets() -> str:
+    found = constants()
+    rows = [
+        (
+            f"`{name}`",
+            *(f"{found[f'{name}.{key}'].value / factor:g}" for key, (_, factor) in _SHEET.items()),
+            f"{each.memory_mib:,}",
+            f"`{each.bus}`",
+            _LINK.sub(lambda link: f"[data sheet]({link[0]})", each.source),
+        )
+        for name, each in gpus().items()
+    ]
+    titles = ("GPU", *(title for title, _ in _SHEET.values()), "memory, MiB", "joined by", "source")
+    ways = dict.fromkeys(
+        (found[f"{gpu}.{key}"].spread, found[f"{gpu}.{key}"].kind, title.partition(",")[0])
+        for gpu in gpus()
+        for key, (title, _) in _SHEET.items()
+    )
+    told = ", ".join(f"{title} ±{spread:.0%} {kind}" for spread, kind, title in ways)
+    return f"{_table(titles, rows, right=7)}\n\nSpread and kind of all: {told}."
+
+
+def _paces() -> str:
+    rows = [(f"`{name}.pace`", *_described(constants()[f"{name}.pace"])) for name in gpus()]
+    return _table(("constant", "value", "spread", "kind", "source"), rows, right=2)
+
+
+def _buses() -> str:
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(f"{size / 1e6:g} MB {rate / 1e9:g}" for size, rate in each.points),
+            str(each.of),
+            f"±{each.spread:.0%}",
+            each.kind,
+            _linked(each.source),
+        )
+        for name, each in buses().items()
+    ]
+    return _table(("joined by", "bus bandwidth in GB/s by size", "GPUs", "spread", "kind", "source"), rows, right=0)
+
+
+def _fixed() -> str:
+    rows = []
+    for meaning, place in _FIXED:
+        module, name = place.split(".")
+        value = getattr(import_module(f"hpctrain.predict.{module}"), name)
+        rows.append((meaning, f"`{value}`", f"`{name}` in `hpctrain/predict/{module}.py`"))
+    return _table(("figure", "value", "where its source is"), rows, right=0)
+
+
+def _described(each: Constant) -> Sequence[str]:
+    return f"{_plain(each.value)} {each.unit}".rstrip(), f"±{each.spread:.0%}", each.kind, _linked(each.source)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}" if 1e-3 <= value < 1e5 else f"{value:.3g}"
+
+
+def _linked(text: str) -> str:
+    return _LINK.sub(lambda found: f"<{found[0]}>", text)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: int) -> str:
+    """A table in Markdown; ``right``: so many columns after the first have figures."""
+    rules = ["---", *["--:"] * right, *["---"] * (len(titles) - 1 - right)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
+
+
+_MADE: dict[str, tuple[str, Callable[[], str]]] = {
+    "reference/commands.md": ("<!-- commands -->", commands),
+    "prediction.md": ("<!-- constants -->", prediction_constants),
+}

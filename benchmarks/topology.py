@@ -1,13 +1,15 @@
 """What placement gains on real fabrics, and how reading and placing grow with a fabric.
 
     python benchmarks/topology.py subsets FABRIC [--routes DIR]
+    python benchmarks/topology.py mesh FABRIC [--routes DIR]
     python benchmarks/topology.py growth
 
 ``subsets`` draws random sets of hosts, as a scheduler on a busy cluster hands them out, and prints means over them of
 crossings, of the worst link's load and of the predicted bandwidth of all-reduces: for hosts in random order, sorted by
-name, depth-first over the switch tree, and placed. ``growth`` generates fat trees of three levels with 8 rails a host,
-and times a process that reads the listing of one, builds the fabric, places its hosts from a random order and writes a
-hostfile.
+name, depth-first over the switch tree, and placed. ``mesh`` lays tp 8 x pp 4 x dp_shard 16 over as many sets of 64
+hosts with 8 ranks each, and prints what is sent over leaves in a step of the model that ``topology place --mesh`` has
+by default. ``growth`` generates fat trees of three levels with 8 rails a host, and times a process that reads the
+listing of one, builds the fabric, places its hosts from a random order and writes a hostfile.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
+from hpctrain.cli.mesh_model import asked_work
 from hpctrain.topology.build import read_fabric
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.launch_files import open_mpi_hostfile
+from hpctrain.topology.mesh_layout import lay
+from hpctrain.topology.mesh_traffic import ORDERS as MESH_ORDERS
+from hpctrain.topology.mesh_traffic import LaidMesh
 from hpctrain.topology.node_map import Slot
 from hpctrain.topology.placement import PlacementReport, report
 
@@ -83,6 +89,39 @@ def row(size: int, title: str, reports: list[PlacementReport], value: str, unit:
     return f"| {size} | {title} | " + " | ".join(f"{number:.2f}" for number in means) + " |"
 
 
+def mesh(path: Path, routes: Path | None) -> None:
+    fabric = read_fabric(path, routes)
+    choose, hosts = random.Random(0), usual_hosts(fabric)
+    work = asked_work("tp=8,pp=4,dp_shard=16", None, 512)
+    assert work is not None
+    print(
+        f"{path.name}: {DRAWS} random sets of 64 of {len(hosts)} hosts with {len(fabric.adapters(hosts[0]))} adapters\n"
+    )
+    found: dict[str, list[LaidMesh]] = {name: [] for name in MESH_ORDERS}
+    for _ in range(DRAWS):
+        given = choose.sample(hosts, 64)
+        laid = lay(fabric, given, report(fabric, given).placed.order, dict.fromkeys(given, 8), work)
+        for name, order in laid.traffic.orders.items():
+            found[name].append(order)
+    print(
+        "| order of ranks | TB over leaves | least | most | of pp | of dp_shard | busiest link, s | busier than given |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for name, orders in found.items():
+        over = [order.over_leaves / 1e12 for order in orders]
+        along = {
+            axis: mean([sum(each.levels[2:]) / 1e12 for order in orders for each in order.axes if each.axis == axis])
+            for axis in ("pp", "dp_shard")
+        }
+        seconds = [order.busiest_seconds or 0.0 for order in orders]
+        axes = " | ".join(f"{along[axis]:.2f}" for axis in ("pp", "dp_shard"))
+        title = f"| {MESH_ORDERS[name]} | {mean(over):.2f} | {min(over):.2f} | {max(over):.2f} |"
+        busier = mean(
+            [own > (other.busiest_seconds or 0.0) for own, other in zip(seconds, found["given"], strict=True)]
+        )
+        print(f"{title} {axes} | {mean(seconds):.2f} | {busier:.0%} |")
+
+
 def growth() -> None:
     print("| hosts | adapters | switches | read and build s | place s | hostfile s | in all s | peak MiB |")
     print("|--:|--:|--:|--:|--:|--:|--:|--:|")
@@ -116,12 +155,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     drawn = commands.add_parser("subsets")
-    drawn.add_argument("fabric", type=Path)
-    drawn.add_argument("--routes", type=Path, help="forwarding tables: a folder of ibroute outputs, or dump_lfts")
+    meshes = commands.add_parser("mesh")
+    for each in (drawn, meshes):
+        each.add_argument("fabric", type=Path)
+        each.add_argument("--routes", type=Path, help="forwarding tables: a folder of ibroute outputs, or dump_lfts")
     commands.add_parser("growth")
     arguments = parser.parse_args()
     if arguments.command == "subsets":
         subsets(arguments.fabric, arguments.routes)
+    elif arguments.command == "mesh":
+        mesh(arguments.fabric, arguments.routes)
     else:
         growth()
 

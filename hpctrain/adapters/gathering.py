@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctrain.adapters.data_ranks import first_of_each
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError
 
@@ -35,7 +36,8 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     between ranks; they keep their type, their dtype and their device, and carry no gradient. One without dimensions
     counts as one row. Lists are joined one after the other. Of dictionaries and tuples each member is gathered by
     itself. Anything else, a number or a text, becomes a list with one value a rank. A rank without a sample gives
-    None, an empty list or a tensor without rows, and gets what the others get::
+    None, an empty list or a tensor without rows, and gets what the others get. Of ranks that compute the same samples
+    (along tp, cp and pp of a mesh) the first one counts that does not give None::
 
         predictions, labels = [], []
         for x, y in ht.shard(test_loader, evaluation=True):
@@ -54,7 +56,8 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     comm = comm or current()
     devices: dict[str, Any] = {}
     everyone = comm.allgather_object(_travelling(value, devices))
-    return _arrived(_joined(list(enumerate(everyone)), "the value"), devices)
+    counts = first_of_each(comm, [each is not None for each in everyone])
+    return _arrived(_joined([part for part in enumerate(everyone) if counts[part[0]]], "the value"), devices)
 
 
 def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
@@ -89,8 +92,9 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     if not 0 <= own < math.inf:
         raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number from 0 on")
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
+    counts = first_of_each(comm, [own > 0 for own, _ in everyone])
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
-    weights = [own for own, _ in everyone]
+    weights = [own if counts[rank] else 0.0 for rank, (own, _) in enumerate(everyone)]
     if not any(weights):
         raise HpctrainError("ht.mean: every rank's weight is 0, so there is nothing to average")
     return _arrived(_averaged([part for part in parts if weights[part[0]]], weights, "the value"), devices)

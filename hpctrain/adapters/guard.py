@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.adapters.replicas import Checksums, Replicas, ReplicasOfPieces
+from hpctrain.checkpoints.pieces import Box
 from hpctrain.comm.base import Communicator
 from hpctrain.errors import TransientError
 
-Checksums = NDArray[np.int64]
 Values = NDArray[Any]
+T = TypeVar("T")
 
 CAUSES = (
     "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, Horovod's own "
@@ -37,10 +39,13 @@ class Guard:
         values: a parameter by its place in ``names``.
         every: steps between two checks.
         version: what is another one after somebody wrote to the parameters, as far as that can be known; costs little.
+        boxes: which of its elements each rank has of each of its ``names``, where parameters are divided over ranks;
+            names and boxes are then this rank's, and those are compared that several ranks have alike. Collective.
 
     Attributes:
         checksums: as given, for :meth:`compare`; of one rank they are of nothing.
         steps: finished ones that were counted; whoever restores a training sets it.
+        apart: the ranks hold different parameters by intent, until :meth:`averaged`: nothing is compared.
     """
 
     def __init__(
@@ -52,9 +57,14 @@ class Guard:
         *,
         every: int,
         version: Callable[[], object] = lambda: None,
+        boxes: Sequence[Box] | None = None,
     ) -> None:
         self._comm = comm
         self._names = list(names)
+        if boxes is None or comm.size == 1:
+            self._replicas = Replicas(names)
+        else:
+            self._replicas = ReplicasOfPieces(comm, names, boxes)
         # One rank has nobody to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
         self._values = values
@@ -62,6 +72,7 @@ class Guard:
         self._trained_version = self._version()
         self._sealed = False
         self.steps = 0
+        self.apart = False
         self._checked = 0
         comm.distributed = True
         if comm.size > 1:
@@ -79,7 +90,18 @@ class Guard:
         """
         self.updated()
         self.steps += 1
-        if together and (self.steps == 1 or self.steps % self._every == 0):
+        if together and not self.apart and (self.steps == 1 or self.steps % self._every == 0):
+            self.check()
+
+    def averaged(self) -> None:
+        """Accept parameters that ranks had apart and made equal, and check if it is time. Collective then.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        self.apart = False
+        self.updated()
+        if not self._checked or self.steps - self._checked >= self._every:
             self.check()
 
     def updated(self) -> None:
@@ -134,23 +156,32 @@ class Guard:
         if error := self._find_difference(step, own):
             raise error
 
+    def proofs(self, own: Checksums) -> dict[str, str]:
+        """What checksums that were computed elsewhere prove, without a message.
+
+        Returns:
+            A hash for each group of ranks that hold the same, by a name that the group alone has: equal on its ranks.
+        """
+        return self._replicas.proofs(own)
+
     def _find_difference(self, step: int, own: Checksums) -> TransientError | None:
         self._checked = step
-        # The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
-        high, inverted_low = self._comm.allreduce(np.stack([own, ~own]), "max")
-        differing = np.flatnonzero(high != ~inverted_low)
-        if not differing.size:
+        if not self._replicas.names:
             return None
-        return self._difference(step, int(differing[0]), int(differing.size), int(own[differing[0]]))
+        high, inverted_low = self._comm.allreduce(self._replicas.spread(own), "max")
+        differing = np.flatnonzero(high != ~inverted_low)
+        return self._difference(step, differing, own) if differing.size else None
 
-    def _difference(self, step: int, index: int, count: int, own: int) -> TransientError:
+    def _difference(self, step: int, differing: NDArray[np.int64], checksums: Checksums) -> TransientError:
         """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
-        ranks = self._comm.allgather_object((own, self._comm.host))
+        names, place = self._replicas.names, int(differing[0])
+        index = self._replicas.index(place)
+        hosts = self._comm.allgather_object(self._comm.host)
         sides: dict[int, list[str]] = {}
-        for rank, (value, host) in enumerate(ranks):
-            sides.setdefault(value, []).append(f"{rank} ({host})")
+        for rank, value in self._of_holders(None if index is None else int(checksums[index])):
+            sides.setdefault(value, []).append(f"{rank} ({hosts[rank]})")
         *few, most = sorted(sides.values(), key=len)
-        differ = f"({count} of {len(self._names)} parameters differ)"
+        differ = f"({len(differing)} of {len(names)} {self._replicas.what} differ)"
         if len(few[-1]) == len(most):
             between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
             what = f"differs between {between} {differ}, with no majority to tell who is right"
@@ -158,30 +189,38 @@ class Guard:
             odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
             what = f"differs on rank {odd} from the other ranks {differ}"
         return TransientError(
-            f"after step {step} the ranks hold different parameters: {self._names[index]!r} {what}; "
-            f"{self._first_element(index)}",
+            f"after step {step} the ranks hold different parameters: {names[place]!r} {what}; "
+            f"{self._first_element(place)}",
             CAUSES,
             exit_code=1,
         )
 
-    def _first_element(self, index: int) -> str:
+    def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
+        """The values of the ranks that have one, with their numbers. Collective."""
+        return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
+
+    def _first_element(self, place: int) -> str:
         """Where a parameter first differs, and what the ranks have there. Collective, with few bytes."""
-        values = self._values(index)
-        flat = np.ascontiguousarray(values).reshape(-1)
-        if not min(self._comm.allgather_object(len(flat))):
+        index = self._replicas.index(place)
+        values = None if index is None else np.ascontiguousarray(self._values(index))
+        shapes = [shape for _, shape in self._of_holders(None if values is None else values.shape)]
+        if not min(map(math.prod, shapes)):
             return "the model is gone by now"
-        size = math.isqrt(len(flat)) + 1
-        blocks = [flat[start : start + size] for start in range(0, len(flat), size)]
-        sums = np.array(self._comm.allgather_object([zlib.crc32(block.tobytes()) for block in blocks]))
-        block = _first_odd(sums)
-        everyone = np.stack(self._comm.allgather_object(blocks[block]))
+        size = math.isqrt(math.prod(shapes[0])) + 1
+        flat = None if values is None else values.reshape(-1)
+        blocks = None if flat is None else [flat[start : start + size] for start in range(0, len(flat), size)]
+        sums = self._of_holders(None if blocks is None else [zlib.crc32(block.tobytes()) for block in blocks])
+        block = _first_odd(np.array([each for _, each in sums]))
+        ranks, rows = zip(*self._of_holders(None if blocks is None else blocks[block]), strict=True)
+        everyone = np.stack(rows)
         words = everyone.view(f"u{everyone.itemsize}")
         column = _first_odd(words)
         held: dict[int, str] = {}
-        for rank, (value, word) in enumerate(zip(everyone[:, column], words[:, column], strict=True)):
+        for rank, value, word in zip(ranks, everyone[:, column], words[:, column], strict=True):
             held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
-        place = [int(each) for each in np.unravel_index(block * size + column, values.shape)]
-        return f"its element {place} is {', '.join(held.values())}"
+        found = np.array(np.unravel_index(block * size + column, shapes[0]), np.int64)
+        begin = self._replicas.offsets(place) or (0,) * len(found)
+        return f"its element {[int(each) for each in found + begin]} is {', '.join(held.values())}"
 
 
 def _nothing() -> Checksums:

@@ -11,16 +11,21 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 from hpctrain.run.events import Event, EventWriter
-from hpctrain.run.events.kinds import LIMIT, LogEvent, RunEvent, StepEvent
+from hpctrain.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent
+
+if TYPE_CHECKING:
+    from hpctrain.cluster.energy import HostMeter
 
 # What is logged more often is printed no more often.
 _PRINT_SECONDS = 1.0
+# What a script that is killed may lose at most of the energy that it drew.
+_ENERGY_SECONDS = 300.0
 
 
 class Recording:
@@ -41,12 +46,20 @@ class Recording:
         self._step_began = time.perf_counter()
         self._printed_at = -_PRINT_SECONDS
         self._unprinted = ""
+        self._host = ""
+        self._meter: HostMeter | None = None
+        self._measured_at = 0.0
 
     def begin_run(self, comm: Communicator, framework: str, model: object, parameters: int) -> bool:
         """Record what is trained. Returns whether its steps are counted, which holds for the first model."""
         if self._model is not None:
             return self._model() is model
         self._model = weakref.ref(model)
+        if self._events:
+            # It reads a library that `import hpctrain` can do without.
+            from hpctrain.cluster.energy import HostMeter
+
+            self._host, self._meter, self._measured_at = comm.host, HostMeter(), time.monotonic()
         self._step_began = time.perf_counter()
         self._emit(
             RunEvent(
@@ -77,6 +90,20 @@ class Recording:
             )
         )
         self._step_began = now
+        if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
+            self._measure()
+
+    def end(self) -> None:
+        """Record what this host has drawn since the run began. Idempotent."""
+        self._measure()
+        if self._meter:
+            self._meter.close()
+            self._meter = None
+
+    def _measure(self) -> None:
+        if self._meter:
+            self._emit(EnergyEvent(iteration=self.steps, hosts={self._host: self._meter.reading()}))
+            self._measured_at = time.monotonic()
 
     def log(self, values: Mapping[str, float], step: int | None = None, *, quiet: bool = False) -> None:
         """Record values of a step, by default the last one that was counted; ``quiet`` prints nothing."""
@@ -110,6 +137,12 @@ def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     _recording = Recording(path)
+
+
+def end() -> None:
+    """Record what is known only when this process's script has ended, well or not. Called on every rank."""
+    if _recording:
+        _recording.end()
 
 
 def recording() -> Recording | None:

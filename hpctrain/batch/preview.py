@@ -7,6 +7,7 @@ from hpctrain.batch.submission import Job
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import this_machine
+from hpctrain.planning.mesh import mesh_lines
 from hpctrain.planning.planner import place_plan
 from hpctrain.run.plan import Plan
 
@@ -53,7 +54,9 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})
     machine = this_machine()
     # Not the allocation of a job that this may be run in.
-    hosts, warnings = arrange(chosen, machine.host, request.ranks, {}, whole_fabric=True)
+    hosts, warnings = arrange(
+        chosen, machine.host, request.ranks, {}, work=plan.recipe or plan.script, whole_fabric=True
+    )
     # The backend may depend on the job's hosts as well.
     placed = place_plan(plan, hosts, machine).model_copy(update={"backend": plan.backend, "backend_reason": ""})
     lines = [] if named else [f"for example on the first {request.nodes} hosts of {options.fabric}:"]
@@ -65,4 +68,4 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     if order := placed.host_order:
         worth = f"{order.crossings_given} as named, {order.crossings} in this order, no fewer than {order.bound} in any"
         lines.append(f"crossings of leaves by a ring over the hosts: {worth} ({order.fabric})")
-    return placed, [*lines, *(f"warning: {warning}" for warning in warnings)]
+    return placed, [*lines, *mesh_lines(placed), *(f"warning: {warning}" for warning in warnings)]

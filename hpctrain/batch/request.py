@@ -102,9 +102,14 @@ class JobRequest(Section):
         return self
 
     @property
+    def early_seconds(self) -> int:
+        """How long before the time limit the signal may come."""
+        return self.signal_seconds + _EARLY_SECONDS
+
+    @property
     def warning(self) -> str | None:
         """A warning if the time limit leaves no time to train before the signal; None otherwise."""
-        least = self.signal_seconds + _EARLY_SECONDS
+        least = self.early_seconds
         limit = None if self.time is None else slurm_seconds(self.time)
         # 0 is no limit.
         if limit is None or not 0 < limit <= least:

@@ -9,8 +9,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,6 +55,7 @@ class Job:
         render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
         notices: for the user, before submission.
+        predictions: what is written to prediction.json of each run for which there is one, by task like ``plans``.
     """
 
     profile: ClusterProfile
@@ -62,6 +64,7 @@ class Job:
     render: Callable[[Path], str]
     files: Mapping[str, str]
     notices: tuple[str, ...]
+    predictions: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -180,7 +183,10 @@ def _submission(job: Job, jobs: Sequence[str]) -> Submission:
 
 def _write(job: Job, directory: RunDirectory) -> None:
     for task, plan in job.plans.items():
-        (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
+        run = directory if task is None else RunDirectory(directory.path / f"task-{task}")
+        run.create(plan)
+        if task in job.predictions:
+            write_json(run.prediction, job.predictions[task])
     try:
         make_folder(directory.logs)
         write_private(directory.script, job.script(directory.path))

@@ -1,13 +1,15 @@
-"""The baselines of the benchmarks: Horovod and PyTorch's own process group, started beside hpctrain's ranks."""
+"""The baselines of the benchmarks: Horovod, DeepSpeed and PyTorch's own group, started beside hpctrain's ranks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from mpi4py import MPI
 
+from hpctrain.comm.deepspeed_checks import watch_deepspeed
 from hpctrain.comm.horovod import HorovodCommunicator
 from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
 from hpctrain.errors import HpctrainError
@@ -44,6 +46,17 @@ def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
     # It ends on all ranks as soon as one asks for it.
     world.Barrier()
     hvd.shutdown()
+
+
+def load_deepspeed(left_out: LeftOut, *, on_gpus: bool) -> bool:
+    """Whether DeepSpeed is there, made ready for torch.distributed's default group; else why it is left out."""
+    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpus else "cpu"
+    try:
+        watch_deepspeed()
+    except HpctrainError as error:
+        left_out["deepspeed"] = error.message
+        return False
+    return True
 
 
 def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from torch import nn
 
 import hpctrain as ht
-from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
+from hpctrain.bench.baselines import LeftOut, horovod_running, join_process_group, load_deepspeed, load_horovod
 from hpctrain.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.bench.loop_overhead import loop_overhead, with_guard
 from hpctrain.bench.workloads import Workload, workload
@@ -29,7 +29,7 @@ from hpctrain.comm.base import Communicator
 def alone(work: Workload) -> Call:
     """The limit: no communication between ranks."""
     model = work.build()
-    return _step(work, model, _sgd(model))
+    return _step(work, model, sgd(model))
 
 
 def horovod_by_hand(work: Workload) -> Call:
@@ -38,30 +38,51 @@ def horovod_by_hand(work: Workload) -> Call:
 
     model = work.build()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return _step(work, model, hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters()))
+    return _step(work, model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
 
 
 def ddp(work: Workload) -> Call:
     """PyTorch's own DistributedDataParallel on the default process group, with its defaults."""
     model = nn.parallel.DistributedDataParallel(work.build())
-    return _step(work, model, _sgd(model))
+    return _step(work, model, sgd(model))
+
+
+def deepspeed_zero(work: Workload, stage: int) -> Call:
+    """DeepSpeed's engine with this stage of ZeRO and its defaults, but for clipping, which no other variant does."""
+    import deepspeed
+
+    model = work.build()
+    configuration = {
+        "train_micro_batch_size_per_gpu": len(work.x),
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model), config=configuration)
+
+    def step() -> None:
+        engine.backward(work.loss(engine))
+        engine.step()
+
+    return step
 
 
 def adapted(work: Workload, comm: Communicator, **settings: Any) -> Call:
     """``ht.distribute``, by default with its defaults."""
     model = work.build()
-    return _step(work, *ht.distribute(model, _sgd(model), comm=comm, **settings))
+    return _step(work, *ht.distribute(model, sgd(model), comm=comm, **settings))
 
 
 def watched(work: Workload, comm: Communicator, folder: Path) -> dict[str, Call]:
     """The calls that the training loop adds, for a network that has done a step."""
     model = work.build()
-    model, optimizer = ht.distribute(model, _sgd(model), comm=comm)
+    model, optimizer = ht.distribute(model, sgd(model), comm=comm)
     _step(work, model, optimizer)()
     return loop_overhead(model, optimizer, comm, folder)
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all steps."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
@@ -96,6 +117,8 @@ def variants(
         **(_compressed(work, comm) if len(set(comm.allgather_object(comm.host))) > 1 else {}),
         **watched(work, comm, folder),
     }
+    if load_deepspeed(left_out, on_gpus=group.on_gpus):
+        calls |= {f"deepspeed ZeRO {stage}": deepspeed_zero(work, stage) for stage in (1, 2, 3)}
     groups = [TimedGroup(calls=calls)]
     if not group.on_gpus:
         left_out["nccl"] = "not every rank has a GPU of its own"

@@ -9,10 +9,14 @@ import torch
 from torch import nn
 
 from hpctrain.models.torch_digits import digits_cnn
+from hpctrain.models.torch_gpt import GPT
 from hpctrain.models.torch_resnet import resnet50
 from hpctrain.models.torch_transformer import small_encoder
+from hpctrain.recipes.gpt import GptSettings
 
 _IMAGE, _TOKENS, _LENGTH = 32, 8192, 64
+# Heads that 2, 4 and 8 ranks divide, and most of its 11.4 million parameters in the blocks, as large ones have them.
+GPT_SIZE = GptSettings(layers=6, heads=8, width=384, context=_LENGTH, vocabulary=2048)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,12 @@ class Workload:
 
     def loss(self, model: nn.Module) -> torch.Tensor:
         """The mean cross entropy of the batch."""
-        logits = model(self.x)
-        return nn.functional.cross_entropy(logits.flatten(0, -2), self.y.flatten())
+        return mean_loss(model(self.x), self.y)
+
+
+def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy over all labels."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
 def convnet() -> nn.Module:
@@ -47,15 +55,20 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> Workload:
         image_size: of ResNet-50's.
     """
     random = torch.Generator().manual_seed(rank)
-    if model == "transformer":
-        x, y = (torch.randint(0, _TOKENS, (batch, _LENGTH), generator=random) for _ in range(2))
-        return Workload(build=_seeded(small_encoder), x=x, y=y)
+    if model in ("transformer", "gpt"):
+        tokens, build = (_TOKENS, small_encoder) if model == "transformer" else (GPT_SIZE.vocabulary, _gpt)
+        x, y = (torch.randint(0, tokens, (batch, _LENGTH), generator=random) for _ in range(2))
+        return Workload(build=_seeded(build), x=x, y=y)
     if model == "digits":
         x = torch.rand(batch, 1, 8, 8, generator=random)
         return Workload(build=_seeded(digits_cnn), x=x, y=torch.randint(0, 10, (batch,), generator=random))
     build, size, classes = (convnet, _IMAGE, 10) if model == "convnet" else (resnet50, image_size, 1000)
     x = torch.rand(batch, 3, size, size, generator=random)
     return Workload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
+
+
+def _gpt() -> nn.Module:
+    return GPT(GPT_SIZE)
 
 
 def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -9,6 +9,7 @@
     RUN_DIR/checkpoints/.step-00000123.TOKEN/                     one that is being written, or was when the run crashed
     RUN_DIR/checkpoints/damaged-step-00000123/                    one that was found damaged, and is set aside
 
-What is equal on all ranks is in one share; what is a rank's own has the rank's number after its name. Nothing in these
-files can run code when it is read.
+What is equal on all ranks is in one share; of what is divided over ranks, each piece is in one
+(:mod:`hpctrain.checkpoints.pieces`); what is a rank's own has the rank's number after its name. Nothing in these files
+can run code when it is read.
 """

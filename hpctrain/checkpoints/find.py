@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from hpctrain.checkpoints.index import read_index
 from hpctrain.checkpoints.layout import checkpoint_path, damaged_path, iterations
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
@@ -63,7 +64,8 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
 
     Args:
         path: of the checkpoint.
-        hashes: compare the contents of the shares too, not only their lengths.
+        hashes: compare the contents of the shares too, not only their lengths, and look whether the pieces of each
+            array make all of it.
 
     Raises:
         OtherVersionError: of which this hpctrain cannot tell.
@@ -76,7 +78,14 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
         return [error.message]
     if checkpoint_path(path.parent, manifest.progress.iteration) != path and path.name.startswith("step-"):
         return [f"{path} is of step {manifest.progress.iteration}"]
-    return [fault for name, record in manifest.files.items() if (fault := _fault(path / name, record, hashes))]
+    faults = [fault for name, record in manifest.files.items() if (fault := _fault(path / name, record, hashes))]
+    if faults or not hashes:
+        return faults
+    try:
+        read_index(path, manifest)
+    except HpctrainError as error:
+        return [error.message]
+    return []
 
 
 def set_aside(path: Path) -> Path:

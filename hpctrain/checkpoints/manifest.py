@@ -89,7 +89,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
-    format: Literal["hpctrain 1"] = "hpctrain 1"
+    format: Literal["hpctrain 2"] = "hpctrain 2"
     progress: SavedProgress
     plan: dict[str, Any]
     files: dict[str, FileRecord]

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,20 @@ class _Receipt(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     file: FileRecord
-    proof: str
+    proof: dict[str, str]
 
 
-def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, proof: Callable[[], str] = str) -> None:
+def write_share(
+    fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, proof: Callable[[], Mapping[str, str]] = dict
+) -> None:
     """Write a rank's share and its receipt into a new checkpoint; both or neither.
 
     Args:
         fresh: where the checkpoint is made.
         share: of the rank.
         rank, ranks: which one, of how many.
-        proof: tells what has to be the same on all ranks, lest each writes a part of another state.
+        proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
+            of ranks that hold the same, under a name that the group alone has.
 
     Raises:
         HpctrainError: the disk is full, or refuses.
@@ -55,7 +58,7 @@ def write_share(fresh: Path, share: CheckpointShare, rank: int, ranks: int, *, p
     try:
         # By whoever comes first.
         make_folder(fresh)
-        write_private(part, _Receipt(file=share.write(path), proof=proof()).model_dump_json())
+        write_private(part, _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json())
         part.replace(path.with_suffix(_RECEIPT))
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -92,7 +95,7 @@ def publish(
         receipts = _receipts(fresh, progress.ranks, abandoned, seconds)
         if receipts is None:
             return None
-        if len({receipt.proof for receipt in receipts.values()}) > 1:
+        if not _agree(receipt.proof for receipt in receipts.values()):
             path = checkpoint_path(fresh.parent, progress.iteration)
             raise TransientError(f"the ranks hold different parameters, so {path} is given up", exit_code=1)
         files = {name: receipt.file for name, receipt in receipts.items()}
@@ -109,6 +112,12 @@ def publish(
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     return manifest
+
+
+def _agree(proofs: Iterable[Mapping[str, str]]) -> bool:
+    """Whether the ranks of each group have the same."""
+    known: dict[str, str] = {}
+    return all(known.setdefault(group, value) == value for proof in proofs for group, value in proof.items())
 
 
 def _rename(fresh: Path, path: Path) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Layout = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 
 # safetensors' names of NumPy's types; bfloat16 is that of ml_dtypes.
-_TYPES = {
+TYPES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -139,10 +139,10 @@ def _new(path: Path) -> FileIO:
 
 
 def _type(name: str, dtype: np.dtype[Any]) -> str:
-    if dtype.name in _TYPES:
-        return _TYPES[dtype.name]
+    if dtype.name in TYPES:
+        return TYPES[dtype.name]
     raise HpctrainError(
-        f"a checkpoint cannot hold {name!r}: its type is {dtype.name}", f"it can hold {', '.join(_TYPES)}", exit_code=1
+        f"a checkpoint cannot hold {name!r}: its type is {dtype.name}", f"it can hold {', '.join(TYPES)}", exit_code=1
     )
 
 

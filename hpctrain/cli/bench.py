@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.cli.bench_mesh import MeshesOption, memory, mesh_step
+from hpctrain.cli.bench_options import BATCHES, AsJson, ModelOption, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.run.plan import HostOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
 
 
-class ModelOption(StrEnum):
-    """The networks of ``bench step``."""
+class PrecisionOption(StrEnum):
+    """The precisions of recipes."""
 
-    convnet = "convnet"
-    resnet50 = "resnet50"
-    transformer = "transformer"
-    digits = "digits"
-
-
-# Samples a rank that a core has done in well under a second.
-_BATCHES = {ModelOption.convnet: 16, ModelOption.resnet50: 8, ModelOption.transformer: 8, ModelOption.digits: 32}
+    float32 = "float32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class Network(StrEnum):
@@ -43,10 +41,7 @@ class Network(StrEnum):
     resnet101 = "resnet101"
 
 
-# Processes that want a core, below which what is measured is taken to have been alone.
-_QUIET = 0.5
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app.command()(memory)
 
 
 @app.callback()
@@ -111,11 +106,52 @@ def allreduce(
     if as_json:
         typer.echo(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
     else:
-        _print(*tables, left_out=left_out, load=max(loads))
+        print_tables(*tables, left_out=left_out, load=max(loads))
     if plot:
         from hpctrain.report.allreduce_plot import plot as draw
 
         save({plot: draw(rows)})
+
+
+@app.command()
+def collectives(
+    ranks: Annotated[
+        list[int] | None, typer.Option("-np", metavar="N", min=2, help="How many ranks (2); repeat for more.")
+    ] = None,
+    *,
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Bytes of the whole tensor; K, M and G are powers of 1024.")
+    ] = "1K,64K,1M,64M",
+    rounds: Annotated[int, typer.Option(min=1, help="Steps, and rounds for sizes up to 16 MiB.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens a rank, of the step.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the transformer
+    under FSDP2 over each, interleaved.
+    """
+    from hpctrain.planning.machine import usable_cores
+    from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
+    from hpctrain.report.benchmarks import Row, collectives_rows, collectives_table
+
+    wanted = ",".join(map(str, parse_sizes(sizes)))
+    rows: list[Row] = []
+    tables = []
+    loads = []
+    for number in dict.fromkeys(ranks or [2]):
+        measured = measure("collectives", number, wanted, str(rounds), str(batch))
+        seconds = {
+            name: {int(nbytes): groups for nbytes, groups in by_size.items()}
+            for name, by_size in measured["seconds"].items()
+        }
+        own = collectives_rows(seconds, number)
+        title = f"torch.distributed on {number} ranks" + (", oversubscribed" if oversubscribed(number) else "")
+        tables.append(collectives_table(own, title))
+        rows += own
+        loads.append(measured["load"])
+    if as_json:
+        typer.echo(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows}))
+        return
+    print_tables(*tables, left_out={}, load=max(loads))
 
 
 @app.command()
@@ -127,16 +163,25 @@ def step(
     *,
     hosts: NamedHosts,
     model: Annotated[
-        ModelOption, typer.Option(help="Network; they have 13, 26, 10 and 0.09 million parameters.")
+        ModelOption, typer.Option(help="Network; they have 13, 26, 10, 11 and 0.09 million parameters.")
     ] = ModelOption.convnet,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 32).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 8, 32).")] = None,
     image_size: Annotated[int | None, typer.Option(min=32, help="Side of resnet50's images in pixels (64).")] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="Half, one, two and four times the batch, for `plan --calibration`."),
+    ] = False,
+    precision: Annotated[
+        PrecisionOption, typer.Option(help="Of the forward and backward pass; for --sweep.")
+    ] = PrecisionOption.float32,
+    mesh: MeshesOption = None,
     as_json: AsJson = False,
 ) -> None:
     """One training step without communication (the limit), over Horovod's own optimizer, over PyTorch's
     DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Beside them what watches over
     a training: the guard's check, divided by the 100 steps between two, and everything that a step has of it.
+    With --mesh instead a step under each mesh, beside data parallelism and none of it.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed
@@ -145,8 +190,18 @@ def step(
 
     if image_size and model != ModelOption.resnet50:
         raise HpctrainError(f"--image-size is for resnet50, not for {model}", "leave it out, or add --model resnet50")
-    samples = batch or _BATCHES[model]
+    samples = batch or BATCHES[model]
     options = HostOptions(**hosts.given())
+    if mesh and not sweep and precision == PrecisionOption.float32:
+        mesh_step(mesh, ranks, options, model, samples, rounds, image_size, as_json=as_json)
+        return
+    if mesh:
+        raise HpctrainError("--mesh is for steps in float32 with one batch", "leave out --sweep and --precision")
+    if sweep:
+        _sweep(ranks, options, model, samples, rounds, image_size, precision, as_json=as_json)
+        return
+    if precision != PrecisionOption.float32:
+        raise HpctrainError(f"--precision {precision} is for --sweep", "leave it out, or add --sweep")
     measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
     about = {name: measured[name] for name in ("ranks", "hosts", "load", "left_out")}
@@ -159,7 +214,39 @@ def step(
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
     table = step_table(rows, title + (", oversubscribed" if more else ""))
-    _print(table, left_out=measured["left_out"], load=measured["load"])
+    print_tables(table, left_out=measured["left_out"], load=measured["load"])
+
+
+def _sweep(
+    ranks: int | None,
+    hosts: HostOptions,
+    model: ModelOption,
+    samples: int,
+    rounds: int,
+    image_size: int | None,
+    precision: PrecisionOption,
+    *,
+    as_json: bool,
+) -> None:
+    """Steps without communication over batches, which a prediction is calibrated with."""
+    from hpctrain.predict.sweep import make_sweep
+    from hpctrain.programs.bench import measure
+    from hpctrain.report.benchmarks import sweep_table
+
+    batches = sorted({max(1, samples // 2), samples, 2 * samples, 4 * samples})
+    size = (image_size or 64) if model == ModelOption.resnet50 else None
+    arguments = (model, str(rounds), ",".join(map(str, batches)), str(size or 0), precision)
+    measured = measure("sweep", ranks, *arguments, hosts=hosts)
+    if measured["hosts"] > 1:
+        raise HpctrainError("--sweep measures what one node computes", "leave the hosts out, or name one")
+    name = "digits_cnn" if model == ModelOption.digits else str(model)
+    made = make_sweep(
+        measured["seconds"], name, measured["gpu"], ranks=measured["ranks"], image_size=size, precision=precision.value
+    )
+    if as_json:
+        typer.echo(json.dumps({"sweeps": [made.model_dump()], "load": measured["load"]}))
+        return
+    print_tables(sweep_table(made), left_out={}, load=measured["load"])
 
 
 @app.command()
@@ -193,7 +280,7 @@ def loader(
         typer.echo(json.dumps({**settings, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
-    _print(loader_table(rows, title), left_out={}, load=measured["load"])
+    print_tables(loader_table(rows, title), left_out={}, load=measured["load"])
 
 
 @app.command()
@@ -232,15 +319,6 @@ def checkpoint(
     title = (
         f"a checkpoint of {model} with momentum, {measured['bytes'] / 1e6:.0f} MB, by {ranks} ranks, {rounds} rounds"
     )
-    _print(checkpoint_table(rows, title + (", oversubscribed" if more else "")), left_out={}, load=measured["load"])
-
-
-def _print(*tables: object, left_out: Mapping[str, str], load: float) -> None:
-    from rich.console import Console
-
-    for table in tables:
-        Console().print(table)
-    if load > _QUIET:
-        print(f"others were running: the load was {load} before; measure again when it is near 0", file=sys.stderr)
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why}", file=sys.stderr)
+    print_tables(
+        checkpoint_table(rows, title + (", oversubscribed" if more else "")), left_out={}, load=measured["load"]
+    )

@@ -1,12 +1,15 @@
-"""``hpctrain data``: ImageNet as shards, and a small set in its structure."""
+"""``hpctrain data``: ImageNet as shards, a small set in its structure, and text as tokens."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -14,7 +17,9 @@ import typer
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make, check and stage ImageNet's shards.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
@@ -91,31 +96,77 @@ def shard(
 
 
 @app.command()
+def prepare_text(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="Files or folders: a .txt, .md or .rst is a document, each line of a .jsonl has one as text.",
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the tokens go.")],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="FILE|bytes", help="A tokenizer.json of the tokenizers library, or bytes.")
+    ],
+    separator: Annotated[
+        str, typer.Option(metavar="TOKEN", help="Of the tokeniser; goes after each document.")
+    ] = "<|endoftext|>",
+    validation_share: Annotated[
+        float, typer.Option(metavar="SHARE", min=0, max=1, help="Of the documents, by a hash of each one's text.")
+    ] = 0.0005,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which documents are for validation.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes.")] = 1,
+    megabytes: Annotated[
+        float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Text that makes one shard, in MiB.")
+    ] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Make tokens of 16 bits of text, or go on with them; remakes shards that are missing or damaged."""
+    from hpctrain.shards.text.prepare import Preparation
+    from hpctrain.shards.text.prepare import prepare_text as make
+
+    if not math.isfinite(megabytes):
+        raise HpctrainError(f"--part-mb {megabytes} is not a size", "for example --part-mb 64")
+    wanted = Preparation(
+        sources=tuple(sources),
+        folder=folder,
+        tokenizer=tokenizer,
+        separator=separator,
+        validation_share=validation_share,
+        seed=seed,
+        part_bytes=int(megabytes * (1 << 20)),
+    )
+    manifest = make(wanted, workers, partial(print, file=sys.stderr))
+    known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
+    counts = {name: {"tokens": each.tokens, "documents": each.documents} for name, each in splits.items()}
+    if as_json:
+        typer.echo(json.dumps({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
+        return
+    for name, count in counts.items():
+        typer.echo(f"{name}: {count['tokens']:,} tokens of {count['documents']:,} documents")
+    typer.echo(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
+
+
+@app.command()
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
-    from hpctrain.shards.make import command
-    from hpctrain.shards.manifest import SETTINGS, remake
-    from hpctrain.shards.verify import verify as check
+    from hpctrain.shards.folders import verify_folder
 
-    manifest, faults = check(folder)
-    remedy = ""
-    if faults:
-        remedy = command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
-    shards = sum(len(split.shards) for split in manifest.splits.values())
+    found = verify_folder(folder)
     if as_json:
-        status = "failed" if faults else "ok"
-        rows = [asdict(fault) for fault in faults]
-        typer.echo(json.dumps({"status": status, "shards": shards, "faults": rows, "remedy": remedy}))
-        if faults:
+        status = "failed" if found.faults else "ok"
+        rows = [asdict(fault) for fault in found.faults]
+        remedy = found.remedy if found.faults else ""
+        typer.echo(json.dumps({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
+        if found.faults:
             raise typer.Exit(3)
         return
-    if faults:
-        listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in faults)
+    if found.faults:
+        listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in found.faults)
         raise HpctrainError(
-            f"{folder} is not as it was written:{listed}", f"{remedy} makes these files again", exit_code=3
+            f"{folder} is not as it was written:{listed}", f"{found.remedy} makes these files again", exit_code=3
         )
-    samples = ", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items())
-    typer.echo(f"{folder}: ok, {shards} shards, {samples}")
+    typer.echo(f"{folder}: ok, {found.shards} shards, {found.holds}")
 
 
 @app.command()
@@ -136,9 +187,12 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
+    from hpctrain.shards.folders import holds_text
     from hpctrain.shards.stage import NodeShare
     from hpctrain.shards.stage import stage as copy
 
+    if holds_text(folder):
+        raise HpctrainError(f"{folder} holds tokens, and images alone are staged", f"cp -r {quote(str(folder))} TO")
     done = copy(folder, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))

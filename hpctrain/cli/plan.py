@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -9,11 +10,14 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.prediction_options import PredictionOptions, node_counts
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.cli.work import told
+from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import rank_environment
 from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import as_if_installed, this_machine
+from hpctrain.planning.mesh import mesh_lines
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.run.plan import HostOptions, Plan
@@ -23,32 +27,83 @@ from hpctrain.topology.launch_files import host_variables, slot_variables
 @with_groups
 def plan(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=completion.recipes)
+        str,
+        typer.Argument(
+            metavar="RECIPE|SCRIPT",
+            help="A recipe's name or file; for a prediction also a script, or a workload.json.",
+            autocompletion=completion.recipes,
+        ),
     ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Of a script, for a prediction.")
+    ] = None,
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
     ] = None,
     *,
     hosts: HostsWithSlots,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="The first N hosts of the list, the allocation or the fabric.")
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="The first N hosts of the list, the allocation or the fabric; for a prediction also 1,8,64 or 1..512.",
+        ),
     ] = None,
     training: TrainingOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    prediction: PredictionOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what a run would be: its ranks, hosts in order and environment. Starts nothing."""
+    """Show what a run would be: its ranks, hosts in order and environment. Starts nothing.
+
+    With --gpu, or a --cluster whose profile names its GPUs, predict instead how long it takes, how well it scales,
+    and how much memory and energy it needs, each with a range that holds 80 % of the cases.
+    """
+    if prediction.asked:
+        from hpctrain.cli.predict import predict
+
+        predict(
+            recipe,
+            hosts=hosts,
+            nodes=nodes,
+            ranks=ranks,
+            training=training,
+            options=prediction,
+            arguments=arguments or [],
+            as_json=as_json,
+        )
+        return
+    if arguments:
+        raise HpctrainError("arguments after -- are for the prediction of a script", "add --gpu NAME")
     machine, missing = as_if_installed(this_machine())
-    arranged, warnings = arrange(HostOptions(**hosts.given(), nodes=nodes), machine.host, ranks, whole_fabric=True)
+    work = load_recipe(recipe, training.of_recipe)
+    arranged, warnings = arrange(
+        HostOptions(**hosts.given(), nodes=_one(nodes)), machine.host, ranks, work=work, whole_fabric=True
+    )
     for warning in (*warnings, *missing):
         typer.echo(f"hpctrain: warning: {warning}", err=True)
     made = make_plan(
-        told(load_recipe(recipe, training.overrides or [])),
+        told(work),
         machine,
         backend=training.backend or "auto",
         framework=training.framework,
         hosts=arranged,
     )
-    typer.echo(made.model_dump_json(indent=2) if as_json else _text(made))
+    if as_json:
+        from hpctrain.report.mesh import state_bytes
+
+        kept = {stage: vars(each) for stage, each in state_bytes(made).items()}
+        further = {"state_bytes": kept} if kept else {}
+        typer.echo(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
+    else:
+        typer.echo(_text(made))
+
+
+def _one(nodes: str | None) -> int | None:
+    """The number of nodes of a plan."""
+    counts = node_counts(nodes) if nodes is not None else [None]
+    if len(counts) > 1:
+        raise HpctrainError(f"--nodes {nodes}: a plan is for one number of nodes", "add --gpu NAME for a prediction")
+    return counts[0]
 
 
 def _text(plan: Plan) -> str:
@@ -77,6 +132,11 @@ def _text(plan: Plan) -> str:
         saved = f"{order.crossings_given} in the order given, {order.crossings} in this one"
         lines += ["", f"crossings of leaves by a ring over the hosts: {saved}; no order has fewer than {order.bound}"]
         lines += [f"fabric: {order.fabric}"]
+    if plan.mesh_traffic:
+        from hpctrain.report.mesh import state_lines
+
+        kept = state_lines(plan)
+        lines += ["", *mesh_lines(plan), *(["", "state of a rank (* as planned):", *kept] if kept else [])]
     lines += ["", "environment of every rank:"]
     lines += [f"  {name}={value}" for name, value in rank_environment(plan).items()]
     if plan.hosts[0].places:

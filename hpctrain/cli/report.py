@@ -12,18 +12,40 @@ def report(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run or a series, finished or not.")
     ],
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Output of `hpctrain plan --gpu … --json` to keep in RUN_DIR, and to compare with."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
 ) -> None:
-    """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
+    """Write RUN_DIR/report.html, one page that needs no other file, and print its path.
+
+    Where the run was predicted, what it took is set beside that.
+    """
     import json
 
-    from hpctrain.report.page import read_summary, write_report
+    from hpctrain.cli.comparison import print_comparison
+    from hpctrain.errors import HpctrainError
+    from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
     from hpctrain.run.directory import RunDirectory
     from hpctrain.supervision.repeats import read_series
 
     directory = RunDirectory(run_dir)
     if series := read_series(run_dir):
+        if prediction:
+            raise HpctrainError(
+                f"{run_dir} holds repeated runs, and --prediction is for one", f"name it: {run_dir / 'seed-S'}"
+            )
         typer.echo(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
         return
-    typer.echo(json.dumps(read_summary(directory), indent=2) if as_json else write_report(directory))
+    if prediction:
+        keep_prediction(directory, prediction)
+    if as_json:
+        typer.echo(json.dumps(read_summary(directory), indent=2))
+        return
+    page = write_report(directory)
+    print_comparison(directory)
+    typer.echo(page)

@@ -10,6 +10,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.run_output import Terminal
 from hpctrain.cli.work import read_work
@@ -60,6 +61,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
     ] = False,
+    gpu: PredictedGpu = None,
     start: StartOptions,
     stop: StopOptions,
 ) -> None:
@@ -69,6 +71,7 @@ def run(
     and --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once, and no other signal does, which
     Slurm may deliver twice.
     """
+    require_gpu(gpu)
     if accept_changes and not resume:
         raise HpctrainError("--accept-changes is for a run that goes on", "--resume --run-dir DIR names it")
     request = RunRequest(
@@ -77,6 +80,7 @@ def run(
         stop=stop.changes(),
         work=_work(work, arguments or [], training, resume=resume),
         overrides=() if work else tuple(training.overrides or ()),
+        mesh=None if work else training.mesh,
         accept_changes=accept_changes,
         ranks=ranks,
         backend=training.backend,
@@ -86,12 +90,12 @@ def run(
         dry_run=dry_run,
         oversubscribe=oversubscribe,
     )
-    raise typer.Exit(begin_or_resume(request, Terminal(), resume=resume))
+    raise typer.Exit(begin_or_resume(request, Terminal(request.work, gpu), resume=resume))
 
 
 def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:
     if work is not None:
-        return read_work(work, training.overrides or [], arguments, small=training.small)
+        return read_work(work, training.overrides or [], arguments, mesh=training.mesh, small=training.small)
     if not resume or training.small:
         raise HpctrainError(
             "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"

@@ -19,6 +19,8 @@ from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.recipes.load import mesh_overrides
+from hpctrain.recipes.mesh import AXES
 from hpctrain.run.stopping import STOP_SIGNALS
 
 _HOW = "How ranks are started"
@@ -47,6 +49,14 @@ class TrainingOptions:
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
     ] = None
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            metavar="AXIS=RANKS,…",
+            help=f"Divide the ranks along {', '.join(AXES)}, such as dp_shard=-1,tp=2; -1 takes what is left.",
+        ),
+    ] = None
     framework: Annotated[str | None, typer.Option(help="torch or keras; for a recipe.")] = None
     backend: Annotated[
         str | None,
@@ -57,6 +67,15 @@ class TrainingOptions:
             autocompletion=completion.backends,
         ),
     ] = None
+
+    @property
+    def of_recipe(self) -> list[str]:
+        """The changes to a recipe, those of ``--mesh`` among them.
+
+        Raises:
+            HpctrainError: as of :func:`hpctrain.recipes.mesh.parse_mesh`.
+        """
+        return [*(self.overrides or ()), *mesh_overrides(self.mesh)]
 
 
 @dataclass(frozen=True, kw_only=True)

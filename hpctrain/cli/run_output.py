@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hpctrain.errors import HpctrainError
 from hpctrain.launch.by_hand import shell_text
 from hpctrain.launch.launcher_choice import needs_proof
+from hpctrain.planning.mesh import mesh_lines
+from hpctrain.recipes.schema import Recipe
 from hpctrain.report.say import say
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan
+from hpctrain.run.directory import RunDirectory, write_json
+from hpctrain.run.plan import Plan, Script
 from hpctrain.run.resuming import resume_command
 from hpctrain.supervision.request import ReadyRun
 from hpctrain.supervision.start import command_for
@@ -30,7 +33,14 @@ class Terminal:
     """The :class:`hpctrain.supervision.request.Output` of a terminal: progress to stderr, results to stdout.
 
     Console and TensorBoard are imported where they are used: they take 200 ms, and a dry run does not need them.
+
+    Args:
+        work: what is run, as a prediction needs it: not for a number of ranks.
+        gpu: that the run is predicted for; None for no prediction.
     """
+
+    def __init__(self, work: Recipe | Script | None = None, gpu: str | None = None) -> None:
+        self._work, self._gpu = work, gpu
 
     def notice(self, text: str) -> None:
         say(f"hpctrain: {text}", sys.stderr)
@@ -40,8 +50,26 @@ class Terminal:
         launcher = run.launcher
         command = command_for(run.plan, directory, run.machine, launcher)
         typer.echo(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
+        if lines := mesh_lines(run.plan):
+            self.notice("\n  ".join(lines))
         if launcher and needs_proof(run.plan):
             self.notice(f"{launcher.name} is the first in order, and was not tried; a run takes what works")
+
+    def begun(self, plan: Plan, directory: RunDirectory) -> None:
+        """Write what the run is predicted to take, where that can be said."""
+        if self._gpu is None:
+            return
+        from hpctrain.predict.one_run import plan_hardware, predict_run
+        from hpctrain.report.prediction import prediction_record
+
+        try:
+            if not isinstance(self._work, Recipe):
+                raise HpctrainError(f"nobody knows the network of {plan.title} before it runs")
+            found = predict_run(self._work, plan, *plan_hardware(plan, self._gpu))
+        except HpctrainError as error:
+            self.notice(f"no prediction: {error.message}")
+            return
+        write_json(directory.prediction, prediction_record(found.prediction))
 
     @contextlib.contextmanager
     def follow(self, directory: RunDirectory) -> Iterator[Audience]:
@@ -69,6 +97,7 @@ class Terminal:
         return summarise(directory, plan, status)
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
+        from hpctrain.report.energy import energy_line
         from hpctrain.report.results import reported_text, result_title
 
         if not failure:
@@ -76,6 +105,13 @@ class Terminal:
                 say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
             if plan.recipe:
                 say(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}", sys.stderr)
+        if (drawn := summary.get("energy_kwh")) is not None:
+            each = summary["joules_per_sample"]
+            say(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}", sys.stderr)
+        if directory.prediction.exists():
+            from hpctrain.cli.comparison import print_comparison
+
+            print_comparison(directory)
         say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
 
     def series_ended(self, series: Series) -> None:

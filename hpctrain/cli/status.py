@@ -62,6 +62,8 @@ def _show_runs(*, as_json: bool) -> None:
 
 
 def _table(run: RunStatus) -> str:
+    from hpctrain.report.energy import energy_line
+
     rows = {
         run.title: " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip(),
         "": run.message,
@@ -77,6 +79,7 @@ def _table(run: RunStatus) -> str:
         "test accuracy": _figure(run.test_accuracy),
         **{name: _figure(value, "{:.6g}") or "not finite" for name, value in run.logged.items()},
         "throughput": None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s",
+        "energy": energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh),
         "elapsed": _duration(run.elapsed_s),
         "remaining": _remaining(run),
         "last event": _last_event(run),

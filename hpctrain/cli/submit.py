@@ -14,8 +14,10 @@ from hpctrain.batch.request import JobRequest, job_request
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
 from hpctrain.cli import completion
+from hpctrain.cli.forecast import prediction_records, print_forecast
 from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks
@@ -48,6 +50,7 @@ def submit(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
+    gpu: PredictedGpu = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print script, placement and environment; submit and write nothing.")
     ] = False,
@@ -57,6 +60,7 @@ def submit(
 
     Prints the run directory and the numbers of its jobs.
     """
+    require_gpu(gpu)
     if run_dir:
         # Without a directory of one's own there is no need for all that runs a series.
         from hpctrain.supervision.repeats import require_no_series
@@ -68,10 +72,13 @@ def submit(
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
     changes = start.changes()
+    works = read_tasks(
+        work, training.overrides or [], arguments or [], request.tasks, mesh=training.mesh, small=training.small
+    )
     made = prepare(
         found,
         request,
-        read_tasks(work, training.overrides or [], arguments or [], request.tasks, small=training.small),
+        works,
         framework=training.framework,
         backend=training.backend or "auto",
         hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface),
@@ -87,7 +94,9 @@ def submit(
     path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
         _show(made, path)
+        print_forecast(made, next(iter(works.values())), gpu)
         return
+    made = replace(made, predictions=prediction_records(made, works, gpu))
     directory, jobs = submit_job(made, path, numbered=run_dir is None)
     typer.echo(directory.path)
     typer.echo(" ".join(jobs))

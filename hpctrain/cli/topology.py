@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.host_options import NamedHosts, NodeFile
+from hpctrain.cli.mesh_model import LaidMeshOption, ModelOption, laid_mesh
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hpctrain.topology.drawing import Ring
     from hpctrain.topology.fabric import Fabric
     from hpctrain.topology.faults import Fault
+    from hpctrain.topology.mesh_layout import Laid
     from hpctrain.topology.placement import Placement, PlacementReport
     from hpctrain.topology.summary import Branch
     from hpctrain.topology.verify import Flow, Gain
@@ -94,8 +96,17 @@ def place(
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
     ranks_per_host: Annotated[
-        int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per host in the files of --write.")
+        int,
+        typer.Option(
+            "--ranks-per-host",
+            "--gpus-per-node",
+            min=1,
+            max=_MOST_RANKS,
+            help="Ranks per host of --mesh, and in the files of --write.",
+        ),
     ] = 1,
+    mesh: LaidMeshOption = None,
+    model: ModelOption = None,
     node: NodeFile = None,
     write: Annotated[
         list[str] | None, typer.Option(metavar="KIND=FILE", help=f"Write {', '.join(KINDS)}; repeatable.")
@@ -104,7 +115,7 @@ def place(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """Find the order of hosts in which a ring crosses the fewest leaves and shares its links least."""
+    """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.cluster.host_list import expand_hosts
     from hpctrain.launch.hosts import node_map_of
     from hpctrain.planning.hosts import on_rails
@@ -117,7 +128,9 @@ def place(
     fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
     _warn(fabric.warnings)
     found = report(fabric, host_numbers(fabric, expand_hosts(hosts, "--hosts")))
-    order = [fabric.hosts[host] for host in found.placed.order]
+    laid = laid_mesh(fabric, found, mesh, model, ranks_per_host)
+    _warn([laid.traffic.warning] if laid and laid.traffic.warning else [])
+    order = [fabric.hosts[host] for host in (laid.order if laid else found.placed.order)]
     node_map = node_map_of(node) if node else None
     _warn(node_map.warnings if node_map else ())
     if found.short:
@@ -137,9 +150,11 @@ def place(
     save(contents)
     if as_json:
         rows = {name: _row(getattr(found, name), found) for name in ORDERS}
-        typer.echo(json.dumps({"order": order, **rows, "already_optimal": found.already_optimal}, indent=2))
+        optimal = {"already_optimal": found.already_optimal}
+        traffic = {"mesh": laid.traffic.model_dump(mode="json")} if laid else {}
+        typer.echo(json.dumps({"order": order, **rows, **optimal, **traffic}, indent=2))
     else:
-        _print_placement(found, order)
+        _print_placement(found, order, laid)
 
 
 @app.command()
@@ -331,7 +346,7 @@ def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
     }
 
 
-def _print_placement(found: PlacementReport, order: Sequence[str]) -> None:
+def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -348,6 +363,8 @@ def _print_placement(found: PlacementReport, order: Sequence[str]) -> None:
     Console().print(table)
     if found.already_optimal:
         typer.echo("the given order is already optimal")
+    if laid:
+        typer.echo("\n".join(["", "mesh, sent in a step:", *laid.traffic.lines(), ""]))
     typer.echo(",".join(order))
 
 

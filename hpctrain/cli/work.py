@@ -9,20 +9,29 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.utf8 import encodable
-from hpctrain.recipes.load import load_recipe, needs_of, override_recipe
+from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe
+from hpctrain.recipes.mesh import Mesh, parse_mesh
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
 from hpctrain.report.say import say
 from hpctrain.run.plan import Script
 
 
-def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, small: bool = False) -> Recipe | Script:
+def read_work(
+    work: str,
+    overrides: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    mesh: str | None = None,
+    small: bool = False,
+) -> Recipe | Script:
     """The recipe or script that an argument names.
 
     Args:
         work: a recipe's name or file, or a script's file.
         overrides: ``key=value`` each, for a recipe.
         arguments: for a script.
+        mesh: as ``--mesh`` has it.
         small: the recipe as :func:`hpctrain.recipes.smoke.smoke` makes it, which overrides then change.
 
     Raises:
@@ -31,6 +40,7 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
     if not work.endswith(".py"):
         if arguments:
             raise HpctrainError(f"arguments are for a script, and {work} is a recipe: {shlex.join(arguments)}")
+        overrides = [*overrides, *mesh_overrides(mesh)]
         return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
         raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
@@ -45,7 +55,7 @@ def read_work(work: str, overrides: Sequence[str], arguments: Sequence[str], *, 
         if encodable(text) != text:
             hint = "rename the file" if text == str(path) else "give the script another argument"
             raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", hint)
-    return Script(path=path, arguments=tuple(arguments))
+    return Script(path=path, arguments=tuple(arguments), mesh=parse_mesh(mesh) if mesh is not None else Mesh())
 
 
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
@@ -80,7 +90,13 @@ def told(*recipes: Recipe) -> Recipe:
 
 
 def read_tasks(
-    work: str, overrides: Sequence[str], arguments: Sequence[str], tasks: Sequence[int], *, small: bool = False
+    work: str,
+    overrides: Sequence[str],
+    arguments: Sequence[str],
+    tasks: Sequence[int],
+    *,
+    mesh: str | None = None,
+    small: bool = False,
 ) -> dict[int | None, Recipe | Script]:
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
 
@@ -88,9 +104,9 @@ def read_tasks(
         HpctrainError: as of :func:`read_work`, or every task would do the same training.
     """
     if not tasks:
-        return {None: read_work(work, overrides, arguments, small=small)}
+        return {None: read_work(work, overrides, arguments, mesh=mesh, small=small)}
     if work.endswith(".py"):
-        script = read_work(work, overrides, arguments, small=small)
+        script = read_work(work, overrides, arguments, mesh=mesh, small=small)
         assert isinstance(script, Script)
         return {
             task: script.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
@@ -102,6 +118,7 @@ def read_tasks(
         raise HpctrainError(
             "--array: every task would do the same training", "%a is the task's number: --set seed=%a, for example"
         )
+    overrides = [*overrides, *mesh_overrides(mesh)]
     chosen_by_task = [[each.replace("%a", str(task)) for each in overrides] for task in tasks]
     recipes = _recipes(work, chosen_by_task, small=small)
     told(*recipes)

@@ -128,6 +128,11 @@ class NodeProfile(Section):
         None, description="as Slurm's gres names it; None leaves it out of the request"
     )
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    gpu: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = Field(
+        None, description="as predictions name it: hpctrain plan --gpu"
+    )
+    adapters: Annotated[int, Field(ge=1)] | None = Field(None, description="of the network that the ranks use")
+    link_gbit: Annotated[float, Field(gt=0)] | None = Field(None, description="Gbit/s that one of them sends")
     cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where nobody said")
     threads_per_core: Annotated[int, Field(ge=1)] = Field(
         1, description="CPUs that Slurm counts for each core: 2 where it counts hardware threads"

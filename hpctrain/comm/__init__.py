@@ -69,6 +69,7 @@ def init(backend: str | None = None) -> Communicator:
             comm.barrier()
 
     Raises:
+        SystemExit: at the end of the training, on those ranks of ``parameter_server`` that serve rank 0.
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
@@ -225,13 +226,17 @@ def _abort(exit_code: int) -> None:
 
 def _connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     ranks = launcher.size if launcher else 1
-    if wanted == "single" or (wanted == "auto" and ranks == 1):
+    if wanted in ("single", "mirrored") or (wanted == "auto" and ranks == 1):
         if launcher and ranks > 1:
             raise HpctrainError(
-                f"backend 'single' is for one process, but {launcher.name} started {ranks} "
+                f"backend {wanted!r} is for one process, but {launcher.name} started {ranks} "
                 f"({launcher.variable}={ranks})",
                 "choose --backend auto, or start one process",
             )
+        if wanted == "mirrored":
+            from hpctrain.comm.mirrored import MirroredCommunicator
+
+            return MirroredCommunicator(_reason(wanted))
         return SingleCommunicator(_reason(wanted) if wanted == "single" else "no launcher started further ranks")
     if launcher and launcher.name == TORCHRUN:
         return _connect_torchrun(wanted, launcher)
@@ -279,7 +284,31 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
         from hpctrain.comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator(world, reason)
+    if backend == "deepspeed":
+        from hpctrain.comm.deepspeed import DeepSpeedCommunicator
+
+        return DeepSpeedCommunicator(world, reason)
+    if backend in ("multi_worker", "parameter_server"):
+        return _connect_tensorflow(backend, reason, world, launcher)
     return _torch_distributed(backend, reason, world)
+
+
+def _connect_tensorflow(
+    backend: str, reason: str, world: MPI.Intracomm, launcher: LauncherClaim | None
+) -> Communicator:
+    # Like MPI, TensorFlow's servers wait for each other in C++.
+    with _limited_start(launcher):
+        if backend == "multi_worker":
+            from hpctrain.comm.multi_worker import MultiWorkerCommunicator
+
+            return MultiWorkerCommunicator(world, reason)
+        from hpctrain.comm.tf_parameter_server import ParameterServerCommunicator
+
+        comm = ParameterServerCommunicator(world, reason)
+    if comm.rank > 0:
+        comm.serve()
+        sys.exit()
+    return comm
 
 
 def _mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -24,6 +25,8 @@ from hpctrain.run.stopping import RESUMABLE
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
+
+    from hpctrain.comm.parameter_server import ParameterServer
 
 T = TypeVar("T")
 Reduction = Literal["mean", "sum", "min", "max"]
@@ -169,14 +172,17 @@ class Communicator(ABC):
         host: the name of this host.
         backend: what reduces the gradients, a name of hpctrain.cluster.backends.CAPABILITIES.
         reason: one sentence on why this backend was chosen.
-        distributed: a model was given to ``ht.distribute``, whose parameters are proven equal.
+        distributed: a model was given to ``ht.distribute``, whose parameters are proven equal, or process groups were
+            asked for.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
         has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
+        strategy: of tf.distribute, where the backend is one.
     """
 
     in_host_memory = False
     has_xla_kernel = False
+    strategy: tf.distribute.Strategy | None = None
     backend: str
     rank: int
     size: int
@@ -194,6 +200,10 @@ class Communicator(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
+
+    def making_groups(self) -> AbstractContextManager[None]:
+        """A context in which new groups of torch.distributed listen where the other ranks reach this one."""
+        return nullcontext()
 
     # The control plane. Every method is collective: all ranks call it, in the same order.
 
@@ -240,6 +250,26 @@ class Communicator(ABC):
     @abstractmethod
     def tensorflow(self) -> TensorFlowEngine:
         """The engine that reduces TensorFlow gradients."""
+
+    def process_group(self) -> None:
+        """Make torch.distributed's default group of these ranks, if it is not there. Collective; idempotent.
+
+        Raises:
+            HpctrainError: this backend has none, or there is one of other ranks.
+        """
+        raise HpctrainError(
+            f"backend {self.backend!r} has no process groups of torch.distributed, which sharded, tensor and pipeline "
+            "parallelism need",
+            "choose --backend mpi, gloo or nccl",
+        )
+
+    def parameter_server(self, length: int) -> ParameterServer:
+        """A vector of float32 that every rank reads and adds to without the others' help. Collective.
+
+        Raises:
+            HpctrainError: the backend has none.
+        """
+        raise HpctrainError(f"backend {self.backend!r} has no parameter server", "choose --backend mpi")
 
     def before_shutdown(self, leave: Callable[[], None]) -> None:
         """Call a method, if its object is alive, before an engine's memory is freed; nothing may use it after that."""

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpctrain.comm.mpi import MpiControl
+from hpctrain.comm.parameter_server import ParameterServer
 from hpctrain.comm.shared.reducer import Reducer
 from hpctrain.comm.survival import missing_mitigation
+from hpctrain.errors import HpctrainError
+from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from hpctrain.comm.base import LostRank
+    from hpctrain.comm.process_group.backend import Groups
     from hpctrain.comm.shared.tensorflow_engine import MpiTensorFlowEngine
     from hpctrain.comm.shared.torch_engine import MpiTorchEngine
 
@@ -32,10 +37,13 @@ class MpiCommunicator(MpiControl):
 
     def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
         super().__init__(world, reason)
+        self._node_of = node_of
         self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
         # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
+        self._process_groups: Groups | None = None
+        self._servers: list[ParameterServer] = []
 
     def lacks_for_fault_tolerance(self) -> str:
         return missing_mitigation() or ""
@@ -54,8 +62,34 @@ class MpiCommunicator(MpiControl):
             self._tensorflow = MpiTensorFlowEngine(self, self._reducer)
         return self._tensorflow
 
+    def process_group(self) -> None:
+        self.process_groups().join()
+
+    def process_groups(self) -> Groups:
+        """Those of torch.distributed's backend ``hpctrain``, which from now on can make some. Collective."""
+        from hpctrain.comm.process_group.backend import Groups
+
+        if self._process_groups is None:
+            self._process_groups = Groups(
+                self._world, self.timeout, self.host, crowded=self._reducer.node.crowded, node_of=self._node_of
+            )
+        return self._process_groups
+
+    def parameter_server(self, length: int) -> ParameterServer:
+        self._servers.append(ParameterServer(self._world, self.timeout, length))
+        return self._servers[-1]
+
     def watch_numbers(self) -> None:
         self._reducer.looks = True
+
+    def recover(self) -> tuple[LostRank, ...]:
+        if self._process_groups is not None:
+            raise HpctrainError(
+                f"rank {self.rank} on {self.host}: a rank died, and with it its part of what process groups divide",
+                "hpctrain run --resume goes on from the last checkpoint",
+                exit_code=RESUMABLE,
+            )
+        return super().recover()
 
     def _cut_loose(self) -> None:
         self._reducer.revoke()
@@ -66,10 +100,15 @@ class MpiCommunicator(MpiControl):
     def _free(self) -> None:
         if self._comm is not None:
             self._leave_memory()
+            if self._process_groups is not None:
+                self._process_groups.free()
+                self._process_groups = None
             # Where this fails, nothing can be freed without the others; the end of the process does that.
             self._reducer.close()
             self.barrier()
             self._reducer.free()
+            while self._servers:
+                self._servers.pop().free()
         super()._free()
 
 

@@ -24,6 +24,7 @@ class SingleCommunicator(Communicator):
     size = 1
     local_rank = 0
     local_size = 1
+    _made_group = False
 
     def barrier(self) -> None: ...
 
@@ -45,10 +46,29 @@ class SingleCommunicator(Communicator):
     def tensorflow(self) -> SingleTensorFlowEngine:
         return SingleTensorFlowEngine()
 
+    def process_group(self) -> None:
+        import torch.distributed as dist
+
+        from hpctrain.comm.process_group.backend import require_ranks
+        from hpctrain.comm.rendezvous import listening_at
+
+        if dist.is_initialized():
+            require_ranks(self.rank, self.size)
+            return
+        with listening_at("127.0.0.1"):
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self._made_group = True
+
     def abort(self, exit_code: int) -> None:
         """Do nothing: the run ends when the caller exits."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        if self._made_group:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._made_group = False
 
 
 class _Alone(Group):

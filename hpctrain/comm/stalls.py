@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ class FailureDetector:
         self._thread.join()
         # A later detector may speak by now.
         if self._timeout.stalled == self._names:
-            self._timeout.stalled = lambda: ()
+            self._timeout.stalled = dict
 
     def _watch_waits(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -232,10 +232,9 @@ class FailureDetector:
 
     # What is said of the ranks.
 
-    def _names(self) -> Sequence[str]:
+    def _names(self) -> Mapping[int, str]:
         probe = self._probe
-        found = [self._members[rank] for rank in probe.stalled] if probe else []
-        return [f"rank {member.first_rank} on {member.host}" for member in found]
+        return {self._members[rank].first_rank: self._name(rank) for rank in probe.stalled} if probe else {}
 
     def _name(self, rank: int) -> str:
         return f"rank {self._members[rank].first_rank} on {self._members[rank].host}"

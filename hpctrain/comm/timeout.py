@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -25,6 +25,9 @@ _LONG_SLEEP_SECONDS = 0.0005
 # What a wait is: in the data plane, in the control plane, or of a rank whose work is done. Ranks whose waits are of
 # different kinds wait for each other in vain (see hpctrain.comm.crossed).
 REDUCTION, CONTROL, END = "reduction", "control", "end"
+# Of a process group of torch.distributed. A rank waits in several of them at once, and some of its ranks only, so that
+# no such wait proves that another is in vain.
+COLLECTIVE = "collective"
 # How old a wait is by which others know it, while what it waits for is coming.
 _RENEWED_SECONDS = 1.0
 # Calls of MPI that nobody waits for any more.
@@ -39,7 +42,7 @@ class Wait:
         what: is waited for, in words.
         since: ``time.monotonic`` of its begin.
         blocked: inside an MPI call, where no exception can be raised.
-        kind: ``REDUCTION``, ``CONTROL``, ``END``, or another word for what has messages of its own.
+        kind: ``REDUCTION``, ``CONTROL``, ``END``, ``COLLECTIVE``, or another word for what has messages of its own.
         leads: the rank does nothing else meanwhile; not so where a thread beside the script uses the control plane.
     """
 
@@ -51,6 +54,8 @@ class Wait:
 
 
 def _leads(kind: str) -> bool:
+    if kind == COLLECTIVE:
+        return False
     # Autograd reduces in threads of its own, for which the script waits.
     return kind != CONTROL or threading.current_thread() is threading.main_thread()
 
@@ -98,8 +103,8 @@ class Timeout:
 
     Attributes:
         seconds: how many a wait lasts at most.
-        stalled: names the ranks, and their hosts, that are known to be those that do not wait; see
-            :mod:`hpctrain.comm.stalls`.
+        stalled: the ranks, by their numbers at the start of the run, that are known to be those that do not wait, with
+            their names and hosts; see :mod:`hpctrain.comm.stalls`.
         first_ranks: the ranks' numbers at the start of the run, by which messages name them; empty where they are the
             numbers they have.
         leaving: this rank's work is done, and what it waits for is the others' end.
@@ -116,7 +121,7 @@ class Timeout:
         self._check = check
         self._explain = explain
         self.seconds = timeout_seconds()
-        self.stalled: Callable[[], Sequence[str]] = lambda: ()
+        self.stalled: Callable[[], Mapping[int, str]] = dict
         self.first_ranks: Sequence[int] = ()
         self.leaving = False
         self.crossed: Callable[[], HpctrainError | None] = lambda: None
@@ -253,7 +258,10 @@ class Timeout:
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""
         numbers = [self.first_ranks[rank] for rank in missing] if self.first_ranks else missing
-        ranks = ", ".join(self.stalled() or [f"rank {number}" for number in numbers]) or "the other ranks"
+        stalled = self.stalled()
+        # Of those that do not wait, some may belong to another group.
+        awaited = [stalled[number] for number in numbers if number in stalled] or list(stalled.values())
+        ranks = ", ".join(awaited or [f"rank {number}" for number in numbers]) or "the other ranks"
         return HpctrainError(
             f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
             "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",

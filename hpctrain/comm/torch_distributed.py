@@ -8,6 +8,7 @@ import pickle  # nosec B403  # objects of the ranks of one run
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -55,7 +56,8 @@ class TorchDistributedCommunicator(Communicator):
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:
         super().__init__(reason)
-        self.backend = backend
+        self.backend: str = backend
+        self._group_of = _GROUPS[backend]
         self.on_gpus = backend == "nccl"
         self._by_mpi = world is not None
         if dist.is_initialized():
@@ -86,6 +88,7 @@ class TorchDistributedCommunicator(Communicator):
         self.rank, self.size = met.rank, met.size
         self.local_rank, self.local_size = met.local_rank, met.local_size
         self._address: str | None = met.address
+        self.store_address = met.store_address
         with listening_at(met.address):
             self._make_group(met.store, limit)
 
@@ -100,10 +103,13 @@ class TorchDistributedCommunicator(Communicator):
 
     def _make_group(self, store: Any, limit: timedelta) -> None:
         show = sys.excepthook
-        dist.init_process_group(_GROUPS[self.backend], store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        dist.init_process_group(self._group_of, store=store, rank=self.rank, world_size=self.size, timeout=limit)
         # PyTorch's own would hold back what it shows until the process has ended, and one stays for every group.
         sys.excepthook = show
         self._crossings = StoreCrossings(store, self.rank, self.size, self.host, lambda: self.passes)
+
+    def making_groups(self) -> AbstractContextManager[None]:
+        return listening_at(self._address)
 
     # The control plane: tensors in the CPU's memory, so Gloo's.
 
@@ -138,9 +144,7 @@ class TorchDistributedCommunicator(Communicator):
             with listening_at(self._address):
                 # Every rank has to make every group.
                 starts = range(0, self.size, size)
-                groups = [
-                    dist.new_group(list(range(start, start + size)), limit, _GROUPS[self.backend]) for start in starts
-                ]
+                groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
         except RuntimeError as error:
             raise self._failed(error, "the making of groups of ranks") from error
         return groups[self.rank // size]
@@ -205,6 +209,9 @@ class TorchDistributedCommunicator(Communicator):
         if self._engine is None:
             self._engine = TorchDistributedEngine(self, self._new_group(self.size))
         return self._engine
+
+    def process_group(self) -> None:
+        """It is there as long as this is."""
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(

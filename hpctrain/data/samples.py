@@ -19,18 +19,19 @@ BROKEN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Images and their classes.
+    """Images and their classes, or windows of text and the token after each of theirs.
 
     Attributes:
         images: shape (N, height, width, channels); float32 as the network takes them, or uint8, to be normalised by
-            the recipe's mean and deviation.
-        labels: int64, shape (N,); :data:`BROKEN` where there is none.
+            the recipe's mean and deviation. Of text the tokens, int64, shape (N, T).
+        labels: int64, shape (N,), of text (N, T); :data:`BROKEN` where there is none. A sample's loss is the mean over
+            its labels.
         mixture: what normalising makes of them, if they are mixed: fewer samples, where some are there
             for others alone.
         depths: what decides about each of them in each block of a network with stochastic depth, in 0 to 1.
     """
 
-    images: NDArray[np.float32] | NDArray[np.uint8]
+    images: NDArray[np.float32] | NDArray[np.uint8] | NDArray[np.int64]
     labels: NDArray[np.int64]
     mixture: Mixture | None = None
     depths: NDArray[np.float32] | None = None

@@ -50,6 +50,23 @@ def epoch_order(samples: int, *, seed: int, epoch: int, repeats: int = 1, length
     return (order[:, None] + (np.arange(repeats) << _REPETITION)).ravel()[:length]
 
 
+def endless_order(samples: int, *, seed: int, first: int, count: int) -> Indices:
+    """A part of what one pass over ``range(samples)`` after another makes, each in the order of :func:`epoch_order`.
+
+    Args:
+        samples: how many there are.
+        first: the place at which the part begins.
+        count: its length.
+
+    Returns:
+        Indices, each with the number of its pass as its repetition.
+    """
+    passes = range(first // samples, (first + count - 1) // samples + 1)
+    orders = [epoch_order(samples, seed=seed, epoch=number) + (number << _REPETITION) for number in passes]
+    begin = first - passes[0] * samples
+    return np.concatenate(orders)[begin : begin + count]
+
+
 def sample_of(order: Indices) -> Indices:
     """The indices of samples, whichever repetition they are."""
     return order & ((1 << _REPETITION) - 1)

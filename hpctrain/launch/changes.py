@@ -11,6 +11,7 @@ from hpctrain.checkpoints.layout import checkpoint_path
 from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import flat, settings
+from hpctrain.recipes.gpt import GptSettings
 from hpctrain.recipes.requirements import shard_folder
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.directory import RunDirectory
@@ -18,7 +19,16 @@ from hpctrain.run.plan import Plan
 from hpctrain.run.resuming import resume_command
 
 # What a checkpoint holds the state of, or is part of the way through.
-_HELD = ("model.name", "optimizer.name", "data.name", "data.limit", "data.test_fraction", "data.split_seed")
+_HELD = (
+    "model.name",
+    *(f"model.{key}" for key in GptSettings.model_fields),
+    "optimizer.name",
+    "data.name",
+    "data.limit",
+    "data.epoch_samples",
+    "data.test_fraction",
+    "data.split_seed",
+)
 
 
 def changes_since(directory: RunDirectory, iteration: int, plan: Plan) -> dict[str, tuple[Any, Any]]:
@@ -77,8 +87,8 @@ def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recip
         yield "epochs"
     if "data.path" in changes and not plan.start.container:
         # NumPy comes with it.
-        from hpctrain.shards import manifest
+        from hpctrain.shards.folders import training_fingerprint
 
         # The same samples may be in another place.
-        if manifest.read_manifest(shard_folder(recipe)).splits["train"].index_sha256 != progress.samples:
+        if training_fingerprint(shard_folder(recipe), recipe.data.name) != progress.samples:
             yield "data.path"

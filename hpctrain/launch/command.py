@@ -19,10 +19,16 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import write_private
 from hpctrain.launch.lost_hosts import DEFAULT_HOST_TIMEOUT, keepalive_options
+from hpctrain.planning.mesh import mesh_environment
+from hpctrain.run.limits import REPLICAS
 from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
+
+# A step that reads parameters of another process waits in a thread of TensorFlow's while others answer for this one;
+# with a single thread the first step waits for ever.
+_SERVER_THREADS = 8
 
 # Settings of hpctrain, of Python, and of the libraries that ranks talk and compute with: where some ranks have other
 # ones, they can wait for each other for ever. CUDA's are left out, because which GPUs are visible is a matter of each
@@ -117,7 +123,9 @@ class Command:
 
 def rank_environment(plan: Plan) -> dict[str, str]:
     """The variables that every rank gets; the user's own take precedence over hpctrain's."""
-    threads = str(plan.threads_per_rank)
+    # They share the threads of their process.
+    replicas = plan.ranks // plan.processes
+    threads = str(plan.threads_per_rank * replicas)
     return {
         "HPCTRAIN_BACKEND": plan.backend,
         **({"HPCTRAIN_BACKEND_REASON": plan.backend_reason} if plan.backend_reason else {}),
@@ -126,8 +134,10 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": str(_SERVER_THREADS if plan.backend == "parameter_server" else replicas),
         "TF_NUM_INTRAOP_THREADS": threads,
+        **({REPLICAS: str(replicas)} if replicas > 1 else {}),
+        **mesh_environment(plan),
         **plan.environment,
         **plan.start.environment,
     }

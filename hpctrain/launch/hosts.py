@@ -12,8 +12,10 @@ from hpctrain.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.cluster.hostfile import read_hostfile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fabric import FLAT, given_fabric, known_fabric
-from hpctrain.planning.hosts import Hosts, place_hosts
-from hpctrain.run.plan import HostOptions
+from hpctrain.planning.hosts import Hosts, place_hosts, require_ranks
+from hpctrain.planning.mesh import mesh_work
+from hpctrain.recipes.schema import Recipe
+from hpctrain.run.plan import HostOptions, Script
 from hpctrain.topology.cabling import counted
 from hpctrain.topology.names import is_guid
 from hpctrain.topology.node_map import NodeMap
@@ -34,6 +36,7 @@ def arrange(
     ranks: int | None,
     environment: Mapping[str, str] = os.environ,
     *,
+    work: Recipe | Script | None = None,
     whole_fabric: bool = False,
 ) -> tuple[Hosts, tuple[str, ...]]:
     """The hosts in the plan's order with their slots, and warnings.
@@ -44,10 +47,12 @@ def arrange(
         ranks: of all hosts together; by default as many as the hosts have slots, else one a GPU, or one a host where
             no node map tells the GPUs. Hosts without slots beside others that have some have one.
         environment: this process's.
+        work: what the ranks are to run, whose mesh has a say in the order.
         whole_fabric: take all hosts of a given fabric, rather than refuse it, where nothing names those of the run.
 
     Raises:
-        HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit.
+        HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
+            the mesh.
     """
     given = given_fabric(options.fabric, options.routes)
     if given and not whole_fabric:
@@ -57,17 +62,22 @@ def arrange(
     node_map = node_map_of(options.node) if options.node is not None else None
     fabric, known_from = _fabric(options, given, names, environment)
     room = _room(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
+    ranks = _as_many(names, room, node_map) if ranks is None else ranks
+    require_ranks(ranks)
     hosts = place_hosts(
         names,
-        _as_many(names, room, node_map) if ranks is None else ranks,
+        ranks,
         fabric,
         known_from=known_from,
         slots_of=room,
         node_map=node_map,
         interface=options.interface,
+        work=mesh_work(work, ranks) if work else None,
     )
     warnings += fabric.warnings if fabric else ()
     warnings += node_map.warnings if node_map else ()
+    if hosts.traffic and hosts.traffic.warning:
+        warnings += (hosts.traffic.warning,)
     if known_from == FLAT and len(names) > 1:
         warnings += ("no fabric is known, so the hosts stay in the order given: --fabric FILE names one",)
     return hosts, warnings

@@ -16,7 +16,8 @@ from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
 from hpctrain.recipes.difference import differences
-from hpctrain.recipes.load import override_recipe
+from hpctrain.recipes.load import mesh_overrides, override_recipe
+from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import EventWriter
@@ -54,6 +55,7 @@ def resumption(
     *,
     work: Recipe | Script | None,
     overrides: Sequence[str] = (),
+    mesh: str | None = None,
     accept_changes: bool = False,
     ranks: int | None,
     backend: str | None,
@@ -67,6 +69,7 @@ def resumption(
         directory: of the run.
         work: to be compared with the plan's; None for whatever it is.
         overrides: ``key=value`` each, of the plan's recipe where ``work`` is None.
+        mesh: as ``--mesh`` has it, where ``work`` is None.
         accept_changes: go on with ``work`` where it is another than the plan's.
         ranks, backend, framework, changes: as of :func:`resumed_plan`.
         look_only: nothing will be started, so it does not matter whether somebody else does.
@@ -77,7 +80,7 @@ def resumption(
             :func:`resumed_plan`.
     """
     before = read_model(directory.plan, Plan)
-    now, changed = changed_work(before, work or _overridden(before, overrides), accept=accept_changes)
+    now, changed = changed_work(before, work or _overridden(before, overrides, mesh), accept=accept_changes)
     events = run_events(directory)
     if changed and is_done(events):
         # More epochs, for example.
@@ -99,8 +102,11 @@ def resumption(
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=changed, warnings=warnings)
 
 
-def _overridden(plan: Plan, overrides: Sequence[str]) -> Recipe | None:
-    """The run's own recipe with other values; None where there are none."""
+def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:
+    """The run's own recipe or script with other values; None where there are none."""
+    if plan.script and mesh and not overrides:
+        return plan.script.model_copy(update={"mesh": parse_mesh(mesh)})
+    overrides = [*overrides, *mesh_overrides(mesh)]
     if not overrides:
         return None
     if plan.recipe is None:
@@ -129,7 +135,7 @@ def changed_work(
         raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # Ranks may have changed since.
-        work = work.at(max(1, begun.global_batch // work.batch.per_rank))
+        work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
     changed = differences(begun, work)
     if changed and not accept:
         raise HpctrainError("\n".join(("the run is not what was asked for:", *_table(changed))), _HINT_CHANGED)
@@ -189,7 +195,9 @@ def resumed_plan(
         given = given_hosts(unplaced)
         placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, {}), machine)
     else:
-        arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks)
+        arranged, warnings = arrange(
+            unplaced.host_options, machine.host, unplaced.ranks, work=plan.recipe or plan.script
+        )
         placed = place_plan(unplaced, arranged, machine)
     return placed, (*warnings, *_other_versions(plan, placed))
 
@@ -230,7 +238,9 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
         raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")
     # For this attempt alone: a later one may have other hosts, and then does not begin with these.
     named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
-    arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks)
+    arranged, warnings = arrange(
+        plan.host_options.model_copy(update=named), machine.host, ranks, work=plan.recipe or plan.script
+    )
     begun = plan.begun_ranks or plan.ranks
     other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
     return place_plan(other, arranged, machine), warnings

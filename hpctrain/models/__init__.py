@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from hpctrain.comm.base import Communicator
+from hpctrain.errors import HpctrainError
 from hpctrain.models.batch_norm import extent
 from hpctrain.recipes.schema import Framework, ModelSettings
 
@@ -22,14 +23,16 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
 
     Args:
         model: what the recipe says.
-        framework: ``torch`` takes images (N, C, H, W), ``keras`` (N, H, W, C).
+        framework: ``torch`` takes images (N, C, H, W), ``keras`` (N, H, W, C); a GPT tokens (N, T).
         comm: the ranks, for batch normalisation over several; None for one process.
         at_once: the most images that a rank computes at once, :meth:`hpctrain.recipes.schema.Batch.at_once`. Needed
             where ``model.batch_norm.span`` is a number.
 
     Raises:
-        HpctrainError: a span that these ranks cannot make.
+        HpctrainError: a span that these ranks cannot make, or a GPT in Keras.
     """
+    if model.name == "gpt":
+        return _gpt(model, framework)
     family = importlib.import_module(f"hpctrain.models.{framework}_{_FAMILY[model.name]}")
     make = getattr(family, model.name)
     if model.name == "digits_cnn":
@@ -43,3 +46,11 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
         epsilon=settings.epsilon,
     )
     return make(zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)
+
+
+def _gpt(model: ModelSettings, framework: Framework) -> Any:
+    if framework == "keras":
+        raise HpctrainError("model gpt is for PyTorch alone: Keras has no network of it here", "--framework torch")
+    from hpctrain.models.torch_gpt import GPT
+
+    return GPT(model)

@@ -85,18 +85,23 @@ class Rule:
     @property
     def slots(self) -> tuple[str, ...]:
         """The names of a parameter's state; all values are zero at first."""
-        momentum = ("momentum",) if self.settings.momentum else ()
-        match self.settings.name:
-            case "lamb":
-                return ("mean", "square", "updates")
-            case "rmsprop_to_sgd":
-                return ("square", *momentum)
-            case _:
-                return (*momentum, *(("previous_rate",) if momentum and self.settings.momentum_correction else ()))
+        return slots(self.settings)
 
     def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
         """The change to subtract from ``w``, and the new state."""
         return _RULES[self.settings.name](self, step, w, g, state)
+
+
+def slots(settings: Optimizer) -> tuple[str, ...]:
+    """The names of each parameter's state, of every optimizer but adam and adamw."""
+    momentum = ("momentum",) if settings.momentum else ()
+    match settings.name:
+        case "lamb":
+            return ("mean", "square", "updates")
+        case "rmsprop_to_sgd":
+            return ("square", *momentum)
+        case _:
+            return (*momentum, *(("previous_rate",) if momentum and settings.momentum_correction else ()))
 
 
 def decay(settings: Optimizer, kind: ParameterKind) -> float:

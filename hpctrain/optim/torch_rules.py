@@ -58,6 +58,12 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], bound: float) -> No
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
+    # Over all ranks, where gradients are divided over them.
+    scale_gradients(gradients, bound, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor) -> None:
+    """Scale gradients by min(1, bound / norm)."""
     # A norm of 0 has the quotient infinity, and one that is not finite makes gradients so.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
     for gradient in gradients:

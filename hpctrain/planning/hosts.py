@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpctrain.errors import HpctrainError
 from hpctrain.run.plan import HostOrder, Slots
 from hpctrain.topology.launch_files import network_variables
+from hpctrain.topology.mesh_traffic import MeshTraffic, MeshWork
 from hpctrain.topology.node_map import NodeMap, slots
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ _INTERFACES = re.compile(r"[\w.:][\w.:-]{0,14}(?:,[\w.:][\w.:-]{0,14})*", re.ASC
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts in rank order, the benefit of that order, and the network settings of all ranks."""
+    """Hosts in rank order, the benefit of that order, what a mesh sends over them, and the network settings of all
+    ranks.
+    """
 
     slots: tuple[Slots, ...]
     order: HostOrder | None = None
+    traffic: MeshTraffic | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -37,8 +41,9 @@ def place_hosts(
     slots_of: Mapping[str, int] | None = None,
     node_map: NodeMap | None = None,
     interface: str | None = None,
+    work: MeshWork | None = None,
 ) -> Hosts:
-    """Order hosts so that a ring over them crosses as few leaves as possible, and give each rank its slot.
+    """Order hosts so that a ring over them, or a mesh, crosses as few leaves as possible, and give each rank its slot.
 
     Args:
         names: the hosts in the order in which they were named.
@@ -49,6 +54,7 @@ def place_hosts(
             that get none. By default each host gets as many ranks as the others.
         node_map: of each host; None leaves GPUs, adapters and cores to the launcher.
         interface: the network interface for connections that are not InfiniBand, or several with commas between.
+        work: the mesh of the ranks with what is trained on it; None where they only replicate.
 
     Raises:
         HpctrainError: a host that the fabric does not have, no name of an interface, or ranks that the hosts have
@@ -61,11 +67,15 @@ def place_hosts(
         )
     room = slots_of or _even(names, ranks)
     filled, worth = _filled(names, ranks, room, fabric, known_from)
+    traffic = None
+    if work:
+        filled, worth, traffic = _laid([name for name in names if name in filled], filled, worth, fabric, work)
     environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
     return Hosts(
         slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
         order=worth,
+        traffic=traffic,
         environment=environment,
     )
 
@@ -108,6 +118,23 @@ def _order(names: Sequence[str], fabric: Fabric | None, known_from: str) -> tupl
         fabric=known_from, crossings_given=found.given.crossings, crossings=chosen.crossings, bound=found.bound
     )
     return [fabric.hosts[host] for host in chosen.order], worth
+
+
+def _laid(
+    given: Sequence[str], filled: dict[str, int], worth: HostOrder | None, fabric: Fabric | None, work: MeshWork
+) -> tuple[dict[str, int], HostOrder | None, MeshTraffic]:
+    """The ranks of each host in the order in which a mesh is laid over them, and what that is worth."""
+    # NumPy comes with them.
+    from hpctrain.topology.mesh_layout import in_one_node, lay
+    from hpctrain.topology.summary import host_numbers
+
+    if fabric is None or worth is None:
+        return filled, worth, in_one_node(work)
+    numbers = dict(zip(given, host_numbers(fabric, given), strict=True))
+    slots = {numbers[name]: count for name, count in filled.items()}
+    laid = lay(fabric, [*numbers.values()], [*slots], slots, work)
+    order = {fabric.hosts[host]: slots[host] for host in laid.order}
+    return order, worth.model_copy(update={"crossings": laid.crossings}), laid.traffic
 
 
 def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str, int]:

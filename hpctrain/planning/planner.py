@@ -9,6 +9,7 @@ from hpctrain.cluster.gpus import fitting_backend
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
+from hpctrain.planning.strategies import require_strategy
 from hpctrain.recipes.requirements import require_recipe
 from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
@@ -76,8 +77,9 @@ def unplaced_plan(
         start, stop: how the ranks are started and stopped.
 
     Raises:
-        HpctrainError: no rank at all, an unknown name, a framework that is not installed, a backend that does not
-            serve it or the recipe, or as of :func:`hpctrain.recipes.requirements.require_recipe`.
+        HpctrainError: no rank at all, a mesh that is not of so many, an unknown name, a framework that is not
+            installed, a backend that does not serve it, the mesh or the recipe, or as of
+            :func:`hpctrain.recipes.requirements.require_recipe`.
     """
     require_ranks(ranks)
     plan = Plan(
@@ -117,6 +119,7 @@ def place_plan(plan: Plan, hosts: Hosts, machine: Machine) -> Plan:
         "backend_reason": reason,
         "hosts": hosts.slots,
         "host_order": hosts.order,
+        "mesh_traffic": hosts.traffic,
         "environment": hosts.environment,
         "threads_per_rank": _threads(hosts, machine),
         "versions": machine.versions,
@@ -159,10 +162,28 @@ def require_processors(plan: Plan, machine: Machine) -> None:
 
 
 def _require_possible(plan: Plan) -> None:
-    """Refuse what cannot be on whatever hosts: a backend, or values of the recipe for the number of ranks."""
+    """Refuse what cannot be on whatever hosts: a mesh, a backend, or values of the recipe for the number of ranks."""
+    _require_framework(plan)
     _require_backend(plan.asked_backend, plan)
     if plan.recipe:
         require_recipe(plan.recipe, plan.ranks)
+
+
+def _require_framework(plan: Plan) -> None:
+    # Raises where it does not fit the ranks.
+    mesh = plan.mesh
+    if plan.framework != "keras":
+        return
+    if plan.recipe and plan.recipe.model.name == "gpt":
+        raise HpctrainError(f"the network of {plan.title} is in PyTorch alone, not in Keras", "--framework torch")
+    if not mesh.replicates_only:
+        raise HpctrainError(
+            f"the mesh {mesh} is PyTorch's, and {plan.title} is to run in Keras",
+            f"choose --framework torch, or --mesh {_REPLICATED}",
+        )
+
+
+_REPLICATED = "dp_replicate=-1,dp_shard=1,pp=1,cp=1,tp=1"
 
 
 def _require_backend(backend: str, plan: Plan) -> None:
@@ -171,15 +192,28 @@ def _require_backend(backend: str, plan: Plan) -> None:
     capable = CAPABILITIES.get(backend)
     if capable is None:
         return
-    if plan.framework == "keras" and plan.framework not in capable.frameworks:
+    if plan.framework is not None and plan.framework not in capable.frameworks:
+        (own, other), backends = (("PyTorch", "Keras"), "mpi or horovod")
+        if plan.framework == "torch":
+            own, other, backends = "TensorFlow", "PyTorch", "mpi, nccl or gloo"
         raise HpctrainError(
-            f"backend {backend!r} reduces PyTorch's gradients, and {plan.title} is to run in Keras",
-            "choose --backend mpi or horovod, or --framework torch",
+            f"backend {backend!r} reduces {own}'s gradients, and {plan.title} is to run in {other}",
+            f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
+        )
+    require_strategy(plan, backend, capable)
+    if not plan.mesh.replicates_only and not capable.has_meshes:
+        raise HpctrainError(
+            f"backend {backend!r} has no groups of ranks for the mesh {plan.mesh}", "choose --backend nccl, mpi or gloo"
         )
     if _sends_largest(plan) and not capable.sends_largest:
         raise HpctrainError(
             f"communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
             "choose --backend mpi; or --set communication.compression=bf16",
+        )
+    if _is_async(plan) and not capable.serves_parameters:
+        raise HpctrainError(
+            f"sync: async needs --backend mpi, whose ranks write to each other's memory; {backend!r} cannot",
+            "choose --backend mpi; or --set sync.mode=local, with sync.every",
         )
     if plan.fault_tolerant and not capable.outlives_ranks:
         raise HpctrainError(
@@ -192,12 +226,18 @@ def _sends_largest(plan: Plan) -> bool:
     return plan.recipe is not None and plan.recipe.communication.compression == "top_k"
 
 
+def _is_async(plan: Plan) -> bool:
+    return plan.recipe is not None and plan.recipe.sync is not None and plan.recipe.sync.mode == "async"
+
+
 def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     """The backend, and why it was chosen; no reason for one that was asked for."""
     if asked := CAPABILITIES.get(plan.asked_backend):
         if not asked.joins_ranks:
-            _require_single(plan, hosts[0].host, machine)
+            _require_single(plan, [host.host for host in hosts], machine)
         return plan.asked_backend, ""
+    if _is_async(plan):
+        return "mpi", "sync: async"
     # One rank of an elastic run may be what is left of several, which others join.
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
         return "single", f"one rank on {machine.host}"
@@ -208,14 +248,14 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     return _fitting(plan, hosts, machine)
 
 
-def _require_single(plan: Plan, host: str, machine: Machine) -> None:
-    if plan.ranks > 1:
+def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
+    if plan.ranks > 1 and not CAPABILITIES[plan.asked_backend].replicates:
         raise HpctrainError(
             f"backend {plan.asked_backend!r} is for one process, not for -np {plan.ranks}", "choose --backend auto"
         )
-    if not same_host(host, machine.host):
+    if elsewhere := [host for host in hosts if not same_host(host, machine.host)]:
         raise HpctrainError(
-            f"backend {plan.asked_backend!r} starts its process on this machine, {machine.host}, not on {host}",
+            f"backend {plan.asked_backend!r} starts its process on this machine, {machine.host}, not on {elsewhere[0]}",
             "choose --backend auto",
         )
 
@@ -223,7 +263,8 @@ def _require_single(plan: Plan, host: str, machine: Machine) -> None:
 def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
     """The backend that fits the GPUs of the host that has fewest for its ranks, and why."""
     framework = plan.framework
-    if framework is None and plan.start.container is None and machine.frameworks == {"torch"}:
+    only = plan.start.container is None and machine.frameworks == {"torch"}
+    if framework is None and (only or not plan.mesh.replicates_only):
         framework = "torch"
     host, gpus = min(((host, _gpus(host, machine)) for host in hosts), key=lambda pair: pair[1] - pair[0].slots)
     backend, reason = fitting_backend(framework, gpus, host.slots, host.host if host.places else machine.host)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import HostOptions, Plan, Script
+from hpctrain.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.supervision.start import launch_plan, prove_launcher
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -58,6 +59,7 @@ def measure(
     *arguments: str,
     backend: str = "mpi",
     hosts: HostOptions = HostOptions(),
+    environment: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Run one of hpctrain.bench's programs, started and bound as ``hpctrain run`` does it.
 
@@ -66,6 +68,7 @@ def measure(
         ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
             slots, or 2 on this machine.
         hosts: by default this machine, also in a job. The current directory has to be that of all of them.
+        environment: further variables of the ranks.
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
@@ -91,7 +94,8 @@ def measure(
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend)
+        start = Start(environment=dict(environment))
+        plan = make_plan(work, machine, hosts=arranged, host_options=hosts, backend=backend, start=start)
         # Horovod may be missing: then it is left out.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
         about = {"load": round(load, 2), "ranks": plan.ranks, "hosts": len(plan.hosts)}

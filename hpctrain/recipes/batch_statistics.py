@@ -40,7 +40,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
 
     Args:
         recipe: that :meth:`~hpctrain.recipes.schema.Recipe.at` made for the ranks.
-        ranks: how many there are.
+        ranks: how many data-parallel ones there are.
 
     Raises:
         HpctrainError: statistics would be over other numbers of images than ``model.batch_norm.span``, or over ranks of
@@ -53,6 +53,11 @@ def require_span(recipe: Recipe, ranks: int) -> None:
         raise HpctrainError(
             f"model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink goes on without some",
             f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
+        )
+    if together > 1 and recipe.sync:
+        raise HpctrainError(
+            f"model.batch_norm.span={span} joins {together} ranks in each step, and sync lets each step by itself",
+            f"--set sync=null, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
         )
     if span is None or span == "world":
         return

@@ -46,8 +46,11 @@ _INDIFFERENT = (
     "fault_tolerance",
     "guard",
     "images.as_bytes",
+    "mesh",
     "numbers",
+    "pipeline",
     "seed",
+    "sharding",
     "smoke",
 )
 
@@ -55,7 +58,7 @@ _INDIFFERENT = (
 def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
     """The keys whose difference means that a result of one recipe is not a result of the other."""
     indifferent = list(_INDIFFERENT)
-    if one.model.name == "digits_cnn" or one.model.batch_norm.span is not None:
+    if one.model.name in ("digits_cnn", "gpt") or one.model.batch_norm.span is not None:
         # Else what a rank computes at once shares its batch statistics.
         indifferent += ["batch.per_rank", "batch.micro_batch"]
     keys = differences(one, other)

@@ -11,12 +11,14 @@ from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.checked_yaml import Location, parse_value, subsection, validate
 from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
+from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.schema import Recipe
 
 # What a section's word says in one of its keys.
 _WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
     ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
     ("fault_tolerance", "elastic"): ("fault_tolerance.grow", True),
+    ("sync", "async"): ("sync.mode", "async"),
 }
 
 
@@ -43,12 +45,21 @@ def needs_of(name_or_path: str) -> tuple[str, ...]:
     return entry.needs if isinstance(entry, Listed) else ()
 
 
+def mesh_overrides(mesh: str | None) -> list[str]:
+    """The overrides of a recipe that ``--mesh`` stands for.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.recipes.mesh.parse_mesh`.
+    """
+    return [f"mesh.{size}" for size in parse_mesh(mesh).option.split(",")] if mesh is not None else []
+
+
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
-    ``fault_tolerance=shrink`` or ``elastic`` leaves the rest of its section as it is, or as other overrides have it. A
-    run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of other values once one is
-    changed that decides them.
+    ``fault_tolerance=shrink`` or ``elastic`` and ``sync=async`` leave the rest of their sections as they are, or as
+    other overrides have it. A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of
+    other values once one is changed that decides them.
     """
     values = recipe.model_dump(mode="json")
     found = _validated(values, _set(values, overrides))
@@ -73,7 +84,7 @@ def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Re
 def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Put overrides into a recipe's values; returns them by their keys."""
     given: dict[str, str] = {}
-    for override in sorted(overrides, key=lambda override: not override.startswith("fault_tolerance=")):
+    for override in sorted(overrides, key=lambda override: not override.startswith(("fault_tolerance=", "sync="))):
         key, equals, text = override.partition("=")
         if not (key and equals):
             raise HpctrainError(f"--set {override}: not of the form key=value", "for example --set epochs=5")
@@ -84,7 +95,9 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
         *sections, last = key.split(".")
         target = values
         for name in sections:
-            target = target.setdefault(name, {})
+            if target.get(name) is None:
+                target[name] = {}
+            target = target[name]
             if not isinstance(target, dict):
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
         target[last] = value

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.batch_statistics import require_span
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Recipe
+
+_ONE_STAGE_A_RANK = ("gpipe", "1f1b")
 
 
 def require_recipe(recipe: Recipe, ranks: int) -> None:
@@ -17,9 +20,12 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
         ranks: how many there are now.
 
     Raises:
-        HpctrainError: fewer ranks than ``fault_tolerance.min_ranks``, more than ``max_ranks``, no ``data.path``, or as
-            of :func:`~hpctrain.recipes.batch_statistics.require_span`.
+        HpctrainError: fewer ranks than ``fault_tolerance.min_ranks``, more than ``max_ranks``, a mesh that is not of
+            so many, or that divides a model's heads unevenly or into more stages than it has blocks, micro-batches that
+            its stages cannot have, no ``data.path``, or as of
+            :func:`~hpctrain.recipes.batch_statistics.require_span`.
     """
+    mesh = recipe.mesh.at(ranks)
     least = recipe.fault_tolerance.min_ranks
     if least > ranks:
         raise HpctrainError(
@@ -32,20 +38,84 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
             f"fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
             f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
         )
-    require_span(recipe, ranks)
-    if recipe.data.name == "imagenet":
+    require_span(recipe, mesh.data_ranks)
+    _require_divisible(recipe, mesh)
+    _require_micro_batches(recipe, mesh)
+    if has_folder(recipe):
         shard_folder(recipe)
 
 
+def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
+    """Refuse to divide a GPT into more parts than it has."""
+    model, sizes = recipe.model, mesh.sizes
+    if model.name != "gpt":
+        return
+    if model.heads % sizes["tp"]:
+        possible = [str(size) for size in range(1, model.heads + 1) if model.heads % size == 0]
+        raise HpctrainError(
+            f"mesh.tp: {sizes['tp']} ranks cannot share the {model.heads} heads of each block evenly",
+            f"--mesh tp=N with one of {', '.join(possible)}",
+        )
+    stages = sizes["pp"] * (1 if recipe.pipeline.schedule in _ONE_STAGE_A_RANK else 2)
+    if stages > model.layers:
+        raise HpctrainError(
+            f"mesh.pp: {sizes['pp']} ranks make {stages} stages with pipeline.schedule {recipe.pipeline.schedule}, and "
+            f"the model has {model.layers} blocks",
+            "fewer ranks along pp, or more model.layers",
+        )
+
+
+def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
+    """Refuse micro-batches that torch.distributed.pipelining's schedules cannot have, or of several sizes."""
+    stages = mesh.sizes["pp"]
+    if stages == 1:
+        return
+    count, samples = recipe.pipeline.count(stages), recipe.batch.at_once(mesh.data_ranks)
+    if samples % count:
+        possible = [size for size in range(1, samples + 1) if samples % size == 0]
+        raise HpctrainError(
+            f"{count} micro-batches of one size cannot be made of the {samples} samples that each of {mesh.data_ranks} "
+            "data-parallel ranks computes at once",
+            f"--set pipeline.micro_batches={min(possible, key=lambda size: abs(size - count))}, or another batch",
+        )
+    if recipe.pipeline.schedule == "1f1b" and count < stages:
+        raise HpctrainError(
+            f"pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
+            f"--set pipeline.micro_batches={stages}, or --set pipeline.schedule=gpipe",
+        )
+    rounds = max(1, count // stages)
+    if recipe.pipeline.schedule.startswith("interleaved") and count % rounds:
+        raise HpctrainError(
+            f"pipeline.schedule: {recipe.pipeline.schedule} goes in {rounds} rounds of {stages} stages, which do not "
+            f"divide {count} micro-batches",
+            f"--set pipeline.micro_batches={rounds * stages}",
+        )
+
+
+def has_folder(recipe: Recipe) -> bool:
+    """Whether the recipe's samples are in a folder of shards; the others ship with packages."""
+    return recipe.data.name == "imagenet" or (recipe.data.name == "text" and not _ships(recipe))
+
+
+def _ships(recipe: Recipe) -> bool:
+    """Whether a small run has no text of its own, and reads what Python brings along."""
+    return recipe.smoke and not recipe.data.path
+
+
 def shard_folder(recipe: Recipe) -> Path:
-    """The folder of shards of a recipe on imagenet.
+    """The folder of shards of a recipe on imagenet or text.
 
     Raises:
         HpctrainError: the recipe does not say.
     """
-    if not recipe.data.path:
+    if recipe.data.path:
+        return Path(recipe.data.path).expanduser()
+    if recipe.data.name == "text":
         raise HpctrainError(
-            f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards",
-            "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try with",
+            f"recipe {recipe.name} needs data.path, the folder of the text's tokens",
+            "--set data.path=DIR; hpctrain data prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none",
         )
-    return Path(recipe.data.path).expanduser()
+    raise HpctrainError(
+        f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards",
+        "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try with",
+    )

@@ -14,9 +14,9 @@ _OWN_KEYS = {
     "gamma": ("step",),
     "factors": ("piecewise",),
     "power": ("polynomial",),
-    "decay_steps": ("polynomial",),
+    "decay_steps": ("polynomial", "cosine"),
     "decay_from": ("polynomial", "cosine"),
-    "warmup_steps": ("polynomial",),
+    "warmup_steps": ("polynomial", "cosine"),
     "end_rate": ("polynomial", "cosine", "triangular"),
     "peak_epoch": ("triangular",),
 }
@@ -36,7 +36,7 @@ class Schedule(SectionOfKind):
     warmup_steps: Positive | None = Field(
         None,
         description="instead of warmup_epochs: steps, also a part of one where the source counts images; polynomial "
-        "counts from the last whole one of them",
+        "and cosine count from the last whole one of them",
     )
     warmup: Literal["gradual", "constant"] = Field(
         "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
@@ -54,7 +54,7 @@ class Schedule(SectionOfKind):
     power: Positive = Field(2.0, description="of polynomial")
     decay_steps: Count | None = Field(
         None,
-        description="steps after which polynomial is at end_rate (after the warm-up MLPerf's "
+        description="steps after which polynomial and cosine are at end_rate (after the warm-up MLPerf's "
         "opt_learning_rate_decay_steps); by default those that the run has",
     )
     decay_from: Literal["warmup", "start"] = Field(

@@ -11,9 +11,13 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import Section
 from hpctrain.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.recipes.gpt import GptSettings, require_text
+from hpctrain.recipes.mesh import Mesh, Pipeline, Sharding
+from hpctrain.recipes.mesh_faults import mesh_fault
 from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.recipes.schedule import Schedule
+from hpctrain.recipes.sync import Sync, clash, in_one_word
 from hpctrain.recipes.weights import InitialWeights
 
 Framework = Literal["torch", "keras"]
@@ -41,12 +45,15 @@ class BatchNormSettings(Section):
 _RESIDUAL = ("resnet18", "resnet50", "resnet101")
 
 
-class ModelSettings(SectionOfKind):
+class ModelSettings(GptSettings, SectionOfKind):
     """The network."""
 
-    own_keys = dict.fromkeys(("zero_gamma", "weights", "batch_norm"), _RESIDUAL)
+    own_keys: ClassVar[Mapping[str, Sequence[str]]] = {
+        **dict.fromkeys(("zero_gamma", "weights", "batch_norm"), _RESIDUAL),
+        **dict.fromkeys(GptSettings.model_fields, ("gpt",)),
+    }
 
-    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101"]
+    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
     zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights()
     batch_norm: BatchNormSettings = BatchNormSettings()
@@ -63,15 +70,24 @@ class Data(SectionOfKind):
     # One set's keys may stay where --set names the other, so they are not refused.
     own_keys: ClassVar[Mapping[str, Sequence[str]]] = {
         **dict.fromkeys(("test_fraction", "split_seed"), ("digits",)),
-        **dict.fromkeys(("path", "limit", "workers", "repeats", "broken_images"), ("imagenet",)),
+        **dict.fromkeys(("limit", "workers", "repeats", "broken_images"), ("imagenet",)),
+        "path": ("imagenet", "text"),
+        "epoch_samples": ("text",),
     }
 
-    name: Literal["digits", "imagenet"]
+    name: Literal["digits", "imagenet", "text"]
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
         None, description="of digits: decides what is tested with; by default the recipe's seed, which decides the rest"
     )
-    path: str | None = Field(None, description="of imagenet: the folder that hpctrain data shard wrote")
+    path: str | None = Field(
+        None, description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote"
+    )
+    epoch_samples: Count | None = Field(
+        None,
+        description="of text: samples after which it is validated, whichever pass over the data they are of; by "
+        "default all",
+    )
     limit: Count | None = Field(None, description="of imagenet: only the first so many images of each split")
     workers: Annotated[int, Field(ge=0)] = Field(
         2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
@@ -90,6 +106,8 @@ class Data(SectionOfKind):
 
     def per_epoch(self, images: int) -> int:
         """The samples of an epoch over this many training images; repetitions count as samples."""
+        if self.epoch_samples:
+            return self.epoch_samples
         return images // _ROUND * _ROUND or images if self.repeats > 1 else images
 
 
@@ -136,10 +154,14 @@ class Images(Section):
 
 
 class Batch(Section):
-    """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given."""
+    """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given.
+
+    Ranks are here the data-parallel ones, of which a mesh may make each of several ranks
+    (:attr:`hpctrain.recipes.mesh.Mesh.data_ranks`).
+    """
 
     size: Count | None = Field(None, description="samples of one step over all ranks (the papers' kn)")
-    per_rank: Count | None = Field(None, description="samples of one step on each rank (the papers' n)")
+    per_rank: Count | None = Field(None, description="samples of one step on each data-parallel rank (the papers' n)")
     emulated_ranks: Count | None = Field(
         None, description="with per_rank: as many ranks' batch, whatever ranks there are, which accumulate gradients"
     )
@@ -328,6 +350,10 @@ class Recipe(Section):
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports is for it")
     notes: tuple[str, ...] = Field((), description="what --set changed besides what it was given")
     communication: Communication = Communication()
+    mesh: Mesh = Mesh()
+    sharding: Sharding = Sharding()
+    pipeline: Pipeline = Pipeline()
+    sync: Sync | None = Field(None, description="ranks make steps by themselves; null averages gradients in every step")
     guard: GuardSettings = GuardSettings()
     fault_tolerance: FaultTolerance = FaultTolerance()
     checkpoints: Checkpointing = Checkpointing()
@@ -340,7 +366,15 @@ class Recipe(Section):
         return self.batch.size
 
     def at(self, ranks: int) -> Recipe:
-        """The recipe with everything resolved that depends on the number of ranks.
+        """The recipe with everything resolved that depends on the number of ranks. Its mesh stays as it is.
+
+        Raises:
+            HpctrainError: as of :meth:`hpctrain.recipes.mesh.Mesh.at` and :meth:`at_data_ranks`.
+        """
+        return self.at_data_ranks(self.mesh.at(ranks).data_ranks)
+
+    def at_data_ranks(self, ranks: int) -> Recipe:
+        """The same for a number of data-parallel ranks.
 
         Raises:
             HpctrainError: the rate that is scaled to their batch is below the one that it is to fall to.
@@ -376,10 +410,16 @@ class Recipe(Section):
             raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
         return {"lost_rank": value} if isinstance(value, str) else value
 
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _sync(cls, value: object) -> object:
+        return in_one_word(value)
+
     @model_validator(mode="after")
     def _own_keys(self) -> Recipe:
         require_own_keys(self, self.loss, {"target_threshold": ("binary_cross_entropy",)})
-        require_own_keys(self, self.model.name, {"stochastic_depth": ("resnet18", "resnet50", "resnet101")})
+        require_own_keys(self, self.model.name, {"stochastic_depth": _RESIDUAL, "mixing": ("digits_cnn", *_RESIDUAL)})
+        require_text(self.model.name, self.data.name, self.loss)
         return self
 
     @model_validator(mode="after")
@@ -409,6 +449,10 @@ class Recipe(Section):
                 "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: roll_back "
                 "undoes the steps that they are of; skip leaves a step out"
             )
+        if fault := clash(self):
+            raise ValueError(fault)
         if fault := self._climbs():
             raise ValueError(f"{fault}; --set schedule.end_rate=0")
+        if fault := mesh_fault(self):
+            raise ValueError(fault)
         return self

@@ -22,6 +22,12 @@ _SMALLEST_GROUP = 2
 # Of the parameters' average.
 _DECAY = 0.5
 _ADAPTIVE: tuple[OptimizerName, ...] = ("adam", "adamw", "lamb", "lars")
+# Of a GPT. Four blocks are two for each of two stages of a pipeline, and all divide by two.
+_GPT = {"layers": 4, "heads": 4, "width": 64, "context": 64}
+# The bytes and a separator, padded as GPT-2's vocabulary is to a multiple of 64.
+_BYTES = 320
+# Of text.
+_STEPS = 100
 # An epoch of the recipe in the small run.
 _Shrunk = Callable[[float], float]
 
@@ -31,8 +37,11 @@ def smoke(recipe: Recipe) -> Recipe:
 
     All that is counted in epochs shrinks alike, so that warm-up, milestones and ramps are gone through. The rates
     follow the batch: linearly (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with rules that adapt the size of
-    their steps by its square root (You et al. 2019, arXiv 1904.00962), and RMSprop's part of a transition not at all.
-    Images that cannot be decoded are left out. What comes out says that the recipe runs, and nothing about its result.
+    their steps by its square root (You et al. 2019, arXiv 1904.00962), and RMSprop's part of a transition not at all. A
+    GPT's are the larger, the narrower it becomes (Yang et al. 2022, arXiv 2203.03466, table 3).
+    Images that cannot be decoded are left out. A GPT is made small too, computes in float32, as processors are slow in
+    16 bits, and reads the bytes of text that ships with Python where ``data.path`` names none. What comes out says that
+    the recipe runs, and nothing about its result.
     """
 
     def shrunk(epoch: float) -> float:
@@ -41,7 +50,7 @@ def smoke(recipe: Recipe) -> Recipe:
 
     changes: dict[str, object] = {
         "name": f"{recipe.name}-smoke",
-        "model": {**dict(recipe.model), "batch_norm": {**dict(recipe.model.batch_norm), "span": _span(recipe)}},
+        "model": _model(recipe),
         "batch": _batch(recipe.batch),
         "optimizer": _optimizer(recipe, shrunk),
         "schedule": _schedule(recipe, shrunk),
@@ -50,11 +59,22 @@ def smoke(recipe: Recipe) -> Recipe:
         "median_of": min(recipe.median_of, EPOCHS),
         "mixing": _mixing(recipe),
         "averaging": _averaging(recipe.averaging, shrunk),
+        "sync": recipe.sync and recipe.sync.model_copy(update={"after_epochs": shrunk(recipe.sync.after_epochs)}),
     }
     if recipe.data.name == "imagenet":
         changes["data"] = {**dict(recipe.data), "limit": _IMAGES, "broken_images": "skip"}
         changes["images"] = _images(recipe.images, shrunk)
+    if recipe.data.name == "text":
+        changes["precision"] = "float32"
+        changes["data"] = {**dict(recipe.data), "epoch_samples": _STEPS * _BATCH}
     return Recipe.model_validate({**dict(recipe), **changes})
+
+
+def _model(recipe: Recipe) -> dict[str, object]:
+    values = {**dict(recipe.model), "batch_norm": {**dict(recipe.model.batch_norm), "span": _span(recipe)}}
+    if recipe.model.name == "gpt":
+        values |= _GPT | {"vocabulary": recipe.model.vocabulary if recipe.data.path else _BYTES}
+    return values
 
 
 def _usual_batch(recipe: Recipe) -> int:
@@ -64,7 +84,10 @@ def _usual_batch(recipe: Recipe) -> int:
 
 def _factor(recipe: Recipe) -> float:
     ratio = _BATCH / _usual_batch(recipe)
-    return math.sqrt(ratio) if recipe.optimizer.name in _ADAPTIVE else ratio
+    if recipe.optimizer.name not in _ADAPTIVE:
+        return ratio
+    narrower = recipe.model.width / _GPT["width"] if recipe.model.name == "gpt" else 1.0
+    return math.sqrt(ratio) * narrower
 
 
 def _optimizer(recipe: Recipe, shrunk: _Shrunk) -> Optimizer:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from hpctrain.recipes.own_keys import SectionOfKind
 from hpctrain.recipes.schema import Communication, Recipe
+from hpctrain.recipes.sync import Outer, Sync
 
 
 def used_values(section: BaseModel) -> dict[str, Any]:
@@ -33,8 +34,19 @@ def _each(value: Any, dumped: Any) -> Any:
 
 
 def _uses(section: BaseModel, key: str) -> bool:
-    if isinstance(section, SectionOfKind):
+    if isinstance(section, SectionOfKind | Sync | Outer):
         return section.uses(key)
     if isinstance(section, Communication) and key == "top_k":
         return section.compression == "top_k"
-    return not (isinstance(section, Recipe) and key == "images" and section.data.name == "digits")
+    return not isinstance(section, Recipe) or _uses_section(section, key)
+
+
+def _uses_section(recipe: Recipe, key: str) -> bool:
+    match key:
+        case "images":
+            return recipe.data.name == "imagenet"
+        case "sharding":
+            return not recipe.mesh.replicates_only
+        case "pipeline":
+            return recipe.mesh.sizes["pp"] != 1
+    return True

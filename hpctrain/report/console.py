@@ -144,7 +144,7 @@ class Console:
         self._steps.append(event)
         if self._bar and self._run_event and event.epoch is not None:
             rate = "not finite" if event.learning_rate is None else f"{event.learning_rate:.3g}"
-            detail = f"loss {_number(event.loss)}  rate {rate}  {_speed(self._steps[-_WINDOW:])}"
+            detail = f"loss {_number(event.loss)}  rate {rate}  {self._speed(self._steps[-_WINDOW:])}"
             total = iterations(self._run_event, event.iteration, event.epoch)
             self._bar.update(self._task, completed=event.iteration, total=total, epoch=event.epoch, detail=detail)
 
@@ -157,9 +157,22 @@ class Console:
         epochs = self._run_event.epochs if self._run_event else 0
         self._progress_line(
             f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
-            f"test accuracy {_number(event.test_accuracy)}  {_speed(self._steps)}".rstrip()
+            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._steps)}".rstrip()
         )
         self._steps = []
+
+    def _speed(self, steps: list[StepEvent]) -> str:
+        """Throughput and share of communication of the steps, as far as they were measured."""
+        speed, share = samples_per_s(steps), communication_share(steps)
+        speeds = self._run_event.speeds(speed) if self._run_event else {}
+        parts = [] if speed is None else [f"{speed:,.0f} samples/s"]
+        if "tokens_per_s" in speeds:
+            parts = [f"{speeds['tokens_per_s']:,.0f} tokens/s"]
+        if "flops_utilisation" in speeds:
+            parts.append(f"MFU {speeds['flops_utilisation']:.1%}")
+        if share is not None:
+            parts.append(f"comm {share:.0%}")
+        return "  ".join(parts)
 
 
 def _number(value: float | None) -> str:
@@ -186,12 +199,3 @@ class _Bar(Progress):
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             yield Text(task.fields["detail"], no_wrap=True, overflow="ellipsis")
-
-
-def _speed(steps: list[StepEvent]) -> str:
-    """Throughput and share of communication of the steps, as far as they were measured."""
-    speed, share = samples_per_s(steps), communication_share(steps)
-    parts = [] if speed is None else [f"{speed:,.0f} samples/s"]
-    if share is not None:
-        parts.append(f"comm {share:.0%}")
-    return "  ".join(parts)

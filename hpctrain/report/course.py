@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _IMAGENET = 1_281_167
 # The UCI test set that scikit-learn ships (Alpaydin and Kaynak 1998).
 _DIGITS = 1_797
+# Tokens of OpenWebText (nanoGPT at 3adf61e1, data/openwebtext/prepare.py, line 77), and of a window of its recipe.
+_OPENWEBTEXT, _CONTEXT = 9_035_582_198, 1024
 # More a picture cannot show.
 _POINTS = 2000
 # Rates further apart than the first are drawn on a logarithmic axis, and those so far below the highest are not.
@@ -29,7 +31,11 @@ _ENDINGS = ", ".join(f".{kind}" for kind in _FORMATS)
 
 
 def training_samples(data: Data) -> int:
-    """The number of training samples: on ImageNet those of the whole set, whatever ``path`` holds, or ``limit``."""
+    """The number of training samples: on ImageNet those of the whole set, whatever ``path`` holds, or ``limit``; of
+    text those of OpenWebText.
+    """
+    if data.name == "text":
+        return _OPENWEBTEXT // _CONTEXT - 1
     if data.name == "imagenet":
         return min(_IMAGENET, data.limit or _IMAGENET)
     return _DIGITS - math.ceil(_DIGITS * data.test_fraction)
@@ -39,7 +45,8 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     """The recipe for ``world`` ranks.
 
     Raises:
-        HpctrainError: the batch depends on their number, and it is None, or they are so many that an epoch has no step.
+        HpctrainError: the batch depends on their number, and it is None; they are so many that an epoch has no step; or
+            as of :meth:`hpctrain.recipes.schema.Recipe.at`.
     """
     each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
@@ -47,13 +54,16 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
             f"{recipe.name} has {recipe.batch.per_rank} samples a rank: the rate depends on the number of ranks",
             "name it: --world 8",
         )
-    found = recipe.at(world or 1)
+    # Without their number the batch depends on none, and the mesh does not matter.
+    found = recipe.at(world) if world else recipe.at_data_ranks(1)
     if each and not found.batch.iterations(samples):
         emulated = recipe.batch.emulated_ranks
-        ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (world, "--world ")
+        data = recipe.mesh.at(world).data_ranks if world else 1
+        ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (data, "--world ")
+        most = samples // each * (1 if emulated or not world else world // data)
         raise HpctrainError(
             f"{ranks} ranks with {each} samples each leave no step: there are {samples} training samples",
-            f"{option}{samples // each} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
+            f"{option}{most} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
         )
     return found
 

@@ -10,17 +10,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from hpctrain.batch.energy import consumed_joules
 from hpctrain.files.disk import disk_error
-from hpctrain.files.private import write_private
+from hpctrain.files.private import private, write_private
 from hpctrain.files.utf8 import encodable
+from hpctrain.files.whole import write_whole
 from hpctrain.recipes.difference import flat
 from hpctrain.recipes.schema import Recipe
+from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.curves import curves, overlap
+from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, trouble_lines
+from hpctrain.report.predicted import own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
-from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.events.kinds import Moment
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import RankRecord, read_records
@@ -52,8 +57,37 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()
-    record = Record.read(directory)
-    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED)
+    record, (predicted, _) = Record.read(directory), own_prediction(directory, plan)
+    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED, predicted)
+
+
+def read_comparison(directory: RunDirectory) -> tuple[Comparison | None, str]:
+    """A run beside the prediction in its directory, None where there is none; and what is wrong with that, if anything.
+
+    Raises:
+        HpctrainError: the directory holds no run.
+    """
+    plan = read_model(directory.plan, Plan)
+    predicted, fault = own_prediction(directory, plan)
+    return compare(Record.read(directory), plan, predicted) if predicted else None, fault or ""
+
+
+def keep_prediction(directory: RunDirectory, file: Path) -> None:
+    """Make a prediction that of a run: put it into its directory, and into the summary that the run left.
+
+    Raises:
+        HpctrainError: the directory holds no run or cannot be written, or as of
+            :func:`hpctrain.report.predicted.read_prediction`.
+    """
+    plan = read_model(directory.plan, Plan)
+    content, predicted = read_prediction(file, plan)
+    write_whole(
+        directory.prediction, content, opener=private, elsewhere="copy the run directory to a place of your own"
+    )
+    if directory.summary.exists():
+        summary = read_model(directory.summary, Summary).model_dump()
+        compared = comparison_keys(compare(Record.read(directory), plan, predicted))
+        write_json(directory.summary, summary | compared)
 
 
 def render(directory: RunDirectory) -> str:
@@ -61,15 +95,18 @@ def render(directory: RunDirectory) -> str:
     plan, record, summary = read_model(directory.plan, Plan), Record.read(directory), read_summary(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
+    predicted, fault = own_prediction(directory, plan)
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,
         unfinished=summary["status"] == UNFINISHED,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=_figures(summary, plan.recipe),
+        figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
         curves={caption: _picture(svg) for caption, svg in curves(record, reported).items()},
         overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],
         hidden=_hidden_share(record.overlaps[0].timeline) if record.overlaps else None,
+        comparison=compare(record, plan, predicted) if predicted else None,
+        prediction_fault=fault,
         settings=settings(plan),
         faults=_faults(record, ranks),
         survived=[*map(fault_line, record.survived), *trouble_lines(record.events)],
@@ -109,6 +146,10 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         ]
     if summary["samples_per_s"] is not None:
         figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
+    if "tokens_per_s" in summary:
+        figures.append(("tokens", f"{summary['tokens_per_s']:,.0f}", "tokens/s, all ranks"))
+    if "flops_utilisation" in summary:
+        figures.append(("model FLOPs utilisation", f"{summary['flops_utilisation']:.1%}", "of what the GPUs state"))
     if summary["communication_share"] is not None:
         figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
     if summary["data_share"] is not None:
@@ -116,6 +157,19 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     if summary.get("seconds") is not None:
         epochs = "" if summary["epochs"] is None else f"{summary['epochs']} epochs, "
         figures.append(("time", _duration(summary["seconds"]), f"{epochs}{summary['steps']} steps"))
+    return figures
+
+
+def _energy(summary: Mapping[str, Any], record: Record) -> list[tuple[str, str, str]]:
+    """The energy by the hosts' counters and, where it has any, by Slurm's accounting."""
+    figures = []
+    if covers := summary.get("energy_covers"):
+        drawn, each = summary["energy_kwh"], summary["joules_per_sample"]
+        remark = covers if each is None else f"{each:.3g} J a sample; {covers}"
+        figures.append(("energy", "—" if drawn is None else energy_text(drawn), remark))
+    jobs = [attempt.start.job for attempt in record.attempts if attempt.start and attempt.start.job]
+    if drawn := kwh(consumed_joules(list(dict.fromkeys(jobs)))):
+        figures.append(("energy of the jobs", energy_text(drawn), "by Slurm's accounting, of whole nodes"))
     return figures
 
 
@@ -134,6 +188,7 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     tables = {
         "Launch": [
             ("ranks", plan.ranks),
+            *([] if plan.mesh.replicates_only else [("mesh", str(plan.mesh))]),
             ("threads_per_rank", plan.threads_per_rank),
             ("hosts", ", ".join(f"{host.host}:{host.slots}" for host in plan.hosts)),
             ("backend", plan.backend),

@@ -43,6 +43,7 @@ class Progress:
         survived: the faults of all attempts that the run got over by itself.
         damaged: the events of this kind of all attempts.
         stalls: of the last attempt.
+        others: all events but steps and logs, lost ones too.
         steps, logs: the last ones of the last attempt.
         last_time: when anything happened last, in seconds since the epoch.
         jobs: Slurm's numbers of the jobs of all attempts.
@@ -56,6 +57,7 @@ class Progress:
     survived: Sequence[FaultEvent]
     damaged: Sequence[DamagedEvent]
     stalls: Sequence[StallEvent]
+    others: Sequence[Event]
     steps: Sequence[StepEvent]
     logs: Sequence[LogEvent]
     last_time: float | None
@@ -85,6 +87,7 @@ class Progress:
             survived=survived(attempts),
             damaged=of_kind(others, DamagedEvent),
             stalls=attempts[-1].stalls if attempts else (),
+            others=others,
             steps=_newest(lines, begin, StepEvent, where),
             logs=_newest(lines, begin, LogEvent, where),
             last_time=_parse(lines, len(lines) - 1, where).time if lines else None,

@@ -12,10 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.batch.cancel import launcher_process
+from hpctrain.batch.energy import consumed_joules
 from hpctrain.batch.find_run import FoundRun, jobs_of
 from hpctrain.batch.outcome import summary_status
 from hpctrain.batch.queue import JobState
 from hpctrain.errors import HpctrainError
+from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.progress import Progress
 from hpctrain.report.record import samples_per_s
@@ -49,6 +51,8 @@ class RunStatus(BaseModel):
         train_loss, test_accuracy: of the last epoch, as in ``summary.json``.
         logged: the newest values that a script logged, by name.
         samples_per_s, step_seconds: over the last steps; the second with what is between the steps.
+        energy_kwh, energy_covers: as in ``summary.json``, of what was recorded so far.
+        slurm_energy_kwh: of its jobs, where Slurm's accounting has it; not of an array's.
         elapsed_s: of this attempt.
         remaining_s: until the training is done, at ``step_seconds`` a step.
         job_remaining_s: until the time limit of the job that runs.
@@ -82,6 +86,9 @@ class RunStatus(BaseModel):
     logged: dict[str, float | None] = {}
     samples_per_s: float | None = None
     step_seconds: float | None = None
+    energy_kwh: float | None = None
+    energy_covers: str | None = None
+    slurm_energy_kwh: float | None = None
     elapsed_s: float | None = None
     remaining_s: float | None = None
     job_remaining_s: float | None = None
@@ -114,7 +121,9 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
-        return run_status(found.directory, found, progress, jobs, found.task, problem is None), problem
+        status = run_status(found.directory, found, progress, jobs, found.task, problem is None)
+        drawn = None if problem else kwh(consumed_joules(status.job_ids, seconds=_SLURM_SECONDS))
+        return status.model_copy(update={"slurm_energy_kwh": drawn}), problem
     tasks = []
     for task, directory in found.tasks.items():
         own = [job for job in jobs if job.has_task(task)]
@@ -185,6 +194,7 @@ class KnownRun:
         """The status at a time, in seconds since the epoch."""
         state, progress = self._state(), self.progress
         start, run, epoch = progress.start, progress.run, progress.epoch
+        energy = energy_of(progress.others, self.plan)
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -207,6 +217,8 @@ class KnownRun:
             logged=progress.logged,
             samples_per_s=samples_per_s(progress.timed_steps),
             step_seconds=progress.step_seconds,
+            energy_kwh=kwh(energy.total) if energy else None,
+            energy_covers=energy.covers if energy else None,
             survived=(*map(fault_line, progress.survived), *map(damaged_line, progress.damaged)),
             stalls=tuple(map(stall_line, progress.stalls)),
             **self._times(state, now),

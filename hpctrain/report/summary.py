@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from hpctrain.report.comparison import compare, comparison_keys
+from hpctrain.report.energy import energy_keys, energy_of
+from hpctrain.report.predicted import PredictedRow, own_prediction
 from hpctrain.report.record import Record, communication_share, data_share, samples_per_s
 from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.run.directory import RunDirectory
@@ -25,6 +28,11 @@ class Summary(BaseModel):
     samples_per_s: float | None
     communication_share: float | None
     data_share: float | None = None
+    energy_kwh: float | None = None
+    joules_per_sample: float | None = None
+    energy_covers: str | None = None
+    predicted: dict[str, Any] | None = None
+    outside: list[str] | None = None
     metrics: dict[str, float | None]
 
 
@@ -38,18 +46,23 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
 
     Returns:
         The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput
-        and shares are over all steps but the first of each attempt, which also compiles and allocates. ``metrics`` are
+        and shares are over all steps but the first of each attempt, which also compiles and allocates; of text there
+        are ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``metrics`` are
         those of the last epoch, and the median of several where that is the recipe's result; of a script the last value
         of each name that it logged. ``survived`` are the faults that the run got over by itself, each with its attempt,
-        by whose start its rank is numbered.
+        by whose start its rank is numbered. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and
+        joules of all attempts, a sample counted once however often it was trained on. ``predicted`` and ``outside`` are
+        those of :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction that is for this run.
     """
-    return summarise_record(Record.read(directory), plan, status)
+    predicted, _ = own_prediction(directory, plan)
+    return summarise_record(Record.read(directory), plan, status, predicted)
 
 
-def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
+def summarise_record(record: Record, plan: Plan, status: str, predicted: PredictedRow | None = None) -> dict[str, Any]:
     """:func:`summarise` for events that were read before."""
     asked = plan.backend if plan.capabilities else None
     run = record.run
+    speeds = run.speeds(samples_per_s(record.timed_steps)) if run else {}
     return {
         "status": status,
         "recipe": plan.recipe.name if plan.recipe else None,
@@ -60,6 +73,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
         "epochs": len(record.epochs) if run and run.epochs is not None else None,
         "steps": len(record.steps) if run else None,
         "samples_per_s": samples_per_s(record.timed_steps),
+        **speeds,
         "communication_share": communication_share(record.timed_steps),
         "data_share": data_share(record.timed_steps),
         "seconds": record.end.seconds if record.end else None,
@@ -67,6 +81,8 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived_in
         ],
+        **energy_keys(energy_of(record.events, plan), record.steps),
+        **comparison_keys(compare(record, plan, predicted) if predicted else None),
         "metrics": record.logged if plan.script else _metrics(record.epochs, plan),
     }
 

@@ -55,7 +55,7 @@ class TensorBoardWriter:
                 self._iteration = event.iteration
                 self._write(event, _named("step", _step_scalars(event)))
             case EpochEvent():
-                self._write(event, _named("epoch", {**event.metrics, "samples_per_s": event.samples_per_s}))
+                self._write(event, _named("epoch", {**event.metrics, **event.speeds}))
             case LogEvent():
                 self._iteration = event.iteration
                 self._write(event, event.values)

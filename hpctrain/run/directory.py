@@ -14,6 +14,7 @@
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
     RUN_DIR/tensorboard/         curves for TensorBoard
+    RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
     RUN_DIR/report.html          the report
 """
 
@@ -74,6 +75,10 @@ class RunDirectory:
     @property
     def submission(self) -> Path:
         return self.path / "submission.json"
+
+    @property
+    def prediction(self) -> Path:
+        return self.path / "prediction.json"
 
     @property
     def report(self) -> Path:

@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, from the environment. For the launcher too, which waits for them to meet."""
+"""How long ranks wait for each other, and how many do what, from the environment. For the launcher too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from hpctrain.errors import HpctrainError
 
 DEFAULT_TIMEOUT = 600.0
 DEFAULT_STALL = 60.0
+# How many replicas a process of the backend mirrored has; the launcher sets it.
+REPLICAS = "HPCTRAIN_REPLICAS"
+# How many ranks of the backend parameter_server keep the parameters.
+PARAMETER_SERVERS = "HPCTRAIN_PARAMETER_SERVERS"
 
 
 def timeout_seconds() -> float:
@@ -39,3 +43,15 @@ def _seconds(variable: str, default: float) -> float:
     if not seconds > 0:
         raise HpctrainError(f"{variable}={text!r} is not a number of seconds above 0")
     return seconds
+
+
+def parameter_servers() -> int:
+    """How many ranks keep the parameters, from ``HPCTRAIN_PARAMETER_SERVERS``; by default one.
+
+    Raises:
+        HpctrainError: not a whole number above 0.
+    """
+    text = os.environ.get(PARAMETER_SERVERS, "1")
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise HpctrainError(f"{PARAMETER_SERVERS}={text!r} is not a number of ranks above 0")
+    return int(text)

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpctrain.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.cluster.container import Container
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.topology.mesh_traffic import MeshTraffic
 from hpctrain.topology.node_map import Slot
 
 _RESTARTS = 3
@@ -24,6 +26,7 @@ class Script(BaseModel):
 
     path: Path
     arguments: tuple[str, ...] = ()
+    mesh: Mesh = Field(Mesh(), description="that it makes with ht.mesh()")
 
 
 class Slots(BaseModel):
@@ -154,6 +157,7 @@ class Plan(BaseModel):
     stop: Stop = Stop()
     hosts: tuple[Slots, ...] = ()
     host_order: HostOrder | None = Field(None, description="None for one host")
+    mesh_traffic: MeshTraffic | None = Field(None, description="None where ranks only replicate")
     environment: dict[str, str] = Field(default_factory=dict, description="the network settings of every rank")
     threads_per_rank: int = Field(ge=1)
     versions: dict[str, str] = Field(default_factory=dict, description="of the packages that decide the numbers")
@@ -174,6 +178,22 @@ class Plan(BaseModel):
         return self.script.path.name
 
     @property
+    def asked_mesh(self) -> Mesh:
+        """The mesh that the recipe or the command line names."""
+        work = self.recipe or self.script
+        assert work is not None
+        return work.mesh
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of this number of ranks.
+
+        Raises:
+            HpctrainError: as of :meth:`hpctrain.recipes.mesh.Mesh.at`.
+        """
+        return self.asked_mesh.at(self.ranks)
+
+    @property
     def capabilities(self) -> Capabilities | None:
         """Those of the backend; None while it is not chosen."""
         return CAPABILITIES.get(self.backend)
@@ -182,6 +202,11 @@ class Plan(BaseModel):
     def needs_launcher(self) -> bool:
         """Whether a launcher starts the ranks; a backend for a single process needs none."""
         return self.capabilities is None or self.capabilities.joins_ranks
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are: one for each rank, or one whose replicas they are."""
+        return 1 if self.capabilities and self.capabilities.replicates else self.ranks
 
     @property
     def fault_tolerant(self) -> bool:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hpctrain.errors import HpctrainError
 from hpctrain.files.whole import write_whole
 from hpctrain.shards.decoding import fault
+from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
 
@@ -120,12 +121,6 @@ def is_done(task: ShardTask) -> bool:
         return sha256(task.path) == (record.shard.sha256, record.shard.bytes)
     except OSError:
         return False
-
-
-def sha256(path: Path) -> tuple[str, int]:
-    """The hash and size of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def _contents(members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:

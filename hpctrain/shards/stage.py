@@ -13,8 +13,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import locked
 from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
+from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, read_manifest, remake
-from hpctrain.shards.one_shard import sha256
 from hpctrain.shards.read import index_path, open_shards
 
 # The manifest of what is being staged, until it is whole.

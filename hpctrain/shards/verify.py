@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from hpctrain.errors import HpctrainError
-from hpctrain.shards.manifest import ShardFile, ShardManifest, Split, read_manifest
-from hpctrain.shards.one_shard import sha256
+from hpctrain.shards.file_hash import sha256
+from hpctrain.shards.manifest import ShardManifest, Split, read_manifest
 from hpctrain.shards.read import index_fault, index_path, read_index
 
 # Hashing runs beside other threads; more of them than this help no disk.
@@ -28,6 +29,19 @@ class FileFault:
     fault: str
 
 
+class WrittenFile(Protocol):
+    """A file as a manifest has it; ``bytes`` is its size."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
 def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
     """The manifest, and all differences from it: sizes and hashes of shards, and indices with their counts.
 
@@ -35,16 +49,20 @@ def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
         HpctrainError: there is no manifest, or it is damaged.
     """
     manifest = read_manifest(folder)
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads) as pool:
-        faults = list(filter(None, pool.map(lambda shard: _shard_fault(folder, shard), shards)))
+    faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards])
     for name, split in manifest.splits.items():
         faults += _index_faults(folder, name, split, len(manifest.classes))
     return manifest, tuple(faults)
 
 
-def _shard_fault(folder: Path, shard: ShardFile) -> FileFault | None:
+def file_faults(folder: Path, shards: Sequence[WrittenFile]) -> list[FileFault]:
+    """The files whose size or hash is another than when they were written."""
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(filter(None, pool.map(lambda shard: _shard_fault(folder, shard), shards)))
+
+
+def _shard_fault(folder: Path, shard: WrittenFile) -> FileFault | None:
     try:
         size = (folder / shard.name).stat().st_size
         if size != shard.bytes:

@@ -43,6 +43,7 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
             run = _on_ready_hosts(run, request.run_dir or default, output)
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
+        output.begun(run.plan, directory)
         with hold(directory):
             return _execute(run, directory, interrupts, output)
 
@@ -56,7 +57,7 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
     """
     assert request.work is not None
     options, start = HostOptions(**request.host_options), Start(**request.start)
-    arranged, warnings = arrange(options, machine.host, request.ranks)
+    arranged, warnings = arrange(options, machine.host, request.ranks, work=request.work)
     if request.dry_run and start.container is None:
         machine, missing = as_if_installed(machine)
         warnings += missing
@@ -108,6 +109,7 @@ def _go_on(
             directory,
             work=request.work,
             overrides=request.overrides,
+            mesh=request.mesh,
             accept_changes=request.accept_changes,
             ranks=request.ranks,
             backend=request.backend,

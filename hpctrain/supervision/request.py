@@ -28,6 +28,7 @@ class RunRequest:
     Attributes:
         work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
         overrides: ``key=value`` each, for the recipe of the resumed run where ``work`` is None.
+        mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
         accept_changes: resume with another recipe or script than the run was begun with.
         ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
         run_dir: the run directory; None for a new one.
@@ -39,6 +40,7 @@ class RunRequest:
 
     work: Recipe | Script | None
     overrides: tuple[str, ...] = ()
+    mesh: str | None = None
     accept_changes: bool = False
     ranks: int | None = None
     backend: str | None = None
@@ -81,6 +83,9 @@ class Output(Protocol):
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         """Show how a run would be started, in a dry run."""
+
+    def begun(self, plan: Plan, directory: RunDirectory) -> None:
+        """A new run's directory is made, and its ranks are not started yet."""
 
     def follow(self, directory: RunDirectory) -> AbstractContextManager[Audience]:
         """The audience of a run; it is left when the run has ended."""

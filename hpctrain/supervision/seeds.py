@@ -33,6 +33,8 @@ def begin_series(request: RunRequest, count: int, machine: Machine, output: Outp
         return 0
     require_packages(plan)
     series = create_series(path if request.run_dir else new_directory(path).path, plans)
+    for seed, directory in series.runs.items():
+        output.begun(plans[seed], directory)
     return go_on_with_series(request, series, output)
 
 

@@ -24,7 +24,7 @@ from hpctrain.launch.launcher_choice import (
 )
 from hpctrain.launch.lost_hosts import host_interval, host_timeout
 from hpctrain.planning.machine import Machine, same_host
-from hpctrain.recipes.requirements import shard_folder
+from hpctrain.recipes.requirements import has_folder, shard_folder
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.limits import timeout_seconds
@@ -75,6 +75,8 @@ def require_packages(plan: Plan) -> None:
             extras.append("imagenet")
         if plan.framework:
             extras.append(plan.framework)
+        if plan.capabilities and plan.capabilities.extra:
+            extras.append(plan.capabilities.extra)
     require_extras(*extras)
 
 
@@ -113,13 +115,13 @@ def _require_passed(plan: Plan) -> None:
 
 def _require_data(plan: Plan, machine: Machine) -> None:
     """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it."""
-    if plan.recipe is None or plan.recipe.data.name != "imagenet" or plan.start.container:
+    if plan.recipe is None or not has_folder(plan.recipe) or plan.start.container:
         return
     if any(same_host(host.host, machine.host) for host in plan.hosts):
         # NumPy comes with it.
-        from hpctrain.shards.manifest import read_manifest
+        from hpctrain.shards.folders import training_fingerprint
 
-        read_manifest(shard_folder(plan.recipe))
+        training_fingerprint(shard_folder(plan.recipe), plan.recipe.data.name)
 
 
 def command_for(
@@ -208,7 +210,7 @@ def launch_attempt(
     return launch(
         command,
         directory,
-        plan.ranks,
+        plan.processes,
         start=attempt.start(plan, launcher.name if launcher else "none"),
         stop=plan.stop,
         stoppable=plan.recipe is not None,
@@ -216,7 +218,7 @@ def launch_attempt(
         resumable=plan.restarts > 0,
         fault_tolerant=plan.fault_tolerant,
         # A script may begin as it likes.
-        meet_seconds=timeout_seconds() if plan.recipe and plan.ranks > 1 else None,
+        meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
         interrupts=interrupts,
         leave=leave,
         show=show,

@@ -83,13 +83,56 @@ def hierarchical(groups: Ints) -> list[Phase]:
     return [inside, *rail_rings(groups), inside] if members > 1 else rail_rings(groups)
 
 
+def double_tree(adapters: Ints) -> list[Phase]:
+    """Two binary trees a rail over the same order of hosts, each of which reduces one half up to its root and hands it
+    down again (Sanders, Speck and Traeff, 2009, https://doi.org/10.1016/j.parco.2009.09.001).
+
+    The halves pass in many pieces, so that all edges are busy in both directions at once: one phase has them all. A
+    host that has children in one tree has none in the other, or one (an odd number of hosts). The trees are those of
+    NCCL (ncclGetBtree and ncclGetDtree, https://github.com/NVIDIA/nccl/blob/master/src/graph/trees.cc).
+
+    Args:
+        adapters: (hosts, rails).
+    """
+    hosts, rails = adapters.shape
+    if hosts < 2:
+        return []
+    edges = [parents(hosts), second_parents(hosts)]
+    child = np.concatenate([adapters[parent >= 0] for parent in edges]).ravel()
+    above = np.concatenate([adapters[parent[parent >= 0]] for parent in edges]).ravel()
+    return [
+        Phase(source=np.concatenate([child, above]), target=np.concatenate([above, child]), share=1 / 2 / rails),
+    ]
+
+
+def parents(hosts: int) -> Ints:
+    """The parent of each host in an in-order binary tree whose leaves are the odd hosts; -1 for its root, host 0."""
+    host = np.arange(hosts, dtype=np.int32)
+    lowest = host & -host
+    over = (host ^ lowest) | (lowest << 1)
+    parent: Ints = np.where(over < hosts, over, host ^ lowest).astype(np.int32)
+    parent[0] = -1
+    return parent
+
+
+def second_parents(hosts: int) -> Ints:
+    """The same for the tree in which those have children that have none in the first: mirrored, or shifted by one."""
+    first = parents(hosts)
+    if hosts % 2 == 0:
+        mirrored: Ints = np.where(first[::-1] >= 0, hosts - 1 - first[::-1], -1).astype(np.int32)
+        return mirrored
+    shifted = np.roll(first, 1)
+    moved: Ints = np.where(shifted >= 0, (shifted + 1) % hosts, -1).astype(np.int32)
+    return moved
+
+
 def predict_allreduce(routes: Routes, steps: Sequence[Phase], size: float, latency: float = 0.0) -> float:
     """Seconds of an all-reduce of ``size`` bytes: for each step the latency, and the bytes on its slowest link.
 
     Exact where the flows of a step carry the same and share links fairly.
 
     Args:
-        steps: of ``ring``, ``rail_rings``, ``halving_doubling`` or ``hierarchical``.
+        steps: of ``ring``, ``rail_rings``, ``halving_doubling``, ``hierarchical`` or ``double_tree``.
         latency: seconds a step.
 
     Raises:

@@ -2,9 +2,10 @@
 
 A thread of each rank copies its share in memory, for which the next update waits, and another writes what is copied.
 Each rank writes a part of what is equal on all, if it is: the first thread also takes the guard's checksums of all
-parameters. No checkpoint becomes visible where they differ, and ahead of the next update the ranks compare them, and
-name what differs. The ranks find each other's shares on the disk, so no message of a thread can get between those of
-the training.
+parameters. Of what is divided over ranks, one of those that hold the same elements writes them, and the checksums of
+these are compared. No checkpoint becomes visible where they differ, and ahead of the next update the ranks compare
+them, and name what differs. The ranks find each other's shares on the disk, so no message of a thread can get between
+those of the training.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import xxhash
-
-from hpctrain.adapters.guard import Checksums, Guard
+from hpctrain.adapters.guard import Guard
+from hpctrain.adapters.replicas import Checksums
 from hpctrain.checkpoints import keep
 from hpctrain.checkpoints.find import Newest, newest_whole
 from hpctrain.checkpoints.keep import Policy
-from hpctrain.checkpoints.layout import OWN, checkpoint_path, hidden_path, share_name, shares
+from hpctrain.checkpoints.layout import checkpoint_path, hidden_path, share_name
 from hpctrain.checkpoints.manifest import CheckpointManifest, SavedProgress, read_manifest
 from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
@@ -39,7 +39,8 @@ from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import CheckpointEvent
 from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.stopping import RESUMABLE
-from hpctrain.train.state import LazyState, State, Stateful
+from hpctrain.train.division import Division
+from hpctrain.train.state import State, Stateful
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class Checkpoints:
         self._policy = policy
         self._scores = dict(scores or {})
         self._share = CheckpointShare()
+        self._division = Division(comm)
         self._limit = timeout_seconds()
         self._abandoned = threading.Event()
         self._save: _Save | None = None
@@ -143,7 +145,7 @@ class Checkpoints:
         self._prove()
         begin = time.perf_counter()
         self._finish()
-        part = self._own_part(training.state(), progress.ranks)
+        part = self._division.own_part(training.state())
         guard = training.guard
         save = _Save(progress=progress, begin=begin, guard=guard, guard_steps=guard.steps)
         self._save = self._unproved = save
@@ -193,6 +195,7 @@ class Checkpoints:
         found = newest_whole(self._folder, hashes=False) if self._comm.rank == 0 else Newest()
         self.newest = self._comm.broadcast_object(found.iteration)
         self._save, self._abandoned = None, threading.Event()
+        self._division = Division(self._comm)
         if self._comm.rank == 0 and (last := save or self._done):
             self._tell_for_the_dead(last)
         return self.newest < begun
@@ -225,14 +228,6 @@ class Checkpoints:
             save.guard.compare(save.guard_steps, save.copied.result())
             save.blocked_seconds += time.perf_counter() - begin
 
-    def _own_part(self, state: LazyState, ranks: int) -> State:
-        """The arrays that this rank writes: its part of the common state, and its own arrays under its number."""
-        rank = self._comm.rank
-        # What is a rank's own is small, and the next forward pass changes it.
-        own = {f"{name}.{rank}": state[name].copy() for name in state if name.startswith(OWN)}
-        sizes = ((name, size) for name, size in state.nbytes.items() if not name.startswith(OWN))
-        return {name: state[name] for name in shares(sizes, ranks)[rank]} | own
-
     def _copy_and_write(
         self, save: _Save, part: State, rank: int, scores: Mapping[int, float], abandoned: threading.Event
     ) -> None:
@@ -245,8 +240,8 @@ class Checkpoints:
             part.clear()
             return save.guard.checksums()
 
-        def proof() -> str:
-            return xxhash.xxh3_128_hexdigest(save.copied.result().data)
+        def proof() -> dict[str, str]:
+            return save.guard.proofs(save.copied.result())
 
         def write() -> tuple[float, CheckpointManifest | None]:
             try:
@@ -271,7 +266,7 @@ class Checkpoints:
         rank: int,
         scores: Mapping[int, float],
         abandoned: threading.Event,
-        proof: Callable[[], str],
+        proof: Callable[[], Mapping[str, str]],
     ) -> tuple[float, CheckpointManifest | None]:
         """This rank's share; on rank 0 also the rest, when all have come."""
         write_share(fresh, self._share, rank, progress.ranks, proof=proof)

@@ -16,6 +16,7 @@ from hpctrain.checkpoints.read import read_state
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.plan import Plan
 from hpctrain.train.trainer import Trainer
@@ -62,9 +63,11 @@ def _trainer(plan: Plan) -> Trainer:
 
 
 def _alone(recipe: Recipe) -> Recipe:
-    """Without other ranks to normalise with, which makes no difference to a model that is not trained."""
+    """Without other ranks to normalise with, or to hold parts: no difference to a model that is not trained."""
     norm = recipe.model.batch_norm.model_copy(update={"span": None})
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"batch_norm": norm})})
+    return recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"batch_norm": norm}), "mesh": Mesh()},
+    )
 
 
 def _save_torch(model: torch.nn.Module, out: Path) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain import models
+from hpctrain.adapters.data_ranks import data_place
 from hpctrain.comm import Communicator
 from hpctrain.data.mixing import Mixer, Piece, piece
 from hpctrain.data.samples import Samples
-from hpctrain.data.sampling import Indices, RankShare, epoch_order, global_batches, parts, share
+from hpctrain.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
 from hpctrain.recipes.schema import Recipe
 
 # The last word of a batch's counter. Samples have their repetition there, groups that are mixed another one.
@@ -48,25 +49,30 @@ class Feed:
             seen: its samples that are done.
             size: of a batch.
         """
-        data, seed = self._recipe.data, self._recipe.seed
-        order = epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=self.per_epoch)
-        return list(global_batches(order[seen:], size, drop_last=self._recipe.batch.drop_last))
+        return list(global_batches(self._order(epoch)[seen:], size, drop_last=self._recipe.batch.drop_last))
 
-    def share(self, batch: Indices) -> RankShare:
-        """This rank's part of a batch."""
-        return share(batch, self._comm.rank, self._comm.size)
+    def _order(self, epoch: int) -> Indices:
+        data, seed, length = self._recipe.data, self._recipe.seed, self.per_epoch
+        if data.name == "text":
+            return endless_order(self._images, seed=seed, first=epoch * length, count=length)
+        return epoch_order(self._images, seed=seed, epoch=epoch, repeats=data.repeats, length=length)
+
+    def share(self, batch: Indices, rank: int | None = None) -> RankShare:
+        """The part of a batch that is this rank's, or another's."""
+        place = data_place(self._comm)
+        return share(batch, place.rank if rank is None else rank, place.ranks)
 
     def count(self, batch: Indices) -> int:
         """The number of parts of a batch on each rank."""
-        return self._recipe.batch.parts(len(batch), self._comm.size)
+        return self._recipe.batch.parts(len(batch), data_place(self._comm).ranks)
 
     def pieces(self, batches: Sequence[Indices]) -> Iterator[Indices]:
         """The pieces to load: all parts of all batches."""
         return (batch[part.positions] for batch in batches for part in self.parts(batch))
 
-    def parts(self, batch: Indices) -> list[Piece]:
-        """The parts of a batch that this rank computes, with the samples that they are mixed with."""
-        own = parts(self.share(np.arange(len(batch))), self.count(batch))
+    def parts(self, batch: Indices, rank: int | None = None) -> list[Piece]:
+        """The parts of a batch that this rank computes, or another, with the samples that they are mixed with."""
+        own = parts(self.share(np.arange(len(batch)), rank), self.count(batch))
         mixing = self._recipe.mixing
         if mixing is None:
             return [Piece(positions=positions, partners=_NOTHING, starts=_NOTHING) for positions in own]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,21 @@ from hpctrain.adapters.keras import distribute
 from hpctrain.adapters.keras.finite import all_finite, counts
 from hpctrain.adapters.keras.reducing import reduction_of
 from hpctrain.adapters.keras.variables import guard_of
-from hpctrain.checkpoints.layout import RANDOM, STATISTICS
+from hpctrain.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.comm.graph_errors import unwrapped
+from hpctrain.comm.tf_cluster import take_gpu
 from hpctrain.data.samples import Samples
 from hpctrain.errors import HpctrainError
 from hpctrain.models.keras_batch_norm import average_statistics, begin_part
 from hpctrain.optim.keras_rules import make_optimizer
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.sync import is_local
 from hpctrain.train.keras_average import KerasAverage
 from hpctrain.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
+from hpctrain.train.keras_outer import KerasOuter
 from hpctrain.train.random_state import NAMES, random_state, set_random_state
-from hpctrain.train.state import GUARD_STEPS, LazyState, State
+from hpctrain.train.state import GUARD_STEPS, LazyState
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -50,20 +53,51 @@ class KerasTrainer:
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         _check_precision(recipe)
         _check_depth(recipe)
-        # A GPU a rank or none at all: NCCL does not let two ranks share one.
-        gpus = tf.config.list_physical_devices("GPU")
-        own = slice(comm.local_rank, comm.local_rank + 1) if len(gpus) >= comm.local_size else slice(0)
-        tf.config.set_visible_devices(gpus[own], "GPU")
+        if comm.strategy is None:
+            take_gpu(comm.local_rank, comm.local_size)
+        details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+        self.gpu: str | None = next((each.get("device_name") for each in details), None)
         keras.utils.set_random_seed(recipe.seed)
         self._comm = comm
         model = _build(recipe, comm)
         self._rule = optimizer = make_optimizer(recipe.optimizer, model)
         if recipe.precision == "fp16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
+        self.model, self._optimizer = model, optimizer
+        self._connect(recipe)
+        self.guard = guard_of(comm, self.model, every=recipe.guard.every)
+        self.before_update: Callable[[], None] = _pass
+        self.updates = 0
+        self.loss = 0.0
+        self.faulty = False
+        self.own_finite = True
+        self.alone = False
+        self._averaging_seconds = 0.0
+        # Of the last step whose update was left out.
+        self._own_finite = tf.Variable(True)
+        self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
+        self._before = _NOTHING
+        self._average = KerasAverage(self.model) if recipe.averaging else None
+        self._outer = KerasOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
+        # Equal on all ranks, but where each makes steps by itself.
+        self._moments = MOMENTS if recipe.sync else "optimizer."
+        self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
+        self._mean, self._deviation = (
+            tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
+        )
+        self._loss = KerasLoss.of(recipe)
+        self._has_transition = recipe.optimizer.transition is not None
+        # Of the micro-batches of one step; made with the first that has several.
+        self._sums: list[tf.Variable] = []
+        self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def _connect(self, recipe: Recipe) -> None:
+        """Let this model's gradients be reduced over the ranks."""
         self.model, self._optimizer = distribute(
-            model,
-            optimizer,
-            comm=comm,
+            self.model,
+            self._optimizer,
+            comm=self._comm,
             compression=recipe.communication.compression,
             top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,
@@ -75,32 +109,10 @@ class KerasTrainer:
         self._reduction.guarded = True
         # What they are decides whether there is an update.
         self._reduction.ahead = True
-        self.guard = guard_of(comm, self.model, every=recipe.guard.every)
-        self.before_update: Callable[[], None] = _pass
-        self.updates = 0
-        self.loss = 0.0
-        self.faulty = False
-        self.own_finite = True
-        # Of the last step whose update was left out.
-        self._own_finite = tf.Variable(True)
-        self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
-        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
-        self._before = _NOTHING
-        self._average = KerasAverage(self.model) if recipe.averaging else None
-        self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
-        self._mean, self._deviation = (
-            tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
-        )
-        self._loss = KerasLoss.of(recipe)
-        self._has_transition = recipe.optimizer.transition is not None
-        # Of the micro-batches of one step; made with the first that has several.
-        self._sums: list[tf.Variable] = []
-        self._apply_sums = tf.function(self._traced_application, autograph=False)
-        self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     @property
     def communication_seconds(self) -> float:
-        return float(self._reduction.waited)
+        return self._averaging_seconds if self.alone else float(self._reduction.waited)
 
     def step(
         self,
@@ -111,6 +123,7 @@ class KerasTrainer:
         sgd_share: float,
         average: float | None = None,
     ) -> float:
+        self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._of_forward())
         # The graph of a step has its update in it.
@@ -133,6 +146,19 @@ class KerasTrainer:
         self.updates += 1
         self.guard.step_done()
         return self.loss
+
+    def average_parameters(self) -> None:
+        assert self._outer is not None
+        self._outer.step()
+        self._averaging_seconds = self._outer.seconds
+
+    def vector(self) -> NDArray[np.float32]:
+        return np.concatenate([np.asarray(each.value).ravel() for each in self.model.trainable_variables])
+
+    def set_vector(self, vector: NDArray[np.float32]) -> None:
+        ends = np.cumsum([math.prod(each.shape) for each in self.model.trainable_variables])
+        for variable, part in zip(self.model.trainable_variables, np.split(vector, ends[:-1]), strict=True):
+            variable.assign(part.reshape(variable.shape))
 
     def rebuild(self) -> None:
         self.guard.restart()
@@ -174,7 +200,7 @@ class KerasTrainer:
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
         )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
         self._before = _NOTHING
         averages = self._averages()
@@ -186,6 +212,8 @@ class KerasTrainer:
         for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
+        if self._outer:
+            self._outer.restore()
         self.guard.steps = int(state[GUARD_STEPS])
         set_random_state(state)
 
@@ -204,16 +232,20 @@ class KerasTrainer:
         # Several layers may give their variables the same path.
         variables = enumerate(self.model.variables)
         model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
-        optimizer = {f"optimizer.{i}.{variable.path}": variable for i, variable in enumerate(self._optimizer.variables)}
-        return model | optimizer
+        outer = self._outer.state if self._outer else {}
+        return model | outer | ({} if self._moments == MOMENTS else self._of_optimizer())
 
     def _own(self) -> dict[str, keras.Variable]:
-        """The state that layers compute from this rank's samples, and their random states."""
+        """The state that layers compute from this rank's samples, their random states, and what it optimizes alone."""
         variables = enumerate(self.model.non_trainable_variables)
-        return {
+        layers = {
             f"{f'{RANDOM}keras.' if 'seed_generator' in each.path else STATISTICS}{i}.{each.path}": each
             for i, each in variables
         }
+        return layers | (self._of_optimizer() if self._moments == MOMENTS else {})
+
+    def _of_optimizer(self) -> dict[str, keras.Variable]:
+        return {f"{self._moments}{i}.{each.path}": each for i, each in enumerate(self._optimizer.variables)}
 
     def _averages(self) -> dict[str, keras.Variable]:
         """By their names in a state."""
@@ -225,7 +257,7 @@ class KerasTrainer:
     def _run(self, traced: Callable[..., Any], samples: Samples, *further: tf.Tensor) -> Any:
         """Call a graph, of which there is one for all batches of images of the same size."""
         images, labels, mixture = samples.images, samples.labels, samples.mixture
-        key = (traced, images.shape[1:], images.dtype, mixture is None)
+        key = (traced, images.shape[1:], images.dtype, mixture is None, self.alone)
         if key not in self._graphs:
             own = (tf.TensorSpec((None, *images.shape[1:]), images.dtype), tf.TensorSpec((None,), labels.dtype))
             signature = (
@@ -236,7 +268,12 @@ class KerasTrainer:
             # What it calls decides by tf.cond alone, and converting its Python first would take up to half a second.
             self._graphs[key] = tf.function(traced, input_signature=signature, autograph=False)
         last = [tensors(mixture)] if mixture else []
-        return self._graphs[key](tf.constant(images), tf.constant(labels), *further, *last)
+        arguments = (tf.constant(images), tf.constant(labels), *further, *last)
+        return self._call(self._graphs[key], arguments, updates=traced == self._traced_step)
+
+    def _call(self, graph: Callable[..., Any], arguments: tuple[Any, ...], *, updates: bool) -> Any:
+        """Call a graph; ``updates``: it is a whole step, with its update."""
+        return graph(*arguments)
 
     def _tried_too_large(self) -> bool:
         """Whether gradients overflowed by the factor of the loss scaling, which is half of it now."""
@@ -254,7 +291,10 @@ class KerasTrainer:
         for number, part in enumerate(parts, start=1):
             begin_part(self.model, number, count)
             loss += float(self._run(self._traced_part, part, tf.constant(scale, tf.float32)))
-        return loss, self._apply_sums()
+        apply = (self._traced_application, self.alone)
+        if apply not in self._graphs:
+            self._graphs[apply] = tf.function(self._traced_application, autograph=False)
+        return loss, self._graphs[apply]()
 
     def _traced_step(
         self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None = None
@@ -275,7 +315,7 @@ class KerasTrainer:
 
     def _traced_update(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Reduce the gradients, and update if they are finite, which it returns."""
-        means = self._reduction.mean(gradients)
+        means = list(gradients) if self.alone else self._reduction.mean(gradients)
         finite = all_finite(means)
 
         def update() -> None:

@@ -6,16 +6,18 @@ import contextlib
 import math
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from hpctrain.adapters.data_ranks import data_place
 from hpctrain.checkpoints.manifest import SavedProgress
 from hpctrain.comm import Communicator
+from hpctrain.data.mixing import Piece
 from hpctrain.data.samples import BROKEN, Samples
-from hpctrain.data.sampling import Indices, batch_count, cut, sample_of
+from hpctrain.data.sampling import Indices, batch_count, sample_of
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
 from hpctrain.optim.schedule import learning_rate, sgd_share
@@ -26,12 +28,15 @@ from hpctrain.run.events.kinds import (
     EndEvent,
     EpochEvent,
     OverlapEvent,
-    RunEvent,
     StepEvent,
     StoppedEvent,
 )
 from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.described import described
+from hpctrain.train.energy import RunEnergy
+from hpctrain.train.evaluation import evaluate
 from hpctrain.train.feed import Feed
+from hpctrain.train.local_steps import LocalSteps
 from hpctrain.train.non_finite import Done, NonFiniteWatch, mean_of_finite
 from hpctrain.train.recovery import Recovery
 from hpctrain.train.trainer import Trainer, TrainingStep
@@ -56,6 +61,8 @@ class Loop:
         asked: why this rank was asked to stop, or None.
         recovery: goes on without ranks that died; None ends the run with the first of them.
         begun_ranks: what the recipe's batch is for, where ranks were lost before; by default those that there are.
+        energy: the meters of the hosts; by default new ones.
+        peak_flops: of a rank's GPU, FLOP/s; None where not known.
 
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
@@ -75,6 +82,8 @@ class Loop:
         asked: Callable[[], str | None] = lambda: None,
         recovery: Recovery | None = None,
         begun_ranks: int | None = None,
+        energy: RunEnergy | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._recipe = recipe
         self._comm = comm
@@ -87,8 +96,11 @@ class Loop:
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
+        self._energy = energy or RunEnergy(comm, events)
+        self._peak_flops = peak_flops
         self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
+        self._local = LocalSteps(recipe.sync, comm, trainer)
         self._iteration = 0
         self._saved = 0
         # A checkpoint was lost, and is made up for after the next step.
@@ -125,18 +137,11 @@ class Loop:
         """
         if resume_from:
             self._restore(resume_from)
-        self._events.emit(
-            RunEvent(
-                recipe=self._recipe.name,
-                framework=self._trainer.framework,
-                backend=self._comm.backend,
-                ranks=self._comm.size,
-                hosts=tuple(sorted(set(self._comm.allgather_object(self._comm.host)))),
-                epochs=self._recipe.epochs,
-                iterations_per_epoch=self._rate.iterations_per_epoch,
-                parameters=self._trainer.parameters,
-            )
+        self._run_event = described(
+            self._recipe, self._comm, self._trainer, self._rate.iterations_per_epoch, self._peak_flops
         )
+        self._events.emit(self._run_event)
+        self._energy.begin()
         now = time.perf_counter()
         self._run_begin, self._epoch_begin = now - self._seconds, now - self._epoch_seconds
         stopped = self._train_through_faults()
@@ -154,6 +159,7 @@ class Loop:
                     self._look_for_checkpoints()
                     recovered = False
                 stopped = self._train_epochs()
+                self._energy.record(self._iteration)
                 self._trainer.guard.check_last()
                 # No rank leaves as long as another may need it.
                 self._checkpoints.wait()
@@ -204,33 +210,34 @@ class Loop:
                 if self._step(batch, stream):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
-                if self._steps_left and self._is_due():
+                if self._steps_left and self._local.met and self._is_due():
                     self._save()
         return None
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is, within an epoch."""
         every = self._recipe.checkpoints.every_steps
-        return self._due or bool(every and self._iteration % every == 0)
+        return self._due or bool(every and self._iteration // every > self._saved // every)
 
     def _end_epoch(self) -> None:
-        test_loss, test_accuracy = self._evaluate()
+        size = self._recipe.batch.at_once(data_place(self._comm).ranks)
+        test_loss, test_accuracy = evaluate(self._trainer, self._comm, self._test, size, self._epoch)
         broken = set().union(*self._comm.allgather_object(self._train.broken | self._test.broken)) - self._told
         # From here on the epoch is done for every rank, or for none.
         self._comm.agree()
         self._epoch += 1
         if math.isfinite(test_accuracy):
             self._checkpoints.scored(self._iteration, test_accuracy)
-        self._events.emit(
-            EpochEvent(
-                epoch=self._epoch,
-                seconds=self._epoch_seconds,
-                samples_per_s=self._seen / self._epoch_seconds,
-                train_loss=mean_of_finite(self._losses, self._sizes),
-                test_loss=test_loss,
-                test_accuracy=test_accuracy,
-            )
+        speed = self._seen / self._epoch_seconds
+        event = EpochEvent(
+            epoch=self._epoch,
+            seconds=self._epoch_seconds,
+            samples_per_s=speed,
+            train_loss=mean_of_finite(self._losses, self._sizes),
+            test_loss=test_loss,
+            test_accuracy=test_accuracy,
         )
+        self._events.emit(event.model_copy(update=self._run_event.speeds(speed)))
         if broken:
             names = tuple(sorted(broken)[:_NAMES])
             self._events.emit(BrokenImagesEvent(epoch=self._epoch, count=len(broken), names=names))
@@ -253,6 +260,7 @@ class Loop:
             skipped=self._watch.skipped,
         )
         self._write(progress)
+        self._energy.record(self._iteration)
 
     def _write(self, progress: SavedProgress) -> None:
         self._checkpoints.save(progress, self._trainer)
@@ -275,7 +283,10 @@ class Loop:
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
-        """Train on one global batch and note its mean loss; returns whether any rank was asked to stop."""
+        """Train on one global batch and note its mean loss; returns whether any rank was asked to stop.
+
+        Between two meetings of the ranks it is noted with this rank's own loss, and nobody stops.
+        """
         own = self._feed.share(batch)
         self._begun = TrainingStep(
             samples=len(batch),
@@ -286,21 +297,28 @@ class Loop:
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
         self._own = sample_of(own.indices[: own.count])
-        count, scale = self._feed.count(batch), self._comm.size / len(batch)
-        waited_for, rate = self._waited_for(stream, batch, own.count), self._begun.learning_rate
+        count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
+        waited_for, rate = self._waited_for(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
+        self._local.begin(self._steps / self._rate.iterations_per_epoch)
         own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
-        loss, stop = self._comm.allreduce(np.array([own_loss, float(self._asked() is not None)]), "mean")
-        self._note(float(loss))
-        self._watch.apply_rule()
+        if not self._local.end(own_loss, last=self._steps_left == 1):
+            self._note(own_loss)
+            return False
+        losses, (stop, due, fault) = self._local.tell([self._asked() is not None, self._energy.due, self._watch.found])
+        self._note(losses[-1])
+        self._losses[-len(losses) :] = losses
+        self._watch.apply_rule(elsewhere=fault > 0)
+        if due > 0:
+            self._energy.record(self._iteration)
         return bool(stop > 0)
 
-    def _waited_for(self, stream: Iterator[Samples], batch: Indices, own: int) -> Generator[Samples]:
-        """The next parts of a stream, those of a batch, whose waiting time becomes this step's.
+    def _waited_for(self, stream: Iterator[Samples], parts: Sequence[Piece], own: int) -> Generator[Samples]:
+        """The next parts of a stream, whose waiting time becomes this step's.
 
         What is after this rank's ``own`` samples is there for layers that talk to other ranks, and trained on once.
         """
         self._data_seconds = 0.0
-        for part in self._feed.parts(batch):
+        for part in parts:
             begin = time.perf_counter()
             samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
             self._data_seconds += time.perf_counter() - begin
@@ -329,6 +347,7 @@ class Loop:
                 seconds=now - step.begin,
                 communication_seconds=self._trainer.communication_seconds,
                 data_seconds=self._data_seconds,
+                communication_bytes=self._local.bytes,
             )
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
@@ -381,16 +400,3 @@ class Loop:
         """The steps that the current epoch still lacks."""
         rest = self._feed.per_epoch - self._seen
         return batch_count(rest, self._batch_size, drop_last=self._recipe.batch.drop_last)
-
-    def _evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set, of which every sample is seen by one rank."""
-        own = np.array_split(np.arange(len(self._test)), self._comm.size)[self._comm.rank]
-        size = self._recipe.batch.at_once(self._comm.size)
-        sums = np.zeros(3)
-        with contextlib.closing(self._test.stream(cut(own, size), self._epoch)) as stream:
-            for samples in stream:
-                loss_sum, correct = self._trainer.evaluate(samples)
-                sums += np.array([loss_sum, correct, np.count_nonzero(samples.labels == BROKEN)])
-        loss_sum, correct, broken = self._comm.allreduce(sums, "sum")
-        seen = len(self._test) - broken
-        return float(loss_sum / seen), float(correct / seen)

@@ -113,6 +113,11 @@ class NonFiniteWatch:
         """The number of consecutive steps left out until now."""
         return self._skipped
 
+    @property
+    def found(self) -> bool:
+        """Whether :meth:`look` found a faulty step to which no rule was applied yet."""
+        return self._fault is not None
+
     def resume(self, recent: Sequence[float], skipped: int) -> None:
         """Continue from a checkpoint with its values of these two."""
         self._recent.extend(recent)
@@ -121,7 +126,7 @@ class NonFiniteWatch:
     def look(self, step: Done) -> None:
         """Record a finished step. Sends no message."""
         if self._trainer.faulty or not math.isfinite(step.loss):
-            self._fault = _Fault(
+            self._fault = self._fault or _Fault(
                 step=step,
                 own_loss=self._trainer.loss,
                 own_finite=self._trainer.own_finite,
@@ -134,19 +139,25 @@ class NonFiniteWatch:
             self._events.emit(SpikeEvent(iteration=step.iteration, epoch=step.epoch, loss=step.loss, median=median))
         self._recent.append(step.loss)
 
-    def apply_rule(self) -> None:
+    def apply_rule(self, *, elsewhere: bool = False) -> None:
         """Apply the rule to a step that was found faulty; collective then. Does nothing without one.
 
         Where a rank dies on the way, it is still to be done.
+
+        Args:
+            elsewhere: some ranks found a step faulty, which was theirs alone.
 
         Raises:
             HpctrainError: the run is to end. Exit code 1.
         """
         fault = self._fault
-        if fault is None:
+        if not (fault or elsewhere):
             return
-        everyone = self._comm.allgather_object((fault.own_finite, self._comm.host))
-        blamed = {rank: host for rank, (finite, host) in enumerate(everyone) if not finite}
+        own_finite = fault is None or fault.own_finite
+        # A fault of the rank's own is sent to those that have none.
+        everyone = self._comm.allgather_object((own_finite, self._comm.host, None if own_finite else fault))
+        blamed = {rank: host for rank, (finite, host, _) in enumerate(everyone) if not finite}
+        fault = fault or next(each for *_, each in everyone if each)
         if not (blamed or self._trainer.faulty):
             # Only ranks without samples had done it when the others died: nobody knows its loss.
             self._fault = None
@@ -154,7 +165,7 @@ class NonFiniteWatch:
         target, end = self._decide()
         dumped = ""
         if end is not None:
-            dumped = self._dump(fault)
+            dumped = self._dump(self._fault) if self._fault else "the ranks that are named left their gradients"
             # The run is resumed from what is being written.
             self._checkpoints.wait()
         elif target:

@@ -156,9 +156,16 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
         if script:
             if rank == 0:
                 recording.begin(directory.events)
-            _run_script(script)
+            try:
+                if plan.capabilities and plan.capabilities.distributes_scripts:
+                    from hpctrain.comm import init
+
+                    init()
+                _run_script(script)
+            finally:
+                recording.end()
             _make_last_checks()
-            _mention_forgotten(rank, plan.ranks)
+            _mention_forgotten(rank, plan.processes)
         else:
             from hpctrain.train.recipe import train_recipe
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from hpctrain.adapters.data_ranks import set_mesh
 from hpctrain.checkpoints.keep import Policy, scores
+from hpctrain.cluster.gpu_models import matmul_flops
 from hpctrain.comm import Communicator, init
 from hpctrain.data import open_sources
 from hpctrain.data.source import First, Source
+from hpctrain.recipes.schema import Recipe
 from hpctrain.run import stopping
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter, kept, read_events
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.stall_reports import reports
+from hpctrain.train.asynchronous import AsynchronousLoop
 from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.energy import RunEnergy
 from hpctrain.train.loop import Loop
 from hpctrain.train.phases import phase
 from hpctrain.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from hpctrain.train.torch_trainer import TorchTrainer
 
 
 def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]) -> None:
@@ -35,6 +44,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     recipe = plan.recipe
     comm = init()
     joined()
+    set_mesh(comm, recipe.mesh)
     require_fault_tolerance(comm, recipe.fault_tolerance)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
         train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
@@ -43,9 +53,11 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         contextlib.closing(test),
         EventWriter(directory.events if comm.rank == 0 else None) as events,
         _checkpoints(plan, directory, comm, events) as checkpoints,
+        contextlib.closing(RunEnergy(comm, events)) as energy,
     ):
         trainer = _trainer(plan, comm)
-        loop = Loop(
+        asynchronous = recipe.sync is not None and recipe.sync.mode == "async"
+        loop = (AsynchronousLoop if asynchronous else Loop)(
             recipe,
             comm,
             trainer,
@@ -57,6 +69,8 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             asked=lambda: stopping.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
+            energy=energy,
+            peak_flops=matmul_flops(trainer.gpu, recipe.precision),
         )
         reports.iteration = lambda: loop.iteration + 1
         begun = comm.broadcast_object(_resumed_from(directory) if comm.rank == 0 else 0)
@@ -100,11 +114,31 @@ def _trainer(plan: Plan, comm: Communicator) -> Trainer:
         with phase(comm, "loading TensorFlow and Keras"):
             from hpctrain.train.keras_trainer import KerasTrainer
         with phase(comm, building):
-            return KerasTrainer(plan.recipe, comm)
+            if comm.strategy is None or comm.size > 1:
+                return KerasTrainer(plan.recipe, comm)
+            from hpctrain.train.strategy_trainer import strategy_trainer
+
+            return strategy_trainer(plan.recipe, comm)
     with phase(comm, "loading PyTorch"):
-        from hpctrain.train.torch_trainer import TorchTrainer
+        trainer = torch_trainer(plan.recipe, comm)
     with phase(comm, building):
-        return TorchTrainer(plan.recipe, comm)
+        return trainer(plan.recipe, comm)
+
+
+def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
+    """What trains a recipe under its mesh, with PyTorch."""
+    sizes, zero = recipe.mesh.at(comm.size).sizes, recipe.sharding.zero
+    if sizes["pp"] > 1:
+        from hpctrain.train.mesh_trainer import PipelineTrainer
+
+        return PipelineTrainer
+    if sizes["tp"] > 1 or (sizes["dp_shard"] > 1 and zero > 1):
+        from hpctrain.train.mesh_trainer import MeshTrainer
+
+        return MeshTrainer
+    from hpctrain.train.torch_trainer import TorchTrainer
+
+    return TorchTrainer
 
 
 def _beginning(plan: Plan, begun: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from hpctrain.adapters.guard import Guard
+from hpctrain.checkpoints.pieces import Piece
 
 State = dict[str, NDArray[Any]]
 
@@ -21,16 +22,24 @@ class LazyState(Mapping[str, NDArray[Any]]):
     Args:
         arrays: those that are there.
         further: how many bytes each of the others has, and what makes it.
+        pieces: what this rank holds of arrays that are not the same on all ranks: divided over some of them, or held
+            by some of them alone, as the parameters of a pipeline's stage are. Ranks that hold the same elements have
+            equal ones. Nothing, or an array whose sequence is empty, is a piece too; None says that no rank has any.
 
     Attributes:
-        nbytes: of each.
+        nbytes: of each of the whole arrays, which alone are in the mapping.
+        pieces: as given.
     """
 
     def __init__(
-        self, arrays: Mapping[str, NDArray[Any]], further: Mapping[str, tuple[int, Callable[[], NDArray[Any]]]] = {}
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        further: Mapping[str, tuple[int, Callable[[], NDArray[Any]]]] = {},
+        pieces: Mapping[str, Sequence[Piece]] | None = None,
     ) -> None:
         self._arrays = arrays
         self._further = further
+        self.pieces = pieces
         self.nbytes = {name: size for name, (size, _) in further.items()}
         self.nbytes |= {name: value.nbytes for name, value in arrays.items()}
 
@@ -68,5 +77,12 @@ class Stateful(Protocol):
         The arrays may be those that training goes on in.
         """
 
-    def restore(self, state: State) -> None:
-        """Continue from a state; a rank's own values may be missing."""
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a state; a rank's own values may be missing.
+
+        Whole arrays and those of pieces alike are whole in it. Of a checkpoint it is a
+        :class:`hpctrain.checkpoints.read.SavedState`, so that ``piece_of`` reads no more than a part.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is of another model or optimizer.
+        """

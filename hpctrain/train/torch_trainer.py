@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,23 +14,29 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from hpctrain import models
+from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch import average_statistics, distribute, no_sync, statistics
 from hpctrain.adapters.torch.distribute import guard_of
-from hpctrain.checkpoints.layout import RANDOM, STATISTICS
+from hpctrain.adapters.torch.finite import all_finite
+from hpctrain.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
+from hpctrain.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
+from hpctrain.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
 from hpctrain.models.torch_batch_norm import begin_part
 from hpctrain.models.torch_stochastic_depth import StochasticDepth
 from hpctrain.optim.torch_rules import clip_gradients, make_optimizer
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.sync import is_local
 from hpctrain.train.random_state import random_state, seed, set_random_state
 from hpctrain.train.state import GUARD_STEPS, LazyState, State
 from hpctrain.train.torch_average import TorchAverage
 from hpctrain.train.torch_losses import TorchLoss, mixed
+from hpctrain.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
-_MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
+MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
 _AVERAGE, _AVERAGE_STATISTICS = "average.", f"{STATISTICS}average."
 _COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # To be undone: the number of updates before, and what was changed since.
@@ -49,9 +55,10 @@ class TorchTrainer:
         # A GPU a rank or none at all: NCCL does not let two ranks share one.
         gpus = not comm.in_host_memory and torch.cuda.device_count() >= comm.local_size
         self._device = torch.device("cuda", comm.local_rank) if gpus else torch.device("cpu")
-        model: torch.nn.Module = models.build(recipe.model, "torch", comm, at_once=recipe.batch.at_once(comm.size)).to(
-            self._device
-        )
+        self.gpu = torch.cuda.get_device_name(self._device) if gpus else None
+        model: torch.nn.Module = models.build(
+            recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
+        ).to(self._device)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)
@@ -68,33 +75,61 @@ class TorchTrainer:
         self.loss = 0.0
         self.faulty = False
         self.own_finite = True
+        self.alone = False
+        self._averaging_seconds = 0.0
         optimizer = make_optimizer(recipe.optimizer, model)
         comm.watch_numbers()
         # Before those of distribute, of which one may find that a rank died, after the update.
         optimizer.register_step_post_hook(self._updated)
-        self.model, self._optimizer = distribute(
-            model,
-            optimizer,
-            comm=comm,
-            bucket_mb=recipe.communication.bucket_mb,
-            compression=recipe.communication.compression,
-            top_k=recipe.communication.top_k,
-            guard_every=recipe.guard.every,
-        )
-        self._statistics = statistics(self.model)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.model, self._optimizer = model, optimizer
+        self._distribute(recipe)
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = TorchAverage(self.model) if recipe.averaging else None
         self._average_by: float | None = None
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._outer = TorchOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
+        # Equal on all ranks, but where each makes steps by itself.
+        self._moments = MOMENTS if recipe.sync else _OPTIMIZER
+
+    def _distribute(self, recipe: Recipe) -> None:
+        """Make the model and its optimizer those of all ranks."""
+        plan = None
+        if not recipe.mesh.replicates_only:
+            # Takes a second, which only ranks that divide something need.
+            from hpctrain.train.parallel_plan import parallel_plan
+
+            plan = parallel_plan(recipe)
+        distribute(
+            self.model,
+            self._optimizer,
+            comm=self._comm,
+            bucket_mb=recipe.communication.bucket_mb,
+            compression=recipe.communication.compression,
+            top_k=recipe.communication.top_k,
+            guard_every=recipe.guard.every,
+            plan=plan,
+        )
+        self._statistics = statistics(self.model)
+
+    def _modules(self) -> Sequence[torch.nn.Module]:
+        """What this rank has of the model: all of it, or stages of a pipeline."""
+        return [self.model]
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Each parameter that this rank has a part of, once, with its name in the whole model."""
+        return self.model.named_parameters()
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return (buffer for module in self._modules() for buffer in module.named_buffers())
 
     @property
     def guard(self) -> Guard:
         return guard_of(self._optimizer)
 
     @property
-    def communication_seconds(self) -> float:
-        return self._statistics.communication_seconds
+    def communication_seconds(self) -> float | None:
+        return self._averaging_seconds if self.alone else self._statistics.communication_seconds
 
     @property
     def timeline(self) -> Timeline:
@@ -110,31 +145,51 @@ class TorchTrainer:
         average: float | None = None,
     ) -> float:
         self._average_by = average
+        self._averaging_seconds = 0.0
         if self._remembers:
             self._before = (self.updates, self._of_forward())
-        self.model.train()
+        for module in self._modules():
+            module.train()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
             if "sgd_share" in group:
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        self._scaler.unscale_(self._optimizer)
         self.loss = sum(loss.item() for loss in losses)
         self.own_finite = math.isfinite(self.loss)
+        finite = self._finite()
+        self._scaler.unscale_(self._optimizer)
         # Ahead of a step that is left out, too: it counts as one only where all ranks came so far.
         self.before_update()
-        # Of reduced gradients: every rank finds the same infinities.
-        if self._statistics.finite():
+        if finite:
             self.faulty = False
             self._update()
         else:
             # A factor of 1 or less does not make gradients overflow.
             self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
+            self.own_finite = self.own_finite and not self.alone
             self._count()
             # After an update the optimizer's hook does so.
             self.guard.step_done()
         return self.loss
+
+    def average_parameters(self) -> None:
+        assert self._outer is not None
+        self._outer.step()
+        self._averaging_seconds = self._outer.seconds
+
+    def vector(self) -> NDArray[np.float32]:
+        return flat(trained(self.model)).cpu().numpy()
+
+    def set_vector(self, vector: NDArray[np.float32]) -> None:
+        assign(trained(self.model), torch.from_numpy(vector).to(self._device))
+
+    def _finite(self) -> bool:
+        """Of reduced gradients every rank finds the same infinities."""
+        if not self.alone:
+            return self._statistics.finite()
+        return all_finite(each.grad for each in self.model.parameters() if each.grad is not None)
 
     def _update(self) -> None:
         if self._clip_norm:
@@ -159,7 +214,7 @@ class TorchTrainer:
                 inf=int(parameter.grad.isinf().sum()),
                 norm=float(torch.linalg.vector_norm(parameter.detach())),
             )
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self._parameters()
             if parameter.grad is not None
         ]
 
@@ -173,45 +228,63 @@ class TorchTrainer:
             self._average.take()
 
     @torch.no_grad()
-    def evaluate(self, samples: Samples) -> tuple[float, int]:
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
         self.model.eval()
         images, labels = self._tensors(samples)
         logits = self._logits(images, self._average.logits if self._average else self.model)
-        loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
-        return loss_sum.item(), int((logits.argmax(dim=1) == labels).sum())
+        loss_sum = F.cross_entropy(logits, labels.flatten(), ignore_index=BROKEN, reduction="sum")
+        each = labels[0].numel()
+        return loss_sum.item() / each, int((logits.argmax(dim=1) == labels.flatten()).sum()) / each
 
     def state(self) -> LazyState:
-        tensors: dict[str, torch.Tensor] = {f"{_MODEL}{name}": each for name, each in self.model.named_parameters()}
-        for index, values in self._optimizer.state_dict()["state"].items():
-            tensors |= {f"{_OPTIMIZER}{index}.{name}": v for name, v in values.items() if torch.is_tensor(v)}
-        tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self.model.named_buffers()}
+        tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": each for name, each in self._parameters()}
+        kept = optimizer_tensors(self._parameters(), self._optimizer)
+        tensors |= {f"{self._moments}{name}": each for name, each in kept.items()}
+        pieces = {name: pieces_of(each) for name, each in tensors.items() if self._is_divided(each)}
+        tensors = {name: each for name, each in tensors.items() if name not in pieces}
+        tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self._buffers()}
         tensors |= self._averages()
+        tensors |= self._outer.state if self._outer else {}
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
         steps = {GUARD_STEPS: np.array(self.guard.steps)}
         return LazyState(
             scaler | steps | self._random_state() | random_state(),
-            {name: (tensor.nbytes, partial(_array, tensor)) for name, tensor in tensors.items()},
+            {name: (tensor.nbytes, partial(array_of, tensor)) for name, tensor in tensors.items()},
+            pieces or None,
         )
 
-    def restore(self, state: State) -> None:
+    def _is_divided(self, tensor: torch.Tensor) -> bool:
+        """Whether other ranks have other parts of a tensor; on all ranks alike for some tensor."""
+        return is_dtensor(tensor)
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
         self._before = _NOTHING
-        tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+        tensors = {name: tensor_of(state[name]) for name in state if not name.startswith((self._moments, _SCALER))}
         kept = dict(self.model.named_buffers())
         for name, tensor in self._averages().items():
             if name in tensors or name.startswith(_AVERAGE):
                 tensor.copy_(tensors.pop(name))
-        self.model.load_state_dict(kept | _under(_MODEL, tensors) | _under(STATISTICS, tensors))
-        values: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in _under(_OPTIMIZER, tensors).items():
-            index, _, name = key.partition(".")
-            values.setdefault(int(index), {})[name] = tensor
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": values})
+        self.model.load_state_dict(kept | self._shared(_under(MODEL, tensors)) | _under(STATISTICS, tensors))
+        if self._outer:
+            self._outer.restore(tensors)
+        self._restore_rest(state)
+
+    def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """All but the model."""
+        load_optimizer(self._parameters(), self._optimizer, state, self._moments)
+        small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, _RANDOM))}
         if self._scaler.is_enabled():
-            self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, tensors).items()})
+            self._scaler.load_state_dict({name: value.item() for name, value in _under(_SCALER, small).items()})
         self.guard.steps = int(state[GUARD_STEPS])
-        self._set_random_state(tensors)
+        self._set_random_state(small)
         set_random_state(state)
+
+    def _shared(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Parameters that are saved once, under each of their names."""
+        first = {parameter: name for name, parameter in self.model.named_parameters()}
+        names = ((name, first[each]) for name, each in self.model.named_parameters(remove_duplicate=False))
+        return parameters | {name: parameters[own] for name, own in names if own in parameters}
 
     def _averages(self) -> dict[str, torch.Tensor]:
         """By their names in a state."""
@@ -245,12 +318,12 @@ class TorchTrainer:
 
     def _of_forward(self) -> dict[str, torch.Tensor]:
         """The state that a step changes before its update: statistics of batch normalisation, and random states."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in self._buffers()}
         return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
 
     @torch.no_grad()
     def _undo_forward(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self._buffers():
             if name in tensors:
                 buffer.copy_(tensors[name])
         self._set_random_state(tensors)
@@ -258,32 +331,34 @@ class TorchTrainer:
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
         images, labels = self._tensors(samples)
         begin_part(self.model, number, count)
-        with contextlib.nullcontext() if number == count else no_sync():
+        with contextlib.nullcontext() if number == count and not self.alone else no_sync():
             if self._depth and samples.depths is not None:
                 self._depth.draws = torch.from_numpy(samples.depths).to(self._device)
             if samples.mixture:
                 images = mixed(images, samples.mixture)
-            loss = self._loss.sum(self._logits(images, self.model), labels, samples.mixture) * scale
+            loss_sum = self._loss.sum(self._logits(images, self.model), labels.flatten(), samples.mixture)
+            loss = loss_sum * (scale / labels[0].numel())
             # A loss that is not finite has no gradient that may be used, although it can have a finite one.
             self._scaler.scale(loss).backward(torch.where(loss.isfinite(), 1.0, math.nan))
         return loss.detach()
 
     def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """float32, whatever they are computed in."""
-        with torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32):
-            return model(images).float()
+        """float32, whatever they are computed in; one row for each label."""
+        with self._autocast():
+            return model(images).flatten(0, -2).float()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, self._computed_in, enabled=self._computed_in != torch.float32)
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as (N, channels, height, width), the channels innermost in memory, and labels as (N,)."""
-        images = torch.from_numpy(samples.images).to(self._device).movedim(-1, 1)
+        """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
+        images, labels = (torch.from_numpy(each).to(self._device) for each in (samples.images, samples.labels))
+        if images.dtype == torch.int64:
+            return images, labels
+        images = images.movedim(-1, 1)
         if images.dtype == torch.uint8:
             images = images.float().sub_(self._mean).div_(self._deviation)
-        return images, torch.from_numpy(samples.labels).to(self._device)
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
+        return images, labels
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

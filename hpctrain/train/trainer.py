@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpctrain.data.samples import Samples
 from hpctrain.run.events.kinds import Moment
 from hpctrain.train.state import Stateful
@@ -59,7 +62,9 @@ class Trainer(Stateful, Protocol):
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
-        communication_seconds: how long the last step waited for reductions after its last gradient.
+        gpu: what the driver calls the GPU that the rank computes on; None for cores.
+        communication_seconds: how long the last step waited for reductions after its last gradient; None where that
+            is not measured.
         timeline: the last step's reductions (see hpctrain.run.events); empty where they are not measured.
         updates: steps whose update is done, whether or not :meth:`step` returned: it is done as a whole or not at all.
             Whoever restores a state says of how many.
@@ -67,17 +72,21 @@ class Trainer(Stateful, Protocol):
         faulty: whether that one's reduced gradients were not finite, for another reason than that loss scaling tried
             a factor too large.
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
+        alone: whether steps are by this rank's own gradients and update its parameters alone, until
+            :meth:`average_parameters`. Where the recipe has ``sync``.
     """
 
     framework: str
     parameters: int
+    gpu: str | None
+    alone: bool
     updates: int
     loss: float
     faulty: bool
     own_finite: bool
 
     @property
-    def communication_seconds(self) -> float: ...
+    def communication_seconds(self) -> float | None: ...
 
     @property
     def timeline(self) -> Timeline: ...
@@ -112,6 +121,15 @@ class Trainer(Stateful, Protocol):
             ``scale`` x the sum of the losses of all samples in ``parts`` that are not broken, before the update.
         """
 
+    def average_parameters(self) -> None:
+        """Replace parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
+
+    def vector(self) -> NDArray[np.float32]:
+        """A copy of what is trained, in one order on all ranks."""
+
+    def set_vector(self, vector: NDArray[np.float32]) -> None:
+        """Replace what is trained."""
+
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a step that failed, and use the new ranks."""
 
@@ -130,8 +148,9 @@ class Trainer(Stateful, Protocol):
     def take_average(self) -> None:
         """Copy the average into the model, if the recipe has one."""
 
-    def evaluate(self, samples: Samples) -> tuple[float, int]:
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
         """The sum of the losses, and the number of correctly classified samples among those that are not broken.
 
-        Both by the average of the parameters, where the recipe has one.
+        Of a sample with several labels its part of them counts. Both by the average of the parameters, where the
+        recipe has one.
         """

@@ -25,6 +25,7 @@ import kinds_of_chains  # noqa: F401
 import kinds_of_disks  # noqa: F401
 import kinds_of_files  # noqa: F401
 import kinds_of_hosts  # noqa: F401
+import kinds_of_meshes  # noqa: F401
 import kinds_of_numbers  # noqa: F401
 import kinds_of_signals  # noqa: F401
 import kinds_of_slurm  # noqa: F401
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next")
     parser.add_argument("--only", metavar="KIND", help="cases of the kinds with this in their name")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after this")
+    parser.add_argument("--limit", type=float, default=_LIMIT_SECONDS, help="seconds for each command")
     parser.add_argument("--json", type=Path, help="where all results go")
     parser.add_argument("--keep", type=Path, help="where folders of cases go that ended otherwise than promised")
     options = parser.parse_args()
@@ -56,7 +58,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = []
     with tempfile.TemporaryDirectory(prefix="hpctrain-faults-") as folder:
-        library = Library(folder=Path(folder) / "whole", limit=_LIMIT_SECONDS)
+        library = Library(folder=Path(folder) / "whole", limit=options.limit)
         with library.held:
             for case in drawn(options.seed, count, kinds):
                 if time.monotonic() > end:
@@ -107,7 +109,7 @@ def run(case: Case, folder: Path, library: Library, keep: Path | None = None) ->
 
 def tell(result: Result) -> None:
     case, verdict = result.case, result.verdict
-    where = f"{case.framework} {case.backend}"
+    where = " ".join(filter(None, (case.framework, case.backend, case.mesh)))
     print(f"{case.seed:5} {where:14} {case.kind.name:42} {verdict.outcome:9} {result.seconds:5.1f} s", flush=True)
     if verdict.outcome in ("resumed", "refused"):
         print("\n".join(f"      {line}" for line in _said(result.ends[0])[-1:]), flush=True)
@@ -153,6 +155,7 @@ def row(result: Result) -> dict[str, object]:
         "kind": case.kind.name,
         "framework": case.framework,
         "backend": case.backend,
+        "mesh": case.mesh,
         "outcome": verdict.outcome,
         "faults": verdict.faults,
         "seconds": round(result.seconds, 1),

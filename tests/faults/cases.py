@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,14 +10,16 @@ from typing import Any
 
 from faulted_run import Ended, Place, Training
 from oracle import Promise, Verdict, judge
-from references import PACE, STEPS, Library, Setting, copied
+from references import PACE, STEPS, Library, Setting, copied, work_on
+
+from hpctrain.recipes.mesh import parse_mesh
 
 
 class NotHereError(Exception):
     """What a kind needs is not there on this machine."""
 
 
-# A framework's first letter and a backend's: how many cases of a kind are on each, of those that make() draws.
+# A framework's first letter and a backend's, and a mesh after a space: how many cases of a kind are on each.
 Where = Mapping[str, int]
 _FRAMEWORKS = {"t": "torch", "k": "keras"}
 _BACKENDS = {"m": "mpi", "h": "horovod", "g": "gloo", "s": "single"}
@@ -52,12 +55,13 @@ class Case:
     seed: int
     framework: str
     backend: str
+    mesh: str = ""
 
 
-def deck() -> list[tuple[Kind, str, str]]:
+def deck() -> list[tuple[Kind, str, str, str]]:
     """One campaign, in an order in which its kinds are mixed."""
     cards = [
-        (each, _FRAMEWORKS[where[0]], _BACKENDS[where[1]])
+        (each, _FRAMEWORKS[where[0]], _BACKENDS[where[1]], where[3:])
         for each in KINDS.values()
         for where, count in each.where.items()
         for _ in range(count)
@@ -66,10 +70,15 @@ def deck() -> list[tuple[Kind, str, str]]:
     return cards
 
 
+def ranks_of(mesh: str) -> int:
+    """How many ranks a mesh has, all of whose axes are given."""
+    return math.prod(parse_mesh(mesh).sizes.values())
+
+
 def case_of(seed: int) -> Case:
     cards = deck()
-    chosen, framework, backend = cards[seed % len(cards)]
-    return Case(kind=chosen, seed=seed, framework=framework, backend=backend)
+    chosen, framework, backend, mesh = cards[seed % len(cards)]
+    return Case(kind=chosen, seed=seed, framework=framework, backend=backend, mesh=mesh)
 
 
 @dataclass(kw_only=True)
@@ -94,8 +103,11 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.case.seed)
-        ranks = 1 if self.case.backend == "single" else 2
-        self.setting = Setting(framework=self.case.framework, backend=self.case.backend, ranks=ranks)
+        mesh = self.case.mesh
+        ranks = ranks_of(mesh) if mesh else 1 if self.case.backend == "single" else 2
+        self.setting = Setting(
+            framework=self.case.framework, backend=self.case.backend, ranks=ranks, work=work_on(mesh), mesh=mesh
+        )
 
     def change(self, **changes: Any) -> None:
         """Train something else than digits on two ranks; before anything else."""

@@ -54,7 +54,7 @@ def began_at(wanted: int) -> Callable[[Sequence[Event]], list[str]]:
     return check
 
 
-def _damage_newest(scene: Scene, pattern: str, damage: Damage) -> Promise:
+def damage_newest(scene: Scene, pattern: str, damage: Damage) -> Promise:
     """The checkpoint before the newest takes its place, and the newest is named."""
     before, newest = checkpoints(scene.stopped())[-2:]
     damage(scene.draw.choice(sorted(newest.glob(pattern))), scene.draw)
@@ -63,37 +63,37 @@ def _damage_newest(scene: Scene, pattern: str, damage: Damage) -> Promise:
 
 @kind("a checkpoint's share cut short", tm=3, th=2, ts=1, tg=1, km=1, kh=1)
 def share_cut(scene: Scene) -> Promise:
-    return _damage_newest(scene, "*.safetensors", cut)
+    return damage_newest(scene, "*.safetensors", cut)
 
 
 @kind("a checkpoint's share with a flipped bit", tm=4, th=3, ts=1, tg=1, km=1, kh=1)
 def share_flipped(scene: Scene) -> Promise:
-    return _damage_newest(scene, "*.safetensors", flip)
+    return damage_newest(scene, "*.safetensors", flip)
 
 
 @kind("a checkpoint's share ending in zeros", tm=2, th=2, km=1, kh=1)
 def share_zeroed(scene: Scene) -> Promise:
-    return _damage_newest(scene, "*.safetensors", zero_end)
+    return damage_newest(scene, "*.safetensors", zero_end)
 
 
 @kind("a checkpoint's share missing", tm=1, th=1, km=1)
 def share_missing(scene: Scene) -> Promise:
-    return _damage_newest(scene, "*.safetensors", remove)
+    return damage_newest(scene, "*.safetensors", remove)
 
 
 @kind("a manifest cut short", tm=2, th=1, km=1, kh=1)
 def manifest_cut(scene: Scene) -> Promise:
-    return _damage_newest(scene, "state.json", cut)
+    return damage_newest(scene, "state.json", cut)
 
 
 @kind("a manifest with a flipped bit", tm=4, th=3, km=1, kh=1)
 def manifest_flipped(scene: Scene) -> Promise:
-    return _damage_newest(scene, "state.json", flip)
+    return damage_newest(scene, "state.json", flip)
 
 
 @kind("a manifest missing", tm=1, th=1, kh=1)
 def manifest_missing(scene: Scene) -> Promise:
-    return _damage_newest(scene, "state.json", remove)
+    return damage_newest(scene, "state.json", remove)
 
 
 @kind("a checkpoint under another's name", tm=1, th=1)

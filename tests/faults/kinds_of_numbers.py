@@ -11,12 +11,12 @@ from cases import Scene, kind
 from kinds_of_signals import RESTARTED
 from oracle import Event, Promise
 
-_GUARDED = 5
+GUARDED = 5
 # An hour, as when a clock is set by hand or by a time server that was wrong.
 _JUMPS = (3600.0, -3600.0, -30.0)
 
 
-def _once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
+def once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
     """Something that happens to one rank before one step, in one attempt."""
     step, _ = scene.moment(2)
     return {"what": what, "rank": scene.rank(), "step": step, "once": scene.once(), **arguments}
@@ -24,7 +24,7 @@ def _once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
 
 @kind("a rank raises", tm=2, th=2, ts=1, km=1, kh=1)
 def raise_on_rank(scene: Scene) -> Promise:
-    injected = _once(scene, "fail", message="the sensor is gone")
+    injected = once(scene, "fail", message="the sensor is gone")
     scene.begin(injected=[injected])
     return Promise(codes=RESTARTED, says=(rf"rank {injected['rank']} on \S+ failed: RuntimeError: the sensor is gone",))
 
@@ -34,13 +34,13 @@ def flip_bit(scene: Scene) -> Promise:
     """The guard's next check finds it: with three ranks it names the one, of two it cannot tell which."""
     if scene.draw.random() < 0.5:
         scene.change(ranks=3)
-    injected = _once(scene, "flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
-    scene.begin("--set", f"guard.every={_GUARDED}", injected=[injected])
+    injected = once(scene, "flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
+    scene.begin("--set", f"guard.every={GUARDED}", injected=[injected])
 
     def check(events: Sequence[Event]) -> list[str]:
         first = [event["event"] for event in events].index("fault")
         found = [event["iteration"] for event in events[:first] if event["event"] == "step"][-1]
-        late = not injected["step"] <= found + 1 <= injected["step"] + _GUARDED
+        late = not injected["step"] <= found + 1 <= injected["step"] + GUARDED
         return [f"flipped before step {injected['step']}, found after step {found}"] if late else []
 
     alone, two = rf"differs on rank {injected['rank']} \(", r"differs between rank 0 \(\S+\) and rank 1 \("
@@ -55,7 +55,7 @@ def _not_finite(events: Sequence[Event], rule: str, step: int, rank: int) -> lis
 
 @kind("a sample that is not a number, rule stop", tm=1, th=1, ts=1, km=1, kh=1)
 def poison_and_stop(scene: Scene) -> Promise:
-    injected = _once(scene, "poison")
+    injected = once(scene, "poison")
     scene.begin(injected=[injected])
     dumps = scene.place.directory.path / "dumps" / f"step-{injected['step']:08}"
 
@@ -70,7 +70,7 @@ def poison_and_stop(scene: Scene) -> Promise:
 
 @kind("a sample that is not a number, rule skip", tm=1, th=1, ts=1, km=1, kh=1)
 def poison_and_skip(scene: Scene) -> Promise:
-    injected = _once(scene, "poison")
+    injected = once(scene, "poison")
     scene.begin("--set", "numbers.non_finite=skip", injected=[injected])
     step, rank = injected["step"], injected["rank"]
     return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "skip", step, rank))
@@ -79,7 +79,7 @@ def poison_and_skip(scene: Scene) -> Promise:
 @kind("a sample that is not a number, rule roll_back", tm=1, th=1, km=1, kh=1)
 def poison_and_roll_back(scene: Scene) -> Promise:
     step = scene.draw.randint(25, 85)
-    injected = {**_once(scene, "poison"), "step": step}
+    injected = {**once(scene, "poison"), "step": step}
     scene.begin("--set", "numbers.non_finite=roll_back", injected=[injected])
     rank = injected["rank"]
     return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "roll_back", step, rank))

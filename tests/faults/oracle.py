@@ -1,7 +1,8 @@
 """What a faulted run must come to, judged from what it left behind and nothing else.
 
 The order of samples is worked out here once more: ``numpy.random.default_rng((seed, epoch)).permutation(samples)``, cut
-into batches, is what the recipe promises, on any ranks.
+into batches, is what the recipe promises, on any ranks. A text's epochs are cut from such permutations of its windows,
+one after the other. So are the arrays put together once more that are divided over files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from faulted_run import Ended
-from safetensors.numpy import load_file
+from final_states import final_state, torn
 
 Event = dict[str, Any]
 Check = Callable[[list[Event]], Sequence[str]]
@@ -26,6 +27,8 @@ _NEAR = 0.03
 # Of a loss, whose sums are made in another order on other ranks: of the first steps, and of all. 2, 3 and 4 ranks part
 # from one by at most 2e-6 for 20 steps; later a unit or a pool decides otherwise, and then by up to 0.04.
 _FIRST, _ROUNDING, _PARTED = 20, 1e-4, 0.1
+# The same of the first steps on another mesh, from a state that was equal.
+_OTHER_MESH = 1e-5
 # Further attempts repeat what was measured of time.
 _NUMBERS = ("epoch", "loss", "learning_rate", "samples", "first", "order")
 
@@ -40,7 +43,8 @@ class Promise:
         mends: what the user does about the cause before the run is resumed.
         resumes: arguments of the resume.
         equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
-            to rounding, its accuracy nearly, each of them with the order of samples; or that alone.
+            to rounding, its accuracy nearly, each of them with the order of samples; or that alone. With ``mesh`` all
+            further attempts are on other meshes: until then the bits of its losses, then to rounding, and the arrays.
         leaves: a launcher that is killed cannot clear away.
         refusal: a pattern that is found in what it prints where it may refuse to begin instead, and leave no run.
         check: looks at the events for more; returns what is wrong.
@@ -50,7 +54,7 @@ class Promise:
     says: tuple[str, ...] = ()
     mends: Callable[[], None] | None = None
     resumes: tuple[str, ...] = ()
-    equal: Literal["bits", "rounding", "accuracy", "order"] = "bits"
+    equal: Literal["bits", "rounding", "accuracy", "order", "mesh"] = "bits"
     leaves: bool = False
     refusal: str | None = None
     check: Check = lambda events: ()
@@ -106,7 +110,8 @@ def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
     recipe = json.loads((run / "plan.json").read_text())["recipe"]
     try:
         steps = kept_steps(events)
-        yield from wrong_order(steps, samples=_samples(whole), seed=recipe["seed"], batch=recipe["batch"]["size"])
+        size, windows = recipe["batch"]["size"], _windows(recipe)
+        yield from wrong_order(steps, samples=_samples(whole), seed=recipe["seed"], batch=size, windows=windows)
         accuracy = [event["test_accuracy"] for event in events if event["event"] == "epoch"][-1]
         yield from promise.check(events)
     except (KeyError, IndexError) as error:
@@ -115,8 +120,11 @@ def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
     if json.loads((run / "summary.json").read_text())["status"] != "done":
         yield "summary.json does not say that it is done"
     wanted = [event for event in read_lines(whole / "events.jsonl") if event["event"] == "epoch"][-1]["test_accuracy"]
+    yield from torn(run)
     if promise.equal == "bits":
         yield from other_bits(run, whole)
+    if promise.equal == "mesh":
+        yield from other_curve(run, whole, later=_PARTED if windows is None else _OTHER_MESH)
     if promise.equal == "rounding":
         yield from other_losses(run, whole)
     if promise.equal != "order" and not abs(accuracy - wanted) <= _NEAR:
@@ -126,6 +134,17 @@ def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
 def _samples(whole: Path) -> int:
     """Of an epoch: those of an uninterrupted run's first."""
     return sum(step["samples"] for step in kept_steps(read_lines(whole / "events.jsonl")) if step["epoch"] == 1)
+
+
+def _windows(recipe: dict[str, Any]) -> int | None:
+    """Of the text that ships with Python, a byte a token with one after each document; None of other data."""
+    if recipe["data"]["name"] != "text":
+        return None
+    from pydoc_data.topics import topics
+
+    tokens = sum(len(topics[name].encode()) + 1 for number, name in enumerate(sorted(topics)) if number % 20)
+    context: int = recipe["model"]["context"]
+    return (tokens - context) // context
 
 
 def read_lines(path: Path) -> list[Event]:
@@ -144,13 +163,21 @@ def kept_steps(events: Sequence[Event]) -> list[Event]:
     return kept
 
 
-def wrong_order(steps: Sequence[Event], *, samples: int, seed: int, batch: int) -> Iterator[str]:
-    """What is wrong with the samples of an epoch: each exactly once, in the recipe's order."""
+def wrong_order(
+    steps: Sequence[Event], *, samples: int, seed: int, batch: int, windows: int | None = None
+) -> Iterator[str]:
+    """What is wrong with the samples of an epoch: each exactly once, in the recipe's order.
+
+    ``windows`` are those of a text, all of whose epochs are in the first pass over it.
+    """
     numbers = [step["iteration"] for step in steps]
     if numbers != list(range(1, len(steps) + 1)):
         yield f"steps are not 1 to {len(steps)}, once each"
     for epoch in range(1, max(step["epoch"] for step in steps) + 1):
-        order = np.random.default_rng((seed, epoch - 1)).permutation(samples)
+        if windows is None:
+            order = np.random.default_rng((seed, epoch - 1)).permutation(samples)
+        else:
+            order = np.random.default_rng((seed, 0)).permutation(windows)[(epoch - 1) * samples : epoch * samples]
         done = 0
         for step in (step for step in steps if step["epoch"] == epoch):
             if step["samples"] != min(batch, samples - done):
@@ -203,6 +230,32 @@ def other_bits(run: Path, whole: Path) -> Iterator[str]:
             return
 
 
+def other_curve(run: Path, whole: Path, *, later: float = _PARTED) -> Iterator[str]:
+    """Where a run that went on on other meshes has other losses or other arrays than one that was not disturbed.
+
+    ``later`` bounds losses after the first steps there: a transformer has no unit or pool that decides otherwise.
+    """
+    events = read_lines(run / "events.jsonl")
+    starts = [event["iteration"] for event in events if event["event"] == "start"]
+    if len(starts) < 2:
+        yield "nothing of it was done on another mesh"
+        return
+    for step, other in zip(kept_steps(events), kept_steps(read_lines(whole / "events.jsonl")), strict=False):
+        done = step["iteration"] - starts[1]
+        bound = 0.0 if done <= 0 else _OTHER_MESH if done <= _FIRST else later
+        if not abs(step["loss"] - other["loss"]) <= bound:
+            yield f"step {step['iteration']} has a loss of {step['loss']}, not {other['loss']}: {bound:g} is allowed"
+            break
+    shapes, wanted = ({name: each[:2] for name, each in _common(final_state(at)).items()} for at in (run, whole))
+    if differ := [name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)]:
+        yield f"{len(differ)} arrays of the final state are others, {min(differ)} is the first"
+
+
+def _common(state: dict[str, Any]) -> dict[str, Any]:
+    """Without what is a rank's own."""
+    return {name: each for name, each in state.items() if not name.startswith(("random.", "statistics.", "moments."))}
+
+
 def other_losses(run: Path, whole: Path) -> Iterator[str]:
     """Where a loss differs from the uninterrupted run's by more than rounding and what follows from it."""
     both = (kept_steps(read_lines(each / "events.jsonl")) for each in (run, whole))
@@ -211,13 +264,3 @@ def other_losses(run: Path, whole: Path) -> Iterator[str]:
         if not abs(step["loss"] - other["loss"]) <= bound:
             yield f"step {step['iteration']} has a loss of {step['loss']}, not {other['loss']}"
             return
-
-
-def final_state(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Type, shape and bytes of every tensor of the newest checkpoint, whoever wrote it."""
-    newest = max((run / "checkpoints").glob("step-*"))
-    return {
-        name: (str(array.dtype), array.shape, array.tobytes())
-        for file in sorted(newest.glob("*.safetensors"))
-        for name, array in load_file(file).items()
-    }

@@ -14,6 +14,9 @@ from faulted_run import Ended, Place, Training
 
 # Four epochs of 23 steps, of which each writes a checkpoint.
 EPOCHS, STEPS = 4, 92
+_DIGITS = ("digits", "--set", f"epochs={EPOCHS}")
+# As many epochs and steps of a transformer, which has blocks and heads to divide.
+_GPT = ("gpt2-124m", "--smoke", "--set", "data.epoch_samples=368", "--set", f"epochs={EPOCHS}")
 # Between two steps of a run that is to be met by a fault: rank 0 looks once a second whether it was asked to stop.
 PACE = {"what": "pace", "seconds": 0.03}
 # After the second checkpoint, and soon enough for that second.
@@ -27,12 +30,19 @@ class Setting:
     framework: str
     backend: str
     ranks: int
-    work: tuple[str, ...] = ("digits", "--set", f"epochs={EPOCHS}")
+    work: tuple[str, ...] = _DIGITS
+    mesh: str = ""
 
     @property
     def arguments(self) -> tuple[str, ...]:
         backend = ("--backend", self.backend, "--framework", self.framework)
-        return (*self.work, "-np", str(self.ranks), "--oversubscribe", *backend)
+        mesh = ("--mesh", self.mesh) if self.mesh else ()
+        return (*self.work, "-np", str(self.ranks), "--oversubscribe", *backend, *mesh)
+
+
+def work_on(mesh: str) -> tuple[str, ...]:
+    """What is trained on a mesh: digits, wherever they can be."""
+    return _GPT if "tp=" in mesh or "pp=" in mesh else _DIGITS
 
 
 class UnfitError(Exception):

@@ -23,6 +23,7 @@ CASES = (
     ("a sample that is not a number, rule skip", "torch", "mpi"),
     ("4, 2 and then 3 ranks", "torch", "mpi"),
     ("kill -9 while a checkpoint is written", "keras", "mpi"),
+    ("mesh: kill -9 while a checkpoint is written", "torch", "gloo", "dp_shard=2"),
 )
 
 
@@ -36,11 +37,12 @@ def library() -> Iterator[Library]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "framework", "backend"), CASES, ids=[" ".join(case) for case in CASES])
-def test_it_ends_as_promised(library: Library, name: str, framework: str, backend: str) -> None:
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(case) for case in CASES])
+def test_it_ends_as_promised(library: Library, number: int) -> None:
+    name, framework, backend, *mesh = CASES[number]
     pytest.importorskip(framework)
-    case = Case(kind=KINDS[name], seed=0, framework=framework, backend=backend)
-    result = campaign.run(case, library.folder.with_name(f"case-{CASES.index((name, framework, backend))}"), library)
+    case = Case(kind=KINDS[name], seed=0, framework=framework, backend=backend, mesh="".join(mesh))
+    result = campaign.run(case, library.folder.with_name(f"case-{number}"), library)
     if result.verdict.outcome == "not here":
         pytest.skip(result.verdict.faults[0])
     assert result.verdict.outcome in ("recovered", "resumed"), (result.verdict.faults, result.printed)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cases import case_of, deck
 from faulted_run import Ended
-from oracle import Promise, foreign_records, judge, trained_twice
+from oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
 from safetensors.numpy import save_file
 
 SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
@@ -48,7 +48,8 @@ def write(run: Path, events: list[Event], last: float = 1.0) -> None:
     newest.mkdir(parents=True)
     save_file({"model.a": np.arange(3, dtype=np.float32)}, newest / "rank-0-of-2.safetensors")
     save_file({"model.b": np.array([last], np.float32)}, newest / "rank-1-of-2.safetensors")
-    (run / "plan.json").write_text(json.dumps({"recipe": {"seed": SEED, "batch": {"size": BATCH}}}))
+    recipe = {"seed": SEED, "batch": {"size": BATCH}, "data": {"name": "digits"}}
+    (run / "plan.json").write_text(json.dumps({"recipe": recipe}))
     (run / "summary.json").write_text('{"status": "done"}')
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
@@ -146,6 +147,71 @@ def test_another_tensor_is_told(run: Path, whole: Path) -> None:
     assert "other tensors: ['model.b']" in judge(KILLED, [FAULTED, FINISHED], run, whole).faults[0]
 
 
+def divide(directory: Path, *parts: tuple[str, int]) -> None:
+    """Let the final state have an array of four in parts of two, each from its begin on, in files of their own."""
+    newest = directory / "checkpoints" / f"step-{STEPS:08}"
+    for number, (key, begin) in enumerate(parts):
+        part = np.arange(begin, begin + 2, dtype=np.float32)
+        save_file({key: part}, newest / f"rank-{number}-of-{len(parts)}.safetensors")
+
+
+def test_an_array_is_the_same_however_it_is_divided(run: Path, whole: Path) -> None:
+    divide(whole, ("model.a[0:2 of 4]", 0), ("model.a[2:4 of 4]", 2))
+    divide(run, ("model.a[2:4 of 4]", 2), ("model.a[0:2 of 4]", 0))
+    assert judge(KILLED, [FAULTED, FINISHED], run, whole).outcome == "resumed"
+
+
+def test_elements_that_are_nowhere_or_twice_are_told(run: Path, whole: Path) -> None:
+    anything = replace(KILLED, equal="order")
+    divide(run, ("model.a[0:2 of 4]", 0), ("model.a[1:3 of 4]", 1))
+    (fault,) = judge(anything, [FAULTED, FINISHED], run, whole).faults
+    assert fault == "1 elements of model.a in the final state are nowhere, 1 twice"
+
+
+OTHER_MESH = replace(KILLED, equal="mesh")
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "told"),
+    [
+        (3, 1e-12, "step 3 has a loss"),
+        (5, 0.9e-5, None),
+        (5, 1.1e-5, "step 5 has a loss"),
+    ],
+)
+def test_on_another_mesh_the_losses_go_on_to_rounding(
+    tmp_path: Path, whole: Path, number: int, more: float, told: str | None
+) -> None:
+    steps = step_events()
+    write(tmp_path / "run", interrupted(changed(number, loss=steps[number - 1]["loss"] + more)(steps)))
+    verdict = judge(OTHER_MESH, [FAULTED, FINISHED], tmp_path / "run", whole)
+    assert (verdict.outcome == "resumed") == (told is None), verdict.faults
+    assert told is None or told in verdict.faults[0]
+
+
+def test_another_mesh_has_the_same_arrays_and_is_one(run: Path, whole: Path) -> None:
+    divide(whole, ("model.a[0:2 of 4]", 0), ("model.a[2:4 of 4]", 2))
+    divide(run, ("model.a[0:2 of 2]", 0), ("model.b", 2))
+    assert "2 arrays of the final state are others" in judge(OTHER_MESH, [FAULTED, FINISHED], run, whole).faults[0]
+    events = [event for event in read_lines(run / "events.jsonl") if event.get("attempt") != 2]
+    assert list(other_curve(run, whole))
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert list(other_curve(run, whole)) == ["nothing of it was done on another mesh"]
+
+
+def test_the_epochs_of_a_text_are_cut_from_one_order() -> None:
+    order = np.random.default_rng((SEED, 0)).permutation(30)
+    steps = [
+        {"iteration": number + 1, "epoch": number // 3 + 1, "samples": 4, "first": number % 3 * 4}
+        | {"order": zlib.crc32(order[4 * number : 4 * number + 4].astype("<i8").tobytes())}
+        for number in range(6)
+    ]
+    asked = {"samples": 12, "seed": SEED, "batch": 4}
+    assert not list(wrong_order(steps, **asked, windows=30))
+    assert "other samples" in next(wrong_order(steps, **asked, windows=29))
+    assert "other samples" in next(wrong_order(steps, **asked))
+
+
 def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
     write(tmp_path / "run", interrupted(changed(5, loss=0.20005)(step_events()), accuracy=0.96), last=2.0)
     for equal, loss, accuracy, told in (
@@ -182,7 +248,7 @@ def test_a_case_follows_from_its_seed_alone() -> None:
     assert (case_of(7).kind, case_of(7).backend) == (case_of(7 + cards).kind, case_of(7 + cards).backend)
     for framework in ("torch", "keras"):
         for backend in ("horovod", "mpi"):
-            kinds = {kind.name for kind, *where in deck() if where == [framework, backend]}
+            kinds = {kind.name for kind, *where in deck() if where == [framework, backend, ""]}
             assert len(kinds) > 25, (framework, backend, re.sub(", ", "\n", str(kinds)))
 
 

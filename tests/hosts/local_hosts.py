@@ -275,9 +275,12 @@ class LocalHosts:
     def restore(self) -> None:
         """Make all hosts as they were at the start: up, connected, at their rate, without what was run on them."""
         self.repair()
-        for process in self.processes(*self.names):
+        left = self.processes(*self.names)
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        # A process that was killed is there until the kernel has taken it down.
+        psutil.wait_procs(left, timeout=10)
 
     def processes(self, *hosts: str) -> list[psutil.Process]:
         """All that live on some hosts, but sshd, which began before anything that was run."""

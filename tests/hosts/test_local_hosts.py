@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -35,8 +36,12 @@ with socket.create_server(("", 9000)) as server:
 """
 
 
+def _carried(hosts: LocalHosts, source: str, target: str) -> float:
+    """What one TCP connection carries at best, in Mbit/s: a busy machine only takes away."""
+    return max(_mbit(hosts, source, target) for _ in range(3))
+
+
 def _mbit(hosts: LocalHosts, source: str, target: str) -> float:
-    """What one TCP connection carries, in Mbit/s."""
     receiver = subprocess.Popen(hosts.command(target, sys.executable, "-c", _RECEIVE))
     try:
         listening = ("ss", "-Hltn", "sport = :9000")
@@ -66,11 +71,11 @@ def test_one_reaches_another_by_ssh(hosts: LocalHosts):
 
 def test_links_carry_what_they_are_set_to_in_each_direction(hosts: LocalHosts):
     hosts.rate("h2", "100mbit", "to")
-    assert 80 < _mbit(hosts, "h1", "h2") < 105
-    assert _mbit(hosts, "h2", "h1") > 200
+    assert 80 < _carried(hosts, "h1", "h2") < 105
+    assert _carried(hosts, "h2", "h1") > 200
     hosts.rate("h2", "100mbit", "from")
     hosts.rate("h2", "1gbit", "to")
-    assert 80 < _mbit(hosts, "h2", "h1") < 105
+    assert 80 < _carried(hosts, "h2", "h1") < 105
 
 
 def test_a_cable_that_is_cut_carries_nothing_until_it_is_mended(hosts: LocalHosts):
@@ -137,14 +142,23 @@ def test_hosts_are_split_in_groups_that_do_not_reach_each_other(hosts: LocalHost
 
 def test_the_processes_of_hosts_are_told(hosts: LocalHosts):
     with subprocess.Popen(hosts.command("h3", "sleep", "1000")) as child:
-        deadline = time.monotonic() + 10
-        while not (found := hosts.processes("h3")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert [process.name() for process in found] == ["sleep"]
-        assert not hosts.processes("h1", "h2")
-        hosts.restore()
+        try:
+            deadline = time.monotonic() + 10
+            # Before it is sleep, it is the programs that set its environment and its cores.
+            while (names := _names(hosts, "h3")) != ["sleep"] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert names == ["sleep"]
+            assert not hosts.processes("h1", "h2")
+        finally:
+            hosts.restore()
         assert not hosts.processes("h3")
     assert child.returncode != 0
+
+
+def _names(hosts: LocalHosts, host: str) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process.name() for process in hosts.processes(host)]
+    return []
 
 
 def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalHosts):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from imported_programs import imported
 
 torch = pytest.importorskip("torch")
 
@@ -17,14 +18,7 @@ PROGRAM = Path(__file__).parent / "programs" / "batch_norm.py"
 RANKS = 4
 
 
-def _program():
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-program = _program()
+program = imported(PROGRAM)
 
 
 def plain(channels: int) -> torch.nn.BatchNorm2d:

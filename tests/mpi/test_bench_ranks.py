@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from launching import Launch
 
 
@@ -24,12 +25,27 @@ def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_collectives_over_both_groups(hpctrain: Launch):
+    result = hpctrain("bench", "collectives", "-np", "2", "--sizes", "1K", "--rounds", "1", "--batch", "1", "--json")
+    assert result.returncode == 0, result.stdout
+    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    names = {(row["collective"], row["group"]) for row in measured["rows"]}
+    collectives = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "FSDP2 step")
+    assert names == {(collective, group) for collective in collectives for group in ("gloo", "hpctrain")}
+    for row in measured["rows"]:
+        assert row["ranks"] == 2
+        assert row["bytes"] == (41_075_712 if row["collective"] == "FSDP2 step" else 1024)
+        assert 0 < row["median_s"] < 60
+        assert (row["ratio_to_gloo"] == 1) == (row["group"] == "gloo")
+
+
 def test_a_step_of_each_variant(hpctrain: Launch):
     result = hpctrain("bench", "step", "-np", "2", "--model", "digits", "--rounds", "1", "--batch", "1", "--json")
     assert result.returncode == 0, result.stdout
     measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    assert measured["left_out"].keys() <= {"nccl"}
-    assert {row["variant"] for row in measured["rows"]} == {
+    assert measured["left_out"].keys() <= {"nccl", "deepspeed"}
+    deepspeed = set() if "deepspeed" in measured["left_out"] else {f"deepspeed ZeRO {stage}" for stage in (1, 2, 3)}
+    assert {row["variant"] for row in measured["rows"]} - deepspeed == {
         "no communication",
         "horovod by hand",
         "ddp over gloo",
@@ -65,3 +81,39 @@ def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path
     assert rows["hpctrain, writing"]["share_of_disk"] > 0
     # nothing of it is left
     assert not list(tmp_path.glob("hpctrain-bench-*"))
+
+
+def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
+    result = hpctrain("bench", "memory", "-np", "4", "--batch", "1", "--json", timeout=600)
+    assert result.returncode == 0, result.stdout
+    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    rows = {row["variant"]: row for row in measured["rows"]}
+    # GPT of 6 blocks of width 384 (12 w^2 in linear layers, 2 w in normalisations), 2048 tokens, 64 positions
+    parameters = 4 * (6 * (12 * 384**2 + 2 * 384) + (2048 + 64 + 1) * 384)
+    # Rajbhandari et al. 2020: AdamW keeps twice the parameters
+    shares = {"ZeRO 1": (1, 1, 4), "ZeRO 2": (1, 4, 4), "ZeRO 3": (4, 4, 4)}
+    for name, (of_parameters, of_gradients, of_state) in shares.items():
+        formula = parameters / of_parameters + parameters / of_gradients + 2 * parameters / of_state
+        row = rows[name]
+        assert row["formula_bytes"] == formula
+        assert row["state_bytes"] == pytest.approx(formula, rel=0.1)
+        assert row["optimizer_bytes"] == pytest.approx(2 * parameters / 4, rel=0.01)
+        # one rank has all of it, as each replica has
+        assert row["ratio_to_replicas"] == pytest.approx(formula / (4 * parameters), rel=0.1)
+        assert row["rest_of_peak_bytes"] > 0
+    assert rows["replicas"]["state_bytes"] == pytest.approx(4 * parameters, rel=0.01)
+    assert rows["tp 4"]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
+    assert rows["tp 2, ZeRO 3"]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
+
+
+def test_a_step_under_meshes(hpctrain: Launch):
+    meshes = ("--mesh", "dp_shard=2", "--mesh", "tp=2", "--mesh", "pp=2")
+    arguments = ("-np", "2", "--model", "gpt", "--rounds", "1", "--batch", "1", "--json")
+    result = hpctrain("bench", "step", *arguments, *meshes)
+    assert result.returncode == 0, result.stdout
+    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    variants = [row["variant"] for row in measured["rows"]]
+    assert variants == ["no communication", "data parallel", "dp_shard 2", "tp 2", "pp 2"]
+    for row in measured["rows"]:
+        assert row["tokens_per_s"] == pytest.approx(2 * 64 / row["median_s"])
+        assert row["ratio_to_data_parallel"] > 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from imported_programs import imported
 from launching import Launch
 
 from hpctrain.checkpoints.find import Newest, newest_whole
@@ -32,12 +31,7 @@ STEPS = 4  # of an epoch: 61 samples in batches of 20
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PROGRAM.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return imported(PROGRAM)
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from imported_programs import imported
 from launching import Launch
 
 from hpctrain.run.events import read_events
@@ -17,16 +15,7 @@ from hpctrain.run.events import read_events
 PROGRAM = Path(__file__).parent / "programs" / "odd_numbers.py"
 
 
-def _program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PROGRAM.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-program = _program()
+program = imported(PROGRAM)
 ALL = "flipped,stop,gone_back"
 
 

@@ -76,6 +76,13 @@ def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_
     assert "in sleep_in_python" in result.stdout
 
 
+def test_the_other_stage_of_a_pipeline_is_waited_for_so_long_and_no_longer(mpirun):
+    """Gloo's sends and receives have the limit that their group was made with."""
+    result = mpirun(PROGRAM.with_name("late_stage.py"), 2, "gloo", check=False, timeout=200, HPCTRAIN_TIMEOUT="3")
+    (waited,) = re.findall(r"^waited ([\d.]+)$", result.stdout, re.M)
+    assert 2.5 < float(waited) < 8, result.stdout
+
+
 def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)
     result = hpctrain(

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from imported_programs import imported
 
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "torch_equivalence.py"
 
 
-def _program():
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PROGRAM.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-program = _program()
+program = imported(PROGRAM)
 EAGER = [name for name, case in program.CASES.items() if not case.compiled]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from imported_programs import imported
 
 from hpctrain.run.events import read_events
 
@@ -18,11 +17,7 @@ PROGRAM = Path(__file__).parent / "programs" / "train_loop.py"
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PROGRAM.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return imported(PROGRAM)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -36,7 +36,7 @@ def wait_until(what: str, condition: Callable[[], bool], timeout: float = 120) -
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
-        time.sleep(0.2)
+        time.sleep(0.02)
 
 
 def wait_for_step(run: Path, iteration: int) -> None:

@@ -31,7 +31,8 @@ source: the tests
 time: "1"
 signal_seconds: 40
 """
-EPOCHS = 8
+# So many that a fast machine is still training when a test looks: an epoch takes it a tenth of a second.
+EPOCHS = 24
 
 
 @pytest.fixture

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from pages import ROOT, files, is_there, scripts
+
+from hpctrain.cluster.gpu_models import gpus
+from hpctrain.predict.constants import buses, constants
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,3 +43,23 @@ def test_scripts_are_those_that_are_run():
 def test_files_named_on_the_pages_exist():
     assert [(page, name) for page, name in files() if not is_there(name)] == []
     assert len(files()) > 50
+
+
+def test_every_constant_of_predictions_is_on_their_page():
+    spec = importlib.util.spec_from_file_location("pages_hook", ROOT / ".ci" / "pages.py")
+    assert spec and spec.loader
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="prediction.md"))
+    text = hook.on_page_markdown((ROOT / "docs" / "prediction.md").read_text(), page=page)
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    shown = {name.removeprefix("bus."): constant for name, constant in constants().items()}
+    for name, constant in shown.items():
+        gpu, _, key = name.partition(".")
+        if gpu in gpus() and key != "pace":
+            cells = [float(cell) for cell in rows[gpu].split("|") if cell.strip().replace(".", "").isdigit()]
+            assert any(constant.value == pytest.approx(cell * unit) for cell in cells for unit in (1, 1e9, 1e12)), name
+            continue
+        assert f"±{constant.spread:.0%} | {constant.kind} | {constant.source.split('http')[0]}" in rows[name]
+        if name not in buses():
+            assert float(rows[name].split("|")[2].split()[0]) == pytest.approx(constant.value, rel=1e-3)

@@ -38,6 +38,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/unit/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
     "runpy": {
+        "hpctrain/rank_programs/trace.py": "the user's own script is what the user wants traced",
         "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
         "tests/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
         "tests/warm_interpreters.py": "the program that a rank was started to run",

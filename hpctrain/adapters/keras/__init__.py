@@ -5,6 +5,15 @@ from __future__ import annotations
 from hpctrain.adapters.keras.callbacks import LearningRateSchedule, callbacks
 from hpctrain.adapters.keras.optimizer import distribute
 from hpctrain.adapters.keras.sharding import shard
+from hpctrain.adapters.keras.strategy import coordinator, strategy
 from hpctrain.models.keras_batch_norm import average_statistics
 
-__all__ = ["LearningRateSchedule", "average_statistics", "callbacks", "distribute", "shard"]
+__all__ = [
+    "LearningRateSchedule",
+    "average_statistics",
+    "callbacks",
+    "coordinator",
+    "distribute",
+    "shard",
+    "strategy",
+]

@@ -15,6 +15,7 @@ from hpctrain.adapters.keras.fitting import take_fits
 from hpctrain.adapters.keras.reducing import Reducing, ScalingAlike, put_in_front, reduction_of, synchronise
 from hpctrain.adapters.keras.reduction import Reduction
 from hpctrain.adapters.keras.steps import take_shares, unwrap_errors
+from hpctrain.adapters.keras.strategy import refuse_keras_distribution
 from hpctrain.adapters.keras.variables import is_built
 from hpctrain.adapters.keras.watch import watch_updates
 from hpctrain.comm import Communicator, current
@@ -65,7 +66,9 @@ def distribute(
             before, an unknown compression, or ranks with different models.
     """
     _check(optimizer, guard_every)
+    refuse_keras_distribution()
     comm = comm or current()
+    _check_scope(model, comm)
     wire = wire_of(compression, top_k, _TYPES, comm)
     if compression == "top_k" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise HpctrainError(
@@ -119,6 +122,21 @@ def _check(optimizer: Any, guard_every: int) -> None:
         raise HpctrainError(f"this {kind} was given to ht.distribute before", "make an optimizer for each model")
     if guard_every < 1:
         raise HpctrainError(f"guard_every={guard_every} must be above 0")
+
+
+def _check_scope(model: keras.Model, comm: Communicator) -> None:
+    """Refuse a model whose strategy adds its gradients up, which would happen twice."""
+    if comm.strategy is None:
+        return
+    # A backend whose scope is all there is says so.
+    comm.tensorflow()
+    if model.distribute_strategy is comm.strategy:
+        raise HpctrainError(
+            f"{model.name} was made in the scope of {type(comm.strategy).__name__}, where Keras adds the gradients up "
+            "by itself",
+            "make it outside the scope for ht.distribute; or leave ht.distribute out, and write the loop around "
+            "strategy.run",
+        )
 
 
 def _is_linear(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.adapters.guard import Checksums, Guard, Values
+from hpctrain.adapters.guard import Guard, Values
+from hpctrain.adapters.replicas import Checksums
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hpctrain.adapters.keras.distribution import distributed_models, distribution_of
 from hpctrain.errors import HpctrainError
@@ -41,7 +42,8 @@ def _watched(apply: Any) -> Any:
     def watched(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         reduction = getattr(optimizer, "_reduction", None)
-        if reduction is None:
+        # Its own strategy adds up over the workers.
+        if reduction is None and tf.distribute.get_strategy().num_replicas_in_sync == 1:
             _check_undistributed(optimizer, variables)
         return apply(optimizer, grads, trainable_variables if trainable_variables is None else variables)
 

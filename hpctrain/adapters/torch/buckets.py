@@ -11,11 +11,9 @@ import torch
 
 from hpctrain.comm.base import TopK, TorchEngine, Wire, Work
 from hpctrain.errors import HpctrainError
+from hpctrain.run.bucket_groups import BucketMember, group
 
 Named = tuple[str, torch.nn.Parameter]
-
-# From this size on, copying a gradient into a bucket costs more than a reduction of its own.
-_IN_PLACE_BYTES = 4_000_000
 
 
 @dataclass(kw_only=True, eq=False)
@@ -223,34 +221,20 @@ def make_buckets(
     Returns:
         The buckets, and one element a parameter that travels with the last of them: the reducer's flags.
     """
-    large = min(bucket_bytes, _IN_PLACE_BYTES) if engine.in_place and wire is None else float("inf")
-    groups = _group(parameters, bucket_bytes, large)
+    members = [
+        BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))
+        for _, each in parameters
+    ]
+    groups = group(members, bucket_bytes, in_place=engine.in_place, compressed=wire is not None)
     buckets: list[Bucket] = []
-    for index, members in enumerate(groups):
-        last = index == len(groups) - 1
-        if members[0][1].nbytes >= large and _is_dense(members[0][1]) and not last:
-            buckets.append(LargeGradient(index, members[0], engine, f"{name}.{index}"))
+    for index, found in enumerate(groups):
+        together = [parameters[number] for number in found.members]
+        if found.in_place:
+            buckets.append(LargeGradient(index, together[0], engine, f"{name}.{index}"))
         else:
-            flags = len(parameters) if last else 0
-            buckets.append(FlatBucket(index, members, engine, f"{name}.{index}", flags=flags, wire=wire))
+            buckets.append(FlatBucket(index, together, engine, f"{name}.{index}", flags=found.flags, wire=wire))
     tail = buckets[-1] if buckets else None
     return buckets, tail.flags if isinstance(tail, FlatBucket) else torch.empty(0)
-
-
-def _group(parameters: Sequence[Named], bucket_bytes: float, large: float) -> list[list[Named]]:
-    """Parameters that go together: of one dtype and device, up to the size of a bucket, large ones by themselves."""
-    filling: dict[tuple[torch.dtype, torch.device], list[Named]] = {}
-    groups: list[list[Named]] = []
-    for key, parameter in reversed(parameters):
-        if parameter.nbytes >= large:
-            groups.append([(key, parameter)])
-            continue
-        kind = (parameter.dtype, parameter.device)
-        members = filling.setdefault(kind, [])
-        members.append((key, parameter))
-        if sum(member.nbytes for _, member in members) >= bucket_bytes:
-            groups.append(filling.pop(kind))
-    return groups + list(filling.values())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
-import xxhash
 
 from hpctrain.adapters.compression import Compression, wire_of
-from hpctrain.adapters.guard import Checksums, Guard, Values
+from hpctrain.adapters.data_ranks import mesh_of
+from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
+from hpctrain.adapters.torch.guarding import guard_over
 from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
@@ -24,6 +24,12 @@ from hpctrain.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.comm import Communicator, current
 from hpctrain.comm.base import Wire
 from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hpctrain.adapters.torch.parallel.distribute import Division
+    from hpctrain.adapters.torch.parallel.plan import ParallelPlan
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
@@ -44,6 +50,8 @@ def distribute(
     compression: Compression = "none",
     top_k: float = 0.01,
     guard_every: int = 100,
+    mesh: DeviceMesh | None = None,
+    plan: ParallelPlan | None = None,
 ) -> tuple[ModelT, Optimizers]:
     """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
 
@@ -68,6 +76,11 @@ def distribute(
             scale of its step; a resumed run begins with nothing waiting.
         top_k: the fraction that travels with ``compression="top_k"``.
         guard_every: steps between two proofs that all ranks hold equal parameters.
+        mesh: what :func:`hpctrain.mesh` returned; by default the mesh of the run.
+        plan: how the model is divided over the mesh.
+
+    Where the mesh divides the model, its parameters and the optimizer's become DTensors, and PyTorch's FSDP2 reduces
+    gradients; ``bucket_mb`` and ``guard_every`` then have no use.
 
     Raises:
         HpctrainError: no model or no optimizer, one that something else makes parallel already, a layer without
@@ -81,13 +94,39 @@ def distribute(
         raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb:g} must be above 0")
     comm = comm or current()
     wire = wire_of(compression, top_k, _TYPES, comm)
+    division = _division(comm, model, optimizers, mesh, plan, wire)
     check_same_model(comm, model)
     broadcast_model(comm, model)
     for each in optimizers:
         broadcast_optimizer(comm, each)
     synchronise_batch_norms(comm, model)
-    _take_care(comm, model, optimizers, bucket_mb=bucket_mb, wire=wire, guard_every=guard_every)
+    if division is None or not division.divides_model:
+        _take_care(comm, model, optimizers, bucket_mb=bucket_mb, wire=wire, guard_every=guard_every)
+    if division is not None:
+        division.apply()
     return model, optimizer
+
+
+def _division(
+    comm: Communicator,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    mesh: DeviceMesh | None,
+    plan: ParallelPlan | None,
+    wire: Wire[torch.dtype],
+) -> Division | None:
+    """How the mesh divides the model; None where nothing but replicas was asked for."""
+    if mesh is None and plan is None and mesh_of(comm).replicates_only:
+        return None
+    from hpctrain.adapters.torch.parallel.distribute import Division
+
+    division = Division(comm, model, optimizers, mesh, plan)
+    if division.divides_model and wire is not None:
+        raise HpctrainError(
+            "compression is for ranks that replicate the whole model, and this mesh divides it",
+            'choose compression="none"; precision=torch.bfloat16 in the plan sends parameters in 16 bits',
+        )
+    return division
 
 
 def _take_care(
@@ -113,7 +152,7 @@ def _take_care(
         keep(reducer, model)
         record.keep(reducer)
         record.lead(optimizers[0], model)
-        guard = _guards[optimizers[0]] = _guard(comm, model, every=guard_every)
+        guard = _guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
         record.prove(guard)
         record.note = step_recorder(comm, model)
         if comm.size > 1:
@@ -148,35 +187,3 @@ def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
         KeyError: it was not given to ``distribute``, or without parameters of its own.
     """
     return _guards[optimizer]
-
-
-def checksums(tensors: Sequence[torch.Tensor]) -> Checksums:
-    """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
-    return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
-
-
-def _checksum(flat: torch.Tensor) -> int:
-    if flat.device.type == "cpu":
-        # As fast as the memory is read, four times as fast as a sum of 32-bit words. 64-bit words would not do for a
-        # sum: two flipped top bits cancel in it.
-        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
-    words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
-    return int(words.sum(dtype=torch.int64))
-
-
-def _version(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Another one after each write to the tensors, but for those through ``tensor.data`` or of another library."""
-    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
-
-
-def _guard(comm: Communicator, model: torch.nn.Module, *, every: int) -> Guard:
-    """Over all parameters: one that is unfrozen later, and then not reduced, is caught by it."""
-    names, tensors = zip(*model.named_parameters(), strict=True)
-
-    def values(index: int) -> Values:
-        tensor = tensors[index].detach().cpu()
-        # NumPy has no bfloat16; every one is a float32.
-        own: Values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        return own
-
-    return Guard(comm, names, lambda: checksums(tensors), values, every=every, version=lambda: _version(tensors))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import RankShare, batch_count, epoch_order, global_batches, share
@@ -108,8 +109,9 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
             if self._shuffled
             else torch.arange(self._samples).numpy()
         )
+        place = data_place(self._comm)
         for batch in global_batches(order, self._size, drop_last=self._drop_last):
-            own = share(batch, self._comm.rank, self._comm.size)
+            own = share(batch, *place)
             if own.count or not self._evaluation:
                 yield len(batch), own
 

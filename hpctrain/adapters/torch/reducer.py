@@ -33,6 +33,8 @@ Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 _reducers: weakref.WeakKeyDictionary[torch.nn.Module, set[GradientReducer]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _paused = False
+# What reduces its gradients by itself (FSDP2), and is told when not to.
+syncing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 @contextmanager
@@ -43,10 +45,17 @@ def no_sync() -> Iterator[None]:
     """
     global _paused
     before, _paused = _paused, True
+    _sync_others(False)
     try:
         yield
     finally:
         _paused = before
+        _sync_others(not before)
+
+
+def _sync_others(sync: bool) -> None:
+    for module in syncing:
+        module.set_requires_gradient_sync(sync)  # type: ignore[operator]
 
 
 def reducers() -> set[GradientReducer]:

@@ -84,6 +84,8 @@ class Trained:
 _numbers = itertools.count()
 trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDictionary()
 _by_reducer: weakref.WeakKeyDictionary[GradientReducer, Trained] = weakref.WeakKeyDictionary()
+# Of models whose gradients PyTorch's own parts reduce.
+reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _watching: list[object] = []
@@ -103,7 +105,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         HpctrainError: a parameter that no call of ``distribute`` saw, or a backward pass that did not reach its end.
     """
     everyone = reducers()
-    if not everyone or torch.compiler.is_compiling():
+    if not everyone or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
         return
     _check_ended(everyone)
     reduced = _reduced(everyone)

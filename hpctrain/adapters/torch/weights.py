@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.torch.batches import Batches, Mark, is_whole, tensors_in
 from hpctrain.adapters.torch.forwards import watch_forwards
 from hpctrain.adapters.torch.outputs import Origin, Outputs, is_whole_output
@@ -91,7 +92,7 @@ class BatchWeights:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = weakref.ref(comm)
-        self._rank, self._ranks = comm.rank, comm.size
+        self._rank, self._ranks = data_place(comm)
         self._totals: set[int] = set()
         self._weights: dict[int, float] = {}
         self._uneven = False
@@ -113,7 +114,7 @@ class BatchWeights:
         """Record the sizes over all ranks of the batches that a loader is about to yield."""
         with self._lock:
             if comm := self._comm():
-                self._rank, self._ranks = comm.rank, comm.size
+                self._rank, self._ranks = data_place(comm)
             if not evaluation:
                 if self._refused:
                     self._forget()
@@ -200,6 +201,21 @@ class BatchWeights:
         """
         with self._lock:
             return self._weight_for(parameter)
+
+    def of_inputs(self, inputs: Any) -> Callable[[], float]:
+        """The weight of what a model computes from its inputs, for one who applies it by himself in the backward pass.
+
+        The function raises HpctrainError where the weight cannot be known.
+        """
+        with self._lock:
+            value, problem = self._weight_of(list(tensors_in(inputs))) if self._watching else (1.0, "")
+
+        def known() -> float:
+            if problem:
+                raise self._refusal(problem)
+            return value
+
+        return known
 
     def _weight_of(self, tensors: list[torch.Tensor]) -> tuple[float, str]:
         """The weight of what a forward pass with these inputs computes, or why it cannot be known."""

@@ -30,6 +30,7 @@ class Node:
         comm: the ranks of this node, in the order of their ranks.
         numbers: of all ranks at the start of the run, by rank.
         ranks: those of this node's, by local rank.
+        homes: the first rank of each rank's node, by rank; both of ``world``.
         count: how many nodes there are.
         lanes: into how many slices a node cuts each buffer.
         lane: the one that this rank works on.
@@ -68,8 +69,9 @@ class Node:
         everyone = world.allgather((number, members[0], os.sched_getaffinity(0), rdma))
         self.numbers: list[int] = [theirs for theirs, *_ in everyone]
         self.ranks = [self.numbers[rank] for rank in members]
+        self.homes: list[int] = [first for _, first, *_ in everyone]
         self.rdma = all(theirs for *_, theirs in everyone)
-        sizes = Counter(first for _, first, *_ in everyone)
+        sizes = Counter(self.homes)
         self.count = len(sizes)
         self.lanes = min(sizes.values())
         self.turn, self.lane = divmod(self.comm.rank, self.lanes)

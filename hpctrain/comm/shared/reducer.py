@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +15,7 @@ from hpctrain.comm.shared.kernels import ThreadPool
 from hpctrain.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.comm.shared.nodes import Node
 from hpctrain.comm.shared.segments import Bytes, Pause, Segment
+from hpctrain.comm.shared.worker import Worker, no_pause, threads_may_call_mpi
 from hpctrain.comm.timeout import REDUCTION, Timeout
 from hpctrain.errors import HpctrainError
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 _AT_ONCE_BYTES = 16384
 # Up to here a reduction waits for somebody who waits for it: waking the thread costs about as much as it does.
 _UNHURRIED_BYTES = 1_000_000
-# How long the thread sleeps between two looks, while the others have the core and the interpreter.
-_BESIDE_SECONDS = 20e-6
 
 
 class Reducer:
@@ -59,7 +55,7 @@ class Reducer:
         self._node_of = node_of
         self._number = world.rank
         self._threads = ThreadPool(threads)
-        self.worker = Worker(beside=_threads_may_call_mpi())
+        self.worker = Worker(beside=threads_may_call_mpi(), closed=_after_shutdown)
         self.looks = False
         self._closed = False
         self._tables: list[dict[Any, Any]] = []
@@ -78,7 +74,7 @@ class Reducer:
         self._addresses: list[int] = []
         self._small: dict[int, str] = {}
         self._slots = Segment(self.node, 2 * _AT_ONCE_BYTES, self._timeout)
-        self.worker.pause = os.sched_yield if self.node.crowded else _no_pause
+        self.worker.pause = os.sched_yield if self.node.crowded else no_pause
 
     @property
     def sent_bytes(self) -> int:
@@ -212,8 +208,8 @@ class ReductionTask:
     """The reduction of a buffer, to be submitted once or many times.
 
     Attributes:
-        nbytes: the size of the buffer.
         small: it is run when it is submitted, if nothing waits its turn.
+        hurried: it does not wait for somebody who waits for it.
         done: it is not queued.
         error: what went wrong in it.
         finite: whether the last mean was, in all its elements; None if nobody looked.
@@ -236,8 +232,8 @@ class ReductionTask:
         self._reducer = reducer
         # Replaced by what does it, at the first run.
         self.run: Mean = self._prepare
-        self.nbytes = nbytes
         self.small = nbytes <= _AT_ONCE_BYTES
+        self.hurried = nbytes > _UNHURRIED_BYTES
         self.done = True
         self.error: BaseException | None = None
         self.finite: bool | None = None
@@ -246,6 +242,13 @@ class ReductionTask:
         # Not before its turn: this too is collective.
         self.run = self._reducer.prepare(self._buffer)
         return self.run(pause)
+
+    def execute(self, pause: Pause) -> None:
+        self.finite = self.run(pause)
+
+    def end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.done = True
 
     def wait(self) -> None:
         """Return when the buffer holds the mean.
@@ -260,129 +263,7 @@ class ReductionTask:
             raise self.error
 
 
-class Worker:
-    """Runs tasks in the order of submission: in a thread of its own while nobody waits, else in the waiting thread.
-
-    A thread that is about to wait has nothing better to do, and needs no hand-over. Small tasks are left to it, unless
-    one after them is large. When a task fails, those after it fail too: the ranks no longer agree on where they are.
-
-    Args:
-        beside: have a thread of its own. Without it everything is left to who waits.
-
-    Attributes:
-        pause: what who waits does between two looks.
-    """
-
-    def __init__(self, *, beside: bool) -> None:
-        self.pause: Pause = _no_pause
-        self._tasks: deque[ReductionTask] = deque()
-        self._woken = threading.Semaphore(0)
-        # Whoever holds it runs the first task to its end, and takes it away then.
-        self._running = threading.Lock()
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="hpctrain-reducer", daemon=True) if beside else None
-        if self._thread:
-            self._thread.start()
-
-    def submit(self, task: ReductionTask) -> None:
-        """Queue a task, or run it at once if it is small and alone. Waits first for one that is still queued.
-
-        By one thread at a time: ranks have to submit in one order anyway.
-        """
-        if task.small and not self._tasks:
-            # Nothing is run either: a task leaves the queue only when it is done.
-            self._run(task, self.pause)
-            return
-        if not task.done:
-            task.wait()
-        task.done = False
-        self._tasks.append(task)
-        if task.nbytes > _UNHURRIED_BYTES:
-            self._woken.release()
-
-    def run_up_to(self, task: ReductionTask) -> None:
-        """Run queued tasks up to this one, or wait for them; errors are stored in the tasks."""
-        while not task.done:
-            with self._running:
-                if not task.done:
-                    self._run_first(self.pause)
-
-    def drain(self) -> None:
-        """Run all queued tasks.
-
-        Raises:
-            RanksLostError, HpctrainError: a task failed since the last :meth:`reset`.
-        """
-        with self._running:
-            self._run_all()
-        if self._failure:
-            raise self._failure
-
-    def reset(self) -> None:
-        """Discard the queue and any failure."""
-        with self._running:
-            for task in self._tasks:
-                task.error = HpctrainError("this buffer was to be reduced by ranks of which some died")
-                task.done = True
-            self._tasks.clear()
-            self._failure = None
-
-    def close(self) -> None:
-        """Run what is queued, unless something failed, and end the thread. Idempotent."""
-        with self._running:
-            self._run_all()
-            self._failure = _after_shutdown()
-        self._closed = True
-        self._woken.release()
-        if self._thread:
-            self._thread.join()
-
-    def _run_all(self) -> None:
-        while self._tasks:
-            self._run_first(self.pause)
-
-    def _run_first(self, pause: Pause) -> None:
-        task = self._tasks[0]
-        self._run(task, pause)
-        task.done = True
-        self._tasks.popleft()
-
-    def _run(self, task: ReductionTask, pause: Pause) -> None:
-        try:
-            if self._failure:
-                raise self._failure
-            task.finite = task.run(pause)
-            task.error = None
-        except BaseException as error:
-            task.error = self._failure = error
-
-    def _serve(self) -> None:
-        while True:
-            self._woken.acquire()
-            if self._closed:
-                return
-            # All: tasks in front of the one that woke it did not.
-            while self._tasks:
-                with self._running:
-                    if self._tasks:
-                        self._run_first(_sleep)
-
-
-def _threads_may_call_mpi() -> bool:
-    from mpi4py import MPI
-
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
 def _after_shutdown() -> HpctrainError:
     return HpctrainError(
         "gradients were reduced after ht.shutdown()", "call ht.shutdown() after the last update", exit_code=1
     )
-
-
-def _no_pause() -> None: ...
-
-
-def _sleep() -> None:
-    time.sleep(_BESIDE_SECONDS)

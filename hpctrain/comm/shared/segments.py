@@ -34,6 +34,7 @@ class Segment:
         node: the ranks.
         nbytes: the size of one rank's buffer.
         timeout: how they wait for each other.
+        kind: of their waits, see :class:`hpctrain.comm.timeout.Wait`.
 
     Attributes:
         views: each local rank's buffer.
@@ -44,9 +45,10 @@ class Segment:
         marks: two more of them each, for barriers in turn.
     """
 
-    def __init__(self, node: Node, nbytes: int, timeout: Timeout) -> None:
+    def __init__(self, node: Node, nbytes: int, timeout: Timeout, kind: str = REDUCTION) -> None:
         self._others = [rank for rank in node.ranks if rank != node.ranks[node.comm.rank]]
         self._timeout = timeout
+        self._kind = kind
         self.barriers = 0
         with timeout.blocking("allocating shared memory"):
             self._allocate(node.comm, nbytes)
@@ -125,7 +127,7 @@ class Segment:
                 pause()
             else:
                 come = functools.partial(_has_come, counter, count)
-                self._timeout.wait(come, what, self._missing, kind=REDUCTION, pause=pause)
+                self._timeout.wait(come, what, self._missing, kind=self._kind, pause=pause)
         self._sync()
 
     def _missing(self) -> list[int]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 
@@ -30,6 +30,9 @@ Seconds = Annotated[float, Strict(), Ge(0), Lt(1e11), AllowInfNan(False)]
 """No clock shows more."""
 
 Finite = Annotated[float, Strict(), AllowInfNan(False)]
+
+Rate = Annotated[float, Strict(), Gt(0), AllowInfNan(False)]
+"""A quantity per second."""
 
 Number = Annotated[Annotated[float, Strict()] | None, BeforeValidator(_finite_or_none)]
 """What was measured; None for what is not finite or not known."""
@@ -116,6 +119,26 @@ class RunEvent(BaseEvent):
     epochs: Count | None = Field(description="how many there are to be")
     iterations_per_epoch: Count | None = Field(description="steps, with the ranks that there are at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
+    tokens: Count | None = Field(default=None, description="of a sample of text")
+    flops: Count | None = Field(
+        default=None,
+        description="floating-point operations that the model needs for a sample of text, forward and backward "
+        "(Chowdhery et al. 2022, arXiv 2204.02311, appendix B)",
+    )
+    peak_flops: Rate | None = Field(
+        default=None,
+        description="operations per second that the data sheet of a rank's GPU states for the precision; null for a "
+        "processor, and for a GPU that is not known",
+    )
+
+    def speeds(self, samples_per_s: float | None) -> dict[str, float]:
+        """The throughput in tokens and the model FLOPs utilisation where they are known, by the keys of an epoch."""
+        if samples_per_s is None or self.tokens is None:
+            return {}
+        found = {"tokens_per_s": samples_per_s * self.tokens}
+        if self.flops is not None and self.peak_flops is not None:
+            found["flops_utilisation"] = samples_per_s * self.flops / (self.peak_flops * self.ranks)
+        return found
 
 
 class StepEvent(_OfStep):
@@ -123,7 +146,9 @@ class StepEvent(_OfStep):
 
     event: Literal["step"] = "step"
     epoch: Count | None = Field(description="from 1")
-    loss: Number = Field(description="the mean over the samples of all ranks")
+    loss: Number = Field(
+        description="the mean over the samples of all ranks; where ranks make steps by themselves, of the writing rank"
+    )
     learning_rate: Number = Field(
         description="of this step; of a script, its optimizer's for the first group of parameters"
     )
@@ -137,6 +162,11 @@ class StepEvent(_OfStep):
     seconds: Seconds = Field(description="how long it took; of a script, since the step before")
     communication_seconds: Seconds | None = Field(description="of these, waiting for reductions on the writing rank")
     data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
+    communication_bytes: Count | None = Field(
+        default=None,
+        description="that the writing rank gave to reductions, or exchanged with the parameter server; before "
+        "compression",
+    )
 
 
 class LogEvent(BaseEvent):
@@ -175,6 +205,9 @@ class SpikeEvent(_OfStep):
     median: Finite = Field(description="of the last 64 finite losses")
 
 
+_SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
+
+
 class EpochEvent(BaseEvent):
     """An epoch is done and evaluated. Further keys are other measurements of the model, all of them numbers."""
 
@@ -187,7 +220,11 @@ class EpochEvent(BaseEvent):
     samples_per_s: Number = Field(description="of all ranks")
     train_loss: Number = Field(description="the mean over those steps whose loss is finite")
     test_loss: Number = Field(default=None, description="the mean over the test samples")
-    test_accuracy: Number = Field(description="0 to 1")
+    test_accuracy: Number = Field(description="0 to 1; of text, of the next tokens")
+    tokens_per_s: Number = Field(default=None, description="of all ranks, where samples are text")
+    flops_utilisation: Number = Field(
+        default=None, description="model FLOPs utilisation, 0 to 1, where operations and the GPUs' peak are known"
+    )
 
     def last_step_needed(self, done: int) -> int:
         """A checkpoint is written before the evaluation, which is therefore repeated after a resume."""
@@ -196,8 +233,13 @@ class EpochEvent(BaseEvent):
     @property
     def metrics(self) -> dict[str, float | None]:
         """The measurements of the model, by name."""
-        others = {"time", "event", "epoch", "seconds", "samples_per_s"}
+        others = {"time", "event", "epoch", "seconds", *_SPEEDS}
         return {name: value for name, value in self.record().items() if name not in others}
+
+    @property
+    def speeds(self) -> dict[str, float | None]:
+        """What was measured of the throughput, by name."""
+        return {name: value for name, value in self.record().items() if name in _SPEEDS}
 
 
 class BrokenImagesEvent(BaseEvent):
@@ -224,6 +266,39 @@ class CheckpointEvent(_OfStep):
 
 
 Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
+
+
+EnergySource = Literal["gpu", "cpu", "dram"]
+
+Joules = Annotated[float, Strict(), Ge(0), Lt(1e15), AllowInfNan(False)]
+"""More a country does not draw."""
+
+
+class HostEnergy(BaseModel):
+    """What one host has drawn since one meter began; further readings of that meter contain this one."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    began: Seconds = Field(description="when, in seconds since the epoch; with the host it identifies the meter")
+    seconds: Seconds = Field(description="since then")
+    joules: dict[EnergySource, Joules] = Field(
+        description="since then: gpu, cpu (the packages), dram; only of what could be read"
+    )
+    missing: tuple[str, ...] = Field(default=(), description="what could not be read, and why")
+
+
+class EnergyEvent(BaseEvent):
+    """What the hosts have drawn so far in this attempt, by their own counters.
+
+    Energy of steps that are lost and done again was drawn all the same, so that it counts after a resume too.
+    """
+
+    event: Literal["energy"] = "energy"
+    iteration: Count = Field(description="the last step")
+    hosts: dict[str, HostEnergy] = Field(description="by name; of a script only rank 0's host")
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "hosts": {host: own.model_dump() for host, own in self.hosts.items()}}
 
 
 class OverlapEvent(_OfStep):
@@ -305,6 +380,7 @@ KnownEvent = (
     | EpochEvent
     | BrokenImagesEvent
     | CheckpointEvent
+    | EnergyEvent
     | OverlapEvent
     | StoppedEvent
     | StallEvent

@@ -77,12 +77,27 @@ def flip(trainer: Any, parts: Any, *, parameter: int, bit: int) -> Any:
         import torch
 
         with torch.no_grad():
-            chosen = list(trainer.model.parameters())[parameter]
+            chosen = _own_part(list(trainer.model.parameters())[parameter])
             chosen.copy_(torch.from_numpy(flipped(chosen.cpu().numpy())))
     else:
         variable = trainer.model.trainable_variables[parameter]
         variable.assign(flipped(variable.numpy()))
     return parts
+
+
+def spoil(trainer: Any, parts: Any) -> Any:
+    """A number of a parameter that is none, in what this rank has of it: of the last, which every sample needs."""
+    import torch
+
+    with torch.no_grad():
+        *_, (_, parameter) = trainer._parameters()
+        _own_part(parameter).view(-1)[0] = float("nan")
+    return parts
+
+
+def _own_part(parameter: Any) -> Any:
+    """Of a parameter that is divided over the ranks, what this one has."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 # Of a process.
@@ -113,6 +128,7 @@ _OF_A_TRAINING: dict[str, Callable[..., Any]] = {
     "fail": fail,
     "poison": poison,
     "flip": flip,
+    "spoil": spoil,
 }
 _OF_A_PROCESS: dict[str, Callable[..., None]] = {"jump": jump, "slow_writing": slow_writing}
 

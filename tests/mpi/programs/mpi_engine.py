@@ -266,7 +266,7 @@ def check_one_thread() -> None:
     """An MPI that must not be called by two threads: whoever waits does it all."""
     with mock.patch.object(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED):
         comm = MpiCommunicator(WORLD, "one thread", lambda rank: rank // 2)
-    assert "hpctrain-reducer" not in [thread.name for thread in threading.enumerate()]
+    assert "hpctrain-worker" not in [thread.name for thread in threading.enumerate()]
     check_mean(comm, 1_000_000, torch.float32, None, shared=True)
     comm.shutdown()
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.adapters.guard import Guard
+from hpctrain.checkpoints.pieces import Box
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import TransientError
 
@@ -144,7 +145,7 @@ def test_any_flipped_bit_is_found_and_placed(data):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_torch_parameters_of_any_type(dtype):
     torch = pytest.importorskip("torch")
-    from hpctrain.adapters.torch.distribute import _guard
+    from hpctrain.adapters.torch.guarding import guard_over
 
     def work(comm: Member) -> str:
         model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
@@ -152,7 +153,7 @@ def test_torch_parameters_of_any_type(dtype):
             model.weight.fill_(1.5)
             model.bias.fill_(-0.5 if comm.rank == 2 else 0.5)
         with pytest.raises(TransientError) as raised:
-            _guard(comm, model, every=1).step_done()
+            guard_over(comm, model.named_parameters(), every=1).step_done()
         return raised.value.message
 
     assert "'bias' differs on rank 2 (n2)" in (text := on_ranks(3, work)[0])
@@ -165,14 +166,14 @@ END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differ
 @pytest.mark.parametrize("end", END)
 def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys):
     torch = pytest.importorskip("torch")
-    from hpctrain.adapters.torch.distribute import _guard
+    from hpctrain.adapters.torch.guarding import guard_over
 
     def work(comm: Member) -> str:
         model = torch.nn.Linear(3, 2)
         with torch.no_grad():
             model.weight.fill_(1.5)
             model.bias.zero_()
-        guard = _guard(comm, model, every=100)
+        guard = guard_over(comm, model.named_parameters(), every=100)
         guard.step_done()
         with torch.no_grad():
             model.bias.fill_(float(end == "a rank differed before" and comm.rank == 1))
@@ -200,3 +201,138 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
     assert ("'bias' differs on rank 1" in found[0]) == (end == "a rank differed before")
     told = "not proven" in capsys.readouterr().err
     assert told == (end in ("rank 0 loads others", "it was collected before"))
+
+
+def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[str]:
+    """What each rank's guard says of pieces: by name and first row, those that a rank holds."""
+
+    def work(comm: Member) -> str:
+        own = ranks[comm.rank]
+        boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
+        held = list(own.values())
+
+        def checksums() -> Any:
+            return np.array([int(each.view(f"u{each.itemsize}").sum(dtype=np.int64)) for each in held], np.int64)
+
+        guard = Guard(comm, [name for name, _ in own], checksums, lambda index: held[index], every=1, boxes=boxes)
+        try:
+            step(guard)
+        except TransientError as error:
+            return error.message
+        return ""
+
+    return on_ranks(len(ranks), work)
+
+
+def pieces_of(size: int) -> list[dict[tuple[str, int], np.ndarray]]:
+    """As in hybrid sharding over two: of a matrix every second rank has the same half; of "norm" all have all."""
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    return [
+        {("stem", 3 * (rank % 2)): whole[3 * (rank % 2) :][:3].copy(), ("norm", 0): whole[:2].copy()}
+        for rank in range(size)
+    ]
+
+
+def test_replicas_of_a_piece_are_compared_with_each_other():
+    held = pieces_of(6)
+    assert set(pieces_on(held, Guard.step_done)) == {""}
+    flip(held[3]["stem", 3], (1, 2), 0)
+    flip(held[3]["norm", 0], (0, 0), 0)
+    (text,) = set(pieces_on(held, Guard.step_done))
+    # Of the first in the order of rank 0.
+    assert text.startswith(
+        "after step 1 the ranks hold different parameters: 'norm' differs on rank 3 (n3) from the other ranks "
+        "(2 of 3 pieces of parameters differ); its element [0, 0] is 0.0"
+    )
+    flip(held[3]["norm", 0], (0, 0), 0)
+    (text,) = set(pieces_on(held, Guard.step_done))
+    assert text == (
+        "after step 1 the ranks hold different parameters: 'stem' differs on rank 3 (n3) from the other ranks "
+        "(1 of 3 pieces of parameters differ); its element [4, 2] is 18.0 (bits 41900000) on rank 1, "
+        "18.000002 (bits 41900001) on rank 3"
+    )
+
+
+def test_what_one_rank_alone_holds_is_not_compared():
+    held = [{("stem", rank): np.full((1, 4), rank, np.float32)} for rank in range(3)]
+    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+    held[0] = {}
+    assert pieces_on(held, Guard.step_done) == ["", "", ""]
+
+
+def test_a_proof_is_of_the_ranks_that_hold_the_same():
+    held = pieces_of(4)
+    flip(held[2]["stem", 0], (1, 2), 0)
+    proofs: dict[int, dict[str, str]] = {}
+
+    def prove(guard: Guard) -> None:
+        proofs[guard._comm.rank] = guard.proofs(guard.checksums())
+
+    pieces_on(held, prove)
+    assert [sorted(proofs[rank]) for rank in range(4)] == [
+        sorted(["0,1,2,3", "0,2" if rank % 2 == 0 else "1,3"]) for rank in range(4)
+    ]
+    assert len({proofs[rank]["0,1,2,3"] for rank in range(4)}) == 1
+    assert proofs[1]["1,3"] == proofs[3]["1,3"] and proofs[0]["0,2"] != proofs[2]["0,2"]
+
+
+def test_the_ranks_that_are_left_are_compared():
+    """After some died: what had one replica has none."""
+    held = pieces_of(4)
+    flip(held[3]["stem", 3], (0, 0), 0)
+    left = Ranks(3)
+
+    def work(comm: Member) -> str:
+        own = held[comm.rank]
+        boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
+        values = list(own.values())
+        sums = np.array([int(each.view("u4").sum(dtype=np.int64)) for each in values], np.int64)
+        guard = Guard(comm, [name for name, _ in own], lambda: sums, lambda i: values[i], every=1, boxes=boxes)
+        if comm.rank == 3:
+            return ""
+        comm.ranks, comm.size = left, 3
+        guard.restart()
+        try:
+            guard.step_done()
+        except TransientError as error:
+            return error.message
+        return ""
+
+    assert on_ranks(4, work) == ["", "", "", ""]
+    flip(held[1]["norm", 0], (1, 0), 0)
+    assert all("'norm' differs on rank 1 (n1) from" in text for text in on_ranks(4, work)[:3])
+
+
+def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
+    """By intent from step 2 to 4; after that they are equal, and once more after step 6 they are not."""
+
+    def work(comm: Member) -> list[str]:
+        own = np.zeros(1, np.int64)
+        guard = Guard(comm, ["weight"], own.copy, lambda index: own, every=2)
+        said = []
+
+        def outcome(check: Callable[[], None]) -> None:
+            try:
+                check()
+            except TransientError as error:
+                said.append(f"after {guard.steps}: {'different parameters' in error.message}")
+
+        outcome(guard.step_done)
+        guard.apart = True
+        own[:] = comm.rank
+        for _ in range(3):
+            outcome(guard.step_done)
+        own[:] = 7
+        outcome(guard.averaged)
+        assert not guard.apart
+        guard.apart = True
+        outcome(guard.step_done)
+        own[:] = comm.rank
+        # One step after the last comparison: not yet.
+        outcome(guard.averaged)
+        guard.apart = True
+        outcome(guard.step_done)
+        outcome(guard.averaged)
+        return said
+
+    assert on_ranks(2, work) == [["after 6: True"]] * 2

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-from hpctrain.adapters.torch.distribute import checksums  # noqa: E402
+from hpctrain.adapters.torch.guarding import checksums  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8]
 

@@ -175,6 +175,21 @@ def test_a_dry_run_shows_the_variables_that_are_known(
     assert "MKL_NUM_THREADS" not in known
 
 
+def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    Path("topology.conf").write_text("SwitchName=s1 Nodes=n[1-2]\n")
+    asked = ("train.py", "--cluster", "generic", "--nodes", "2", "--tasks-per-node", "2", "--fabric", "topology.conf")
+    assert submit(*asked, "--mesh", "tp=2,dp_shard=-1", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "\nmesh dp_shard 2 x tp 2, neighbours that send to each other:\n" in printed
+    assert "\nHPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2\n" in printed
+    assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
+    assert "warning: tp 4 goes over several nodes" in capsys.readouterr().out
+    assert submit(*asked, "--mesh", "tp=3") == 2
+    assert "the mesh tp 3 = 3 does not divide 4 ranks" in capsys.readouterr().err
+    assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
+
+
 @needs.pytorch
 def test_variables_of_the_user_do_not_change_what_is_asked(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -149,6 +149,6 @@ def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> No
         newest_whole(tmp_path)
     assert caught.value.exit_code == 1
     assert caught.value.message.endswith(
-        "was written by another version of hpctrain: state.json has 'format' = 'hpctrain 0' instead of 'hpctrain 1', "
+        "was written by another version of hpctrain: state.json has 'format' = 'hpctrain 0' instead of 'hpctrain 2', "
         "lacks 'progress.sizes'"
     )

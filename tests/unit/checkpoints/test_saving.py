@@ -20,14 +20,14 @@ from hpctrain.checkpoints.publish import publish, write_share
 from hpctrain.checkpoints.read import read_state
 from hpctrain.checkpoints.share import CheckpointShare
 from hpctrain.comm.single import SingleCommunicator
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.run.events import EventWriter, read_events
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.state import LazyState, State
 
 
-def share_of(value: float) -> CheckpointShare:
-    return filled({"model.a": np.full(3, value, np.float32)})
+def share_of(value: float, rank: int = 0) -> CheckpointShare:
+    return filled({f"model.{'abcd'[rank]}": np.full(3, value, np.float32)})
 
 
 def test_ranks_whose_shares_never_come_are_named(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_each_share_that_comes_begins_the_limit_anew(tmp_path: Path, monkeypatch
         now += 4
         look = next(looks)
         if look % 2 == 0 and look // 2 < 4:
-            write_share(fresh, share_of(0), look // 2, 4)
+            write_share(fresh, share_of(0, look // 2), look // 2, 4)
         return now
 
     monkeypatch.setattr(publishing.time, "monotonic", clock)
@@ -82,10 +82,32 @@ def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
     with pytest.raises(HpctrainError, match="rank-1-of-2"):
         publish(second, progress_of(5, ranks=2), {}, threading.Event(), seconds=0.05)
     for rank in range(2):
-        write_share(second, share_of(2), rank, 2)
+        write_share(second, share_of(2, rank), rank, 2)
     publish(second, progress_of(5, ranks=2), {}, threading.Event(), seconds=0.05)
     _, state = read_state(path, 0, 2)
     assert state["model.a"].tolist() == [2, 2, 2]
+
+
+PROOFS = [{"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}, {"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}]
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("group", ["all", "own"])
+def test_a_proof_that_differs_within_its_group_makes_nothing_visible(
+    tmp_path: Path, rank: int | None, group: str
+) -> None:
+    fresh = hidden_path(checkpoint_path(tmp_path, 5), "token")
+    proofs = [dict(proof) for proof in PROOFS]
+    if rank is not None:
+        proofs[rank]["all" if group == "all" else min(proofs[rank])] = "d"
+    for each, proof in enumerate(proofs):
+        write_share(fresh, share_of(0, each), each, 4, proof=lambda p=proof: p)
+    if rank is None:
+        assert publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
+        return
+    with pytest.raises(TransientError, match="hold different parameters"):
+        publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
+    assert newest_whole(tmp_path) == Newest()
 
 
 class Numbers:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
+from two_switches import NODE, TREE
 
 from hpctrain.cli.main import main
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.run.plan import Plan
 
-TREE = "SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\n"
-NODE = """\
-\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
-GPU0\t X \tNV4\tPIX\tSYS\t0-3\t0\tN/A
-GPU1\tNV4\t X \tSYS\tPIX\t4-7\t1\tN/A
-NIC0\tPIX\tSYS\t X \tSYS
-NIC1\tSYS\tPIX\tSYS\t X
-
-NIC Legend:
-
-  NIC0: mlx5_0
-  NIC1: mlx5_1
-"""
 OPEN_MPI = MpiInstallation(flavour="open-mpi-5", version="5.0", mpirun=Path("/mpi/mpirun"), mpicc=None, mpicxx=None)
 
 
@@ -97,3 +86,33 @@ def test_run_takes_the_same_hosts(capsys: pytest.CaptureFixture[str], monkeypatc
     assert main(["run", "digits", *options]) == 0
     said = capsys.readouterr().out
     assert "  --host n1:2,n3:2,n2:2,n4:2 \\\n  --bind-to none \\\n  --map-by slot \\\n" in said
+
+
+MESH = ["plan", "digits", "-np", "8", "--fabric", "topology.conf", "--hosts", "n[1-4]", "--mesh", "dp_shard=4"]
+
+
+def test_a_mesh_in_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MESH, "--set", "sharding.zero=2"]) == 0
+    said = capsys.readouterr().out
+    # 89,930 parameters: gathered once and scattered over 4 ranks, 3/4 x 8 bytes of each; a quarter summed over 2 ranks.
+    assert "mesh dp_replicate 2 x dp_shard 4, sent in a step:\n" in said
+    assert "\ndp_shard      4      540 kB        2.16 MB      2.16 MB      -\n" in said
+    assert "\ndp_replicate  2      89.9 kB       -            -            719 kB\n" in said
+    # n1, n2 and n3, n4 are on different leaves; n1, n3 and n2, n4 are on one.
+    assert "\nlaid                               719 kB       719 kB\n" in said
+    assert "\nhosts as given                     2.16 MB      1.08 MB\n" in said
+    assert "\n  nothing divided                360 kB      360 kB     360 kB     1.08 MB\n" in said
+    assert "\n* ZeRO 2: gradients too          360 kB      89.9 kB    89.9 kB    540 kB\n" in said
+    assert "  HPCTRAIN_MESH=dp_replicate=2,dp_shard=4,pp=1,cp=1,tp=1\n  MALLOC_MMAP_THRESHOLD_=131072" in said
+
+
+def test_a_mesh_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MESH, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kept = found.pop("state_bytes")
+    assert kept["3"] == {"parameters": 89_930, "gradients": 89_930, "optimizer": 89_930}
+    plan = Plan.model_validate_json(json.dumps(found))
+    assert plan.mesh_traffic is not None
+    assert set(plan.mesh_traffic.orders) == {"laid", "given", "torch", "torch_placed"}
+    assert [axis.axis for axis in plan.mesh_traffic.laid.axes] == ["dp_replicate", "dp_shard"]
+    assert sorted(plan.ranks_of_hosts) == ["n1", "n2", "n3", "n4"]

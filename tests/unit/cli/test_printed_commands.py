@@ -12,7 +12,8 @@ from pages import PAGES, PrintedCommand, commands, commands_of, options
 from hpctrain.cli.main import app
 from hpctrain.cluster.backends import BACKENDS
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.load import load_recipe, mesh_overrides
+from hpctrain.recipes.mesh import parse_mesh
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
@@ -49,8 +50,12 @@ def check_values(given: dict[str, Any]) -> None:
     """What the parser passes on as text: names of recipes, their keys and values, and backends."""
     recipe = given.get("work") or given.get("recipe")
     # A name, not a file of the reader's; and values, not what each task of an array puts in.
-    if recipe and not recipe.endswith((".py", ".yaml")):
-        load_recipe(recipe, [change for change in given.get("overrides") or () if "%a" not in change])
+    if recipe and not recipe.endswith((".py", ".yaml", ".json")):
+        changes = [change for change in given.get("overrides") or () if "%a" not in change]
+        load_recipe(recipe, [*changes, *mesh_overrides(given.get("mesh"))])
+    elif mesh := given.get("mesh"):
+        for each in [mesh] if isinstance(mesh, str) else mesh:
+            parse_mesh(each)
     if given.get("backend") not in (None, *BACKENDS):
         raise HpctrainError(f"unknown backend {given['backend']!r}", f"valid: {', '.join(BACKENDS)}")
 
@@ -75,6 +80,8 @@ def test_a_printed_command_is_one(command, tmp_path, monkeypatch):
         "hpctrain submit digit --wait",
         "hpctrain plan digits --set epoch=5",
         "hpctrain run digits --backend mpich",
+        "hpctrain run digits --mesh tp=2",
+        "hpctrain run train.py --mesh dp=2",
     ],
 )
 def test_a_misprinted_command_is_found(line):

@@ -25,6 +25,7 @@ from hpctrain.cli.main import main
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import read_events
 from hpctrain.run.plan import Plan, Script
+from hpctrain.shards.folders import training_fingerprint
 from hpctrain.shards.manifest import read_manifest
 
 
@@ -132,6 +133,30 @@ def begun(*options: str) -> None:
     """A run of one rank that was stopped at once."""
     Path("train.py").write_text("import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR2)\nsys.exit(4)\n")
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 4
+
+
+def test_resuming_a_script_on_another_mesh(capfd: pytest.CaptureFixture[str]) -> None:
+    begun("--mesh", "dp_replicate=1")
+    resume = ["run", "--resume", "--run-dir", "run", "--mesh", "dp_shard=-1"]
+    capfd.readouterr()
+    assert main(resume) == 2
+    assert "mesh.dp_shard      1            -1\n  --resume without them" in capfd.readouterr().err
+    assert main([*resume, "--accept-changes", "--dry-run"]) == 0
+    assert "HPCTRAIN_MESH=dp_replicate=1,dp_shard=1,pp=1,cp=1,tp=1" in capfd.readouterr().out
+    assert main([*resume, "--set", "epochs=1"]) == 2
+    assert "--set is for recipes, and the run is of train.py" in capfd.readouterr().err
+
+
+def test_a_dry_run_says_what_a_mesh_sends(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").touch()
+    assert main(["run", "train.py", "-np", "4", "--mesh", "dp_shard=2,tp=2", "--oversubscribe", "--dry-run"]) == 0
+    said = capfd.readouterr()
+    assert "hpctrain: mesh dp_shard 2 x tp 2, neighbours that send to each other:\n  axis " in said.err
+    assert "HPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2" in said.out
+    assert main(["run", "train.py", "-np", "3", "--mesh", "dp_shard=2", "--dry-run"]) == 2
+    assert "the mesh dp_shard 2 = 2 does not divide 3 ranks" in capfd.readouterr().err
+    assert main(["run", "train.py", "-np", "2", "--mesh", "dp_shard=2", "--backend", "horovod", "--dry-run"]) == 2
+    assert "backend 'horovod' has no groups of ranks for the mesh dp_shard 2" in capfd.readouterr().err
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
@@ -253,6 +278,32 @@ def test_photographs_may_be_elsewhere_but_not_others(
     capfd.readouterr()
     assert main([*resume, "data.path=others"]) == 2
     assert "data.path=photos, and a run with data.path=others cannot go on" in capfd.readouterr().err
+
+
+@needs.pytorch
+def test_a_text_may_be_elsewhere_but_not_another_nor_of_another_model(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
+    for name in ("tokens", "others"):
+        source = Path(f"{name}.jsonl")
+        source.write_text("".join(json.dumps({"text": f"{name} {number}"}) + "\n" for number in range(200)))
+        prepare = ["--tokenizer", "bytes", "--validation-share", "0.5"]
+        assert main(["data", "prepare-text", str(source), name, *prepare]) == 0
+    options = ["--backend", "mpi", "-np", "2", "--run-dir", "run", "--set", "data.path=tokens"]
+    assert main(["run", "gpt2-124m", "--smoke", *options]) == 1
+    checkpoint_of_now(samples=training_fingerprint(Path("tokens"), "text"))
+    shutil.copytree("tokens", "copy")
+    resume = ["run", "--resume", "--run-dir", "run", "--accept-changes", "--set"]
+    assert main([*resume, "data.path=copy", "--dry-run"]) == 0
+    capfd.readouterr()
+    for old, new in {
+        "data.path=tokens": "data.path=others",
+        "model.layers=4": "model.layers=6",
+        "data.epoch_samples=1600": "data.epoch_samples=160",
+    }.items():
+        assert main([*resume, new]) == 2
+        assert f"{old}, and a run with {new} cannot go on" in capfd.readouterr().err
 
 
 @needs.pytorch

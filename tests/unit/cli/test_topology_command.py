@@ -158,6 +158,43 @@ def test_place(fabric: str, capsys: pytest.CaptureFixture[str]):
     assert placed["already_optimal"] is False
 
 
+def test_place_lays_a_mesh(fabric: str, capsys: pytest.CaptureFixture[str]):
+    asked = ["place", "--fabric", fabric, "--hosts", "node[0001-0008]", "--gpus-per-node", "4", "--mesh"]
+    model = ["--model", "parameters=1e9,layers=1,width=8,sequence=8,samples=8"]
+    laid = json.loads(run(capsys, *asked, "tp=4,pp=2,dp_shard=-1", *model, "--json"))
+    assert laid["mesh"]["in_bytes"]
+    over = {name: sum(sum(a["levels"][2:]) for a in order["axes"]) for name, order in laid["mesh"]["orders"].items()}
+    # FSDP is much louder than the pipeline here: its four hosts are on one leaf, and stages on two.
+    along = {axis["axis"]: axis["levels"] for axis in laid["mesh"]["orders"]["laid"]["axes"]}
+    assert sum(along["dp_shard"][2:]) == 0 < along["pp"][2]
+    assert over["laid"] < over["given"]
+    assert {frozenset(laid["order"][::2]), frozenset(laid["order"][1::2])} == {
+        frozenset(DEPTH_FIRST[:4]),
+        frozenset(DEPTH_FIRST[4:]),
+    }
+    said = run(capsys, *asked, "tp=8,dp_shard=4")
+    assert "tp        8" in said
+    assert "torchtitan's axes, hosts by leaf" in said
+    assert main(["topology", *asked, "tp=8,dp_shard=4"]) == 0
+    assert "warning: tp 8 goes over several nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mesh", "tp=3"], "the mesh tp 3 = 3 does not divide 8 ranks"),
+        (["--model", "parameters=1"], "--model is what a mesh trains\n  add --mesh tp=8,pp=4,dp_shard=-1"),
+        (["--mesh", "dp_shard=8", "--model", "layers=2"], "--model layers=2: how many parameters?"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=many"], "'parameters=many' is not of the form KEY=NUMBER"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=-1"], "is not of the form KEY=NUMBER"),
+        (["--mesh", "dp_shard=8", "--model", "parameter=1"], "unknown key 'parameter'\n  did you mean 'parameters'?"),
+        (["--mesh", "tp=8", "--model", "parameters=1,layers=2"], "lacks width, sequence, samples, which mesh tp 8"),
+    ],
+)
+def test_misuse_of_a_mesh(options: list[str], said: str, fabric: str, capsys: pytest.CaptureFixture[str]):
+    assert said in run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED, *options, code=2)
+
+
 def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureFixture[str]):
     words = "already optimal"
     assert words in run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001-0008]")

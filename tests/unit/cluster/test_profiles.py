@@ -66,7 +66,7 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
     ("text", "line", "said"),
     [
         ("partitoin: gpu", 3, "unknown key 'partitoin'; did you mean 'partition'?"),
-        ("node: {gpu: 4}", 3, "unknown key 'node.gpu'; did you mean 'gpus'?"),
+        ("node: {gpuss: 4}", 3, "unknown key 'node.gpuss'; did you mean 'gpus'?"),
         ("container:\n  runtime: pyxis\n  images: x\n  image: x", 5, "unknown key 'container.images'; did you mean"),
         ("node: {gpus: -1}", 3, "node.gpus: "),
         ("node: {gpu_type: a100}", 3, "gpu_type is a100, but gpus is 0"),

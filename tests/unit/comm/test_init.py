@@ -62,7 +62,10 @@ def test_single_is_refused_among_several_ranks():
 def test_an_unknown_backend_names_the_valid_ones():
     result = init("ht.init('horovd')")
     assert "unknown backend 'horovd'" in result.stderr
-    assert "did you mean 'horovod'? valid: auto, gloo, horovod, mpi, nccl, single" in result.stderr
+    assert (
+        "did you mean 'horovod'? valid: auto, deepspeed, gloo, horovod, mirrored, mpi, multi_worker, nccl, param"
+        in result.stderr
+    )
 
 
 def test_the_backend_can_come_from_the_launch_with_its_reason():

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpctrain.comm import rendezvous
+from hpctrain.comm import addresses, rendezvous
 from hpctrain.errors import HpctrainError
 
 
@@ -19,7 +19,7 @@ def no_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_host_talks_over_the_loopback() -> None:
-    assert rendezvous._own_address("n1", ["n1", "n1"]) == "127.0.0.1"
+    assert addresses.own_address("n1", ["n1", "n1"]) == "127.0.0.1"
 
 
 def test_other_hosts_are_reached_from_the_address_on_the_way_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_other_hosts_are_reached_from_the_address_on_the_way_to_them(monkeypatch
         return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.2", 9))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert rendezvous._own_address("n1", ["n1", "n2", "n3"]).startswith("127.")
+    assert addresses.own_address("n1", ["n1", "n2", "n3"]).startswith("127.")
 
 
 def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +38,12 @@ def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(HpctrainError, match=r"n1 knows no way to n2: Name(.|\n)*GLOO_SOCKET_IFNAME=NAME"):
-        rendezvous._own_address("n1", ["n1", "n2"])
+        addresses.own_address("n1", ["n1", "n2"])
 
 
 def test_a_named_interface_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,ib7")
-    assert rendezvous._own_address("n1", ["n1", "n2"]) == "127.0.0.1"
+    assert addresses.own_address("n1", ["n1", "n2"]) == "127.0.0.1"
     with rendezvous.listening_at("127.0.0.1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,ib7"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,ib7"

@@ -36,9 +36,10 @@ def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
 @pytest.mark.parametrize(
     ("stalled", "missing", "whom"),
     [
-        ([], [], "the other ranks"),
-        ([], [4, 7], "rank 4, rank 7"),
-        (["rank 2 on there"], [4], "rank 2 on there"),
+        ({}, [], "the other ranks"),
+        ({}, [4, 7], "rank 4, rank 7"),
+        ({2: "rank 2 on there"}, [4], "rank 2 on there"),
+        ({2: "rank 2 on there", 4: "rank 4 on there"}, [4], "rank 4 on there"),
     ],
 )
 def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):

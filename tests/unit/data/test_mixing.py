@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from digits_recipes import digits_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_rank import OneRank
 from scipy import stats
 
 from hpctrain.data.mixing import Mixer, cutmix_box, piece
@@ -109,7 +109,7 @@ def test_every_rank_mixes_as_one_process_does(length, group, ranks, micro_batch,
     expected = applied(images, Mixer(plan.mixing, plan.seed).mixture(whole(length, group), 2, first, 6, 5))
     seen = []
     for rank in range(ranks):
-        feed = Feed(plan, SimpleNamespace(rank=rank, size=ranks), length)
+        feed = Feed(plan, OneRank(rank, ranks), length)
         own = feed.share(samples).count
         loaded = feed.pieces([samples])
         for part in feed.parts(samples):
@@ -137,11 +137,11 @@ def test_no_rank_loads_more_than_one_image_beside_its_own():
         digits_recipe(batch={"size": 64}, mixing={"mixup": 1.0, **group}) for group in ({}, {"group": 8})
     )
     for ranks in (1, 2, 3, 8):
-        feeds = [Feed(recipe, SimpleNamespace(rank=r, size=ranks), 64) for r in range(ranks)]
+        feeds = [Feed(recipe, OneRank(r, ranks), 64) for r in range(ranks)]
         batch = np.arange(64)
         loaded = [len(part.positions) for feed in feeds for part in feed.parts(batch)]
         assert sum(loaded) == 64 + (ranks if ranks > 1 else 0)
-    aligned = Feed(grouped, SimpleNamespace(rank=3, size=8), 64)
+    aligned = Feed(grouped, OneRank(3, 8), 64)
     assert [len(part.positions) for part in aligned.parts(np.arange(64))] == [8]
 
 

@@ -21,7 +21,7 @@ import pytest
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Command, Launcher, Srun, launch_command, settings_of
+from hpctrain.launch.command import Command, Launcher, Srun, launch_command, rank_environment, settings_of
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.planning.hosts import Hosts
@@ -29,6 +29,7 @@ from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.run.plan import Slots, Start
+from hpctrain.topology.node_map import Slot
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
 MACHINE = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
@@ -248,3 +249,41 @@ def test_other_launchers_pass_on_all_that_they_have(launcher: Flavour | Srun) ->
     assert made.environment_from({"HPCTRAIN_STALL": "7"})["HPCTRAIN_STALL"] == "7"
     if isinstance(launcher, Srun):
         assert "--export=ALL" in made.launcher
+
+
+def environment(backend: str = "mpi", **start: object) -> dict[str, str]:
+    recipe = load_recipe("digits", ["mesh.dp_shard=2"])
+    return rank_environment(make_plan(recipe, MACHINE, ranks=4, backend=backend, start=Start(**start)))
+
+
+def test_ranks_get_their_mesh() -> None:
+    assert (
+        not {"HPCTRAIN_MESH", "MALLOC_MMAP_THRESHOLD_"}
+        & rank_environment(make_plan(load_recipe("digits"), MACHINE, ranks=4)).keys()
+    )
+    found = environment()
+    assert found["HPCTRAIN_MESH"] == "dp_replicate=2,dp_shard=2,pp=1,cp=1,tp=1"
+    assert found["MALLOC_MMAP_THRESHOLD_"] == "131072"
+
+
+def test_glibc_keeps_its_threshold_on_gpus_and_where_nothing_is_sharded() -> None:
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment("nccl")
+    assert environment(environment={"MALLOC_MMAP_THRESHOLD_": "1"})["MALLOC_MMAP_THRESHOLD_"] == "1"
+    recipe = load_recipe("digits", ["mesh.dp_replicate=4"])
+    found = rank_environment(make_plan(recipe, MACHINE, ranks=4, backend="mpi"))
+    assert found["HPCTRAIN_MESH"] == "dp_replicate=4,dp_shard=1,pp=1,cp=1,tp=1"
+    assert "MALLOC_MMAP_THRESHOLD_" not in found
+    slots = Slots(host="n1", slots=2, places=tuple(Slot(gpu=gpu, adapter=None, cores=()) for gpu in (0, 1)))
+    placed = make_plan(load_recipe("digits", ["mesh.dp_shard=2"]), MACHINE, backend="mpi", hosts=Hosts(slots=(slots,)))
+    assert "MALLOC_MMAP_THRESHOLD_" not in rank_environment(placed)
+
+
+def test_replicas_share_the_threads_of_their_process_and_servers_have_some_to_wait_in() -> None:
+    def environment(backend: str) -> dict[str, str]:
+        machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch", "keras"}), versions={})
+        return rank_environment(make_plan(load_recipe("digits"), machine, ranks=4, backend=backend, framework="keras"))
+
+    names = ("HPCTRAIN_REPLICAS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    assert [environment("mirrored").get(name) for name in names] == ["4", "8", "4"]
+    assert [environment("multi_worker").get(name) for name in names] == [None, "2", "1"]
+    assert [environment("parameter_server").get(name) for name in names] == [None, "2", "8"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from one_rank import OneRank
 
 from hpctrain.data.samples import Samples
 from hpctrain.models import BLOCKS, build
@@ -79,7 +79,7 @@ def test_draws_are_the_same_on_any_ranks(mixing, length):
     def drawn(ranks: int, epoch: int, first: int) -> np.ndarray:
         found = []
         for rank in range(ranks):
-            feed = Feed(plan, SimpleNamespace(rank=rank, size=ranks), 100)
+            feed = Feed(plan, OneRank(rank, ranks), 100)
             own, mine = feed.share(batch).count, []
             for part in feed.parts(batch):
                 count = len(part.positions)

@@ -249,7 +249,7 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
         ({"name": "piecewise", "milestones": (3,), "factors": (1, -1)}, "greater than 0"),
         ({"name": "polynomial", "gamma": 0.5}, "gamma belongs to step, not to polynomial"),
         ({"name": "cosine", "power": 1.0}, "power belongs to polynomial, not to cosine"),
-        ({"name": "cosine", "decay_steps": 3}, "decay_steps belongs to polynomial"),
+        ({"name": "step", "decay_steps": 3}, "decay_steps belongs to polynomial and cosine"),
         (
             {"name": "step", "milestones": (3,), "end_rate": 0.1},
             "end_rate belongs to polynomial, cosine and triangular",
@@ -261,7 +261,7 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
         ({"name": "cosine", "peak_epoch": 2}, "peak_epoch belongs to triangular"),
         ({"warmup_epochs": -1, "base_batch": 32}, "greater than or equal to 0"),
         ({"warmup_epochs": 3}, "warmup_epochs needs base_batch"),
-        ({"warmup_steps": 3}, "warmup_steps belongs to polynomial, not to constant"),
+        ({"warmup_steps": 3}, "warmup_steps belongs to polynomial and cosine, not to constant"),
         ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "warmup_steps needs base_batch"),
         ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "warmup_steps needs decay_steps"),
         ({"decay_from": "start"}, "decay_from belongs to polynomial and cosine, not to constant"),

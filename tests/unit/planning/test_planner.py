@@ -18,7 +18,9 @@ from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import make_plan, oversubscription
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.smoke import smoke
 from hpctrain.run.plan import Plan, Script, Slots
 from hpctrain.topology.node_map import Slot as Place
 
@@ -72,6 +74,15 @@ def test_the_plan_survives_its_file() -> None:
             {"backend": "gloo", "framework": "keras"},
             "'gloo' reduces PyTorch's gradients, and digits is to run in Keras",
         ),
+        (
+            {"backend": "mirrored", "framework": "torch"},
+            "'mirrored' reduces TensorFlow's gradients, and digits is to run in PyTorch",
+        ),
+        (
+            {"backend": "parameter_server", "framework": "keras", "ranks": 2},
+            "'parameter_server' needs 3 ranks at least, and there is -np 2",
+        ),
+        ({"backend": "deepspeed", "ranks": 2}, "'deepspeed' is for scripts that bring a configuration of its own"),
         ({"framework": "pytorch"}, "unknown framework 'pytorch'\n  did you mean 'torch'?"),
     ],
 )
@@ -79,6 +90,33 @@ def test_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(HpctrainError) as caught:
         make_plan(RECIPE, MACHINE, **options)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["mirrored", "parameter_server"])
+@pytest.mark.parametrize("setting", ["precision=fp16", "batch.micro_batch=8", "communication.compression=bf16"])
+def test_scopes_of_strategies_take_plain_steps(backend: str, setting: str) -> None:
+    recipe = load_recipe("digits", [setting])
+    with pytest.raises(HpctrainError, match=f"takes plain steps(.|\n)*{setting.replace('=', ': ')}"):
+        make_plan(recipe, MACHINE, ranks=3, backend=backend, framework="keras")
+    assert make_plan(recipe, MACHINE, ranks=3, backend="multi_worker", framework="keras").backend == "multi_worker"
+
+
+def test_no_worker_is_left_of_the_parameter_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "2")
+    with pytest.raises(HpctrainError, match=r"HPCTRAIN_PARAMETER_SERVERS=2 leaves no worker of -np 3\n.*-np 4"):
+        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+    monkeypatch.setenv("HPCTRAIN_PARAMETER_SERVERS", "none")
+    with pytest.raises(HpctrainError, match="'none' is not a number of ranks above 0"):
+        make_plan(SCRIPT, MACHINE, ranks=3, backend="parameter_server")
+
+
+def test_replicas_are_ranks_of_one_process_on_this_machine() -> None:
+    plan = make_plan(RECIPE, MACHINE, ranks=2, backend="mirrored", framework="keras")
+    assert (plan.processes, plan.ranks, plan.needs_launcher) == (1, 2, False)
+    assert make_plan(RECIPE, MACHINE, ranks=2, backend="multi_worker", framework="keras").processes == 2
+    hosts = Hosts(slots=(Slots(host="n1", slots=1), Slots(host="n2", slots=1)))
+    with pytest.raises(HpctrainError, match="starts its process on this machine, n1, not on n2"):
+        make_plan(RECIPE, MACHINE, hosts=hosts, backend="mirrored", framework="keras")
 
 
 def with_gpus(gpus: int, **changes: object) -> Machine:
@@ -204,3 +242,47 @@ def test_the_largest_gradients_alone_need_the_engine_that_can() -> None:
     assert make_plan(work, MACHINE, ranks=1).backend == "single"
     with pytest.raises(HpctrainError, match=r"top_k needs --backend mpi; 'gloo' sends all gradients"):
         make_plan(work, MACHINE, ranks=2, backend="gloo")
+
+
+def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
+    recipe = load_recipe("digits", ["mesh.dp_shard=2"])
+    script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})
+    for work in (recipe, script):
+        assert make_plan(work, MACHINE, ranks=4).mesh.sizes["dp_replicate"] == 2
+        with pytest.raises(HpctrainError, match="the mesh dp_shard 2 = 2 does not divide 3 ranks"):
+            make_plan(work, MACHINE, ranks=3)
+        with pytest.raises(HpctrainError, match="'horovod' has no groups of ranks for the mesh dp_replicate 2 x dp_sh"):
+            make_plan(work, MACHINE, ranks=4, backend="horovod")
+        for backend in ("mpi", "gloo", "nccl"):
+            make_plan(work, MACHINE, ranks=4, backend=backend)
+    with pytest.raises(HpctrainError, match="the mesh dp_shard 2 is PyTorch's, and digits is to run in Keras"):
+        make_plan(recipe, MACHINE, ranks=2, framework="keras")
+    make_plan(load_recipe("digits", ["mesh.dp_replicate=2"]), MACHINE, ranks=2, framework="keras", backend="horovod")
+
+
+def test_a_script_with_a_mesh_is_pytorchs() -> None:
+    gpus = dataclasses.replace(MACHINE, gpus=2)
+    with pytest.raises(HpctrainError, match=r"which backend is for train\.py"):
+        make_plan(SCRIPT, gpus, ranks=2)
+    assert make_plan(SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)}), gpus, ranks=2).backend == "nccl"
+
+
+def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
+    work = load_recipe("digits", ["sync=async"])
+    for ranks in (1, 2):
+        placed = make_plan(work, MACHINE, ranks=ranks)
+        assert (placed.backend, placed.backend_reason) == ("mpi", "sync: async")
+    for backend in ("gloo", "horovod", "single"):
+        with pytest.raises(HpctrainError, match=rf"sync: async needs --backend mpi.*'{backend}' cannot"):
+            make_plan(work, MACHINE, ranks=1, backend=backend)
+    # Averaging parameters is a reduction like another.
+    assert make_plan(load_recipe("digits", ["sync.every=8"]), MACHINE, ranks=2, backend="gloo").backend == "gloo"
+
+
+def test_a_gpt_is_pytorchs() -> None:
+    recipe = smoke(load_recipe("gpt2-124m"))
+    assert make_plan(recipe, MACHINE, ranks=2).framework == "torch"
+    with pytest.raises(HpctrainError, match="the network of gpt2-124m-smoke is in PyTorch alone"):
+        make_plan(recipe, MACHINE, ranks=2, framework="keras")
+    with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
+        make_plan(load_recipe("gpt2-124m"), MACHINE, ranks=2)

@@ -41,6 +41,9 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
         assert (small.images.size, small.images.test_size, small.data.limit) == (64, 64, 256)
         assert small.data.broken_images == "skip"
         assert small.images.test_resize >= 64
+    elif small.data.name == "text":
+        # In steps of 16.
+        assert (small.data.epoch_samples, small.precision) == (1600, "float32")
     else:
         assert (small.data, small.images) == (RECIPES[name].data, RECIPES[name].images)
     require_span(small, ranks)

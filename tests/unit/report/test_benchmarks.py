@@ -15,6 +15,12 @@ from hpctrain.report.benchmarks import (
     allreduce_table,
     checkpoint_rows,
     checkpoint_table,
+    collectives_rows,
+    collectives_table,
+    memory_rows,
+    memory_table,
+    mesh_rows,
+    mesh_table,
     ratio,
     size_text,
     step_rows,
@@ -127,6 +133,41 @@ def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():
         assert shown in text
 
 
+def test_steps_under_meshes_beside_data_parallelism():
+    seconds = {"no communication": [0.5, 0.5], "data parallel": [1.0, 2.0], "dp_shard 2 x tp 2": [1.5, 3.0]}
+    rows = {row["variant"]: row for row in mesh_rows(seconds, samples=32, tokens_each=64)}
+    own = rows["dp_shard 2 x tp 2"]
+    assert own["ratio_to_data_parallel"] == pytest.approx(1.5)
+    assert own["ratio_to_limit"] == pytest.approx(4.5)
+    assert own["tokens_per_s"] == pytest.approx(32 * 64 / 2.25)
+    text = text_of(mesh_table(list(rows.values()), "steps"))
+    assert "…" not in text
+    assert "tokens/s" in text
+    images = mesh_rows(seconds, samples=32, tokens_each=None)
+    assert images[0]["samples_per_s"] == pytest.approx(64)
+    assert "samples/s" in text_of(mesh_table(images, "steps"))
+
+
+def test_memory_beside_the_formula_and_replicas():
+    whole = {"parameters": 400, "gradients": 400, "optimizer": 800, "state": 1600, "peak": 2000}
+    half = {"parameters": 600, "gradients": 200, "optimizer": 400, "state": 1050, "peak": 1200}
+    measured = {
+        "replicas": {**whole, "zero": 0, "shards": 1, "own_parameters": 100.0},
+        "ZeRO 2": {**half, "zero": 2, "shards": 2, "own_parameters": 100.0},
+    }
+    replicas, sharded = memory_rows(measured)
+    assert (replicas["formula_bytes"], replicas["ratio_to_formula"], replicas["rest_of_peak_bytes"]) == (1600, 1, 400)
+    # 4 bytes of each parameter, and half of 4 + 8
+    assert sharded["formula_bytes"] == 1000
+    assert sharded["ratio_to_formula"] == pytest.approx(1.05)
+    assert sharded["ratio_to_replicas"] == pytest.approx(1050 / 1600)
+    large = {key: value * 1e6 if key.endswith("bytes") else value for key, value in sharded.items()}
+    text = text_of(memory_table([large | {"variant": "ZeRO 3, recompute"}], "memory"))
+    assert "…" not in text
+    for shown in ("ZeRO 3, recompute", "1050.0", "1000.0", "1.05", "150.0"):
+        assert shown in text
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [(4, "4 B"), (1024, "1 KiB"), (65536, "64 KiB"), (1 << 28, "256 MiB"), (102_400_000, "102.4 MB"), (1000, "1000 B")],
@@ -150,3 +191,19 @@ def test_the_picture_has_a_panel_for_each_number_of_ranks():
     left, right = np.split(both, 2, axis=1)
     assert left.std() > 0.05
     assert right.std() > 0.05
+
+
+def test_collectives_are_set_beside_gloo():
+    seconds = {"all_gather": {1024: {"gloo": [2.0, 4.0, 6.0], "hpctrain": [1.0, 3.0, 2.0]}}}
+    rows = collectives_rows(seconds, 2)
+    assert [(row["group"], row["median_s"]) for row in rows] == [("gloo", 4.0), ("hpctrain", 2.0)]
+    assert [row["ratio_to_gloo"] for row in rows] == [1.0, 0.5]
+    assert {(row["collective"], row["bytes"], row["ranks"]) for row in rows} == {("all_gather", 1024, 2)}
+    table = collectives_table(rows, "on 2 ranks")
+    assert [list(column.cells) for column in table.columns] == [
+        ["all_gather"],
+        ["1 KiB"],
+        ["4000 ms"],
+        ["2000 ms"],
+        ["0.50"],
+    ]

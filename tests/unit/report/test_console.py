@@ -112,3 +112,13 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None
             console.show(event)
     assert "\x1b" not in err.getvalue()
     assert len(err.getvalue().splitlines()) == 5
+
+
+@pytest.mark.parametrize(("peak", "shown"), [(None, ""), (1e6, "  MFU 3.2%")])
+def test_text_is_counted_in_tokens(capsys: pytest.CaptureFixture[str], peak: float | None, shown: str) -> None:
+    first, *rest = run_events()
+    with Console() as console:
+        for event in [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]:
+            console.show(typed(event))
+    line = capsys.readouterr().err.splitlines()[2]
+    assert line == f"epoch 2/3  train loss 1.0000  test accuracy 0.8500  4,096 tokens/s{shown}  comm 20%"

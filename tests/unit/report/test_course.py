@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.report.course import at_world, course, momentum, plot, training_samples
 
 
@@ -71,6 +72,19 @@ def test_overrides_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.hint == "name it: --world 8"
     with pytest.raises(HpctrainError, match="leaves no step: there are 1437"):
         course(at_world(load_recipe("digits", ["batch.size=2000", "batch.drop_last=true"]), 1))
+
+
+def test_samples_are_those_of_data_parallel_ranks() -> None:
+    sharded = ["mesh.dp_shard=2", "mesh.dp_replicate=1"]
+    assert at_world(load_recipe("digits", [*sharded, "batch={per_rank: 8}"]), 2).global_batch == 16
+    with pytest.raises(HpctrainError, match="the mesh dp_shard 2 = 2 is not 8 ranks"):
+        at_world(load_recipe("digits", sharded), 8)
+    # A batch that is the same on any number of ranks needs none.
+    assert at_world(load_recipe("digits", sharded), None).global_batch == 64
+    divided = load_recipe("digits", ["batch={per_rank: 1000}", "batch.drop_last=true"])
+    with pytest.raises(HpctrainError, match="2 ranks with 1000 samples each leave no step") as caught:
+        at_world(divided.model_copy(update={"mesh": Mesh(tp=4)}), 8)
+    assert caught.value.hint == "--world 4 or less"
 
 
 def test_momentum_of_adam_is_its_first_beta() -> None:

@@ -10,8 +10,9 @@ import pytest
 from written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.errors import HpctrainError
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.report.curves import curves, overlap
-from hpctrain.report.page import read_summary, settings, write_report
+from hpctrain.report.page import read_summary, render, settings, write_report
 from hpctrain.report.record import Record
 from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.events import EventWriter
@@ -198,6 +199,15 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
         write_report(RunDirectory(tmp_path))
 
 
+def test_text_has_tokens_and_the_utilisation_of_gpus(tmp_path: Path) -> None:
+    first, *rest = run_events()
+    for peak, shown in ((1e6, True), (None, False)):
+        events = [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]
+        page = render(write_run(tmp_path / str(peak), recipe_plan(), events))
+        assert "4,096" in page and "tokens/s, all ranks" in page
+        assert ("model FLOPs utilisation" in page and "3.2%" in page) == shown
+
+
 def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
     assert read_summary(finished)["status"] == "done"
     left = {**read_summary(finished), "status": "resumable", "failure": {"rank": 1}}
@@ -257,3 +267,12 @@ def test_overlap_bar_spans_its_reduction() -> None:
 def test_the_settings_are_those_of_the_training() -> None:
     """What a recipe says of itself is no setting, such as a cost that is empty."""
     assert "cost" not in dict(settings(recipe_plan())["Recipe"])
+
+
+def test_the_mesh_of_a_script() -> None:
+    assert "mesh" not in dict(settings(script_plan())["Launch"])
+    plan = script_plan()
+    assert plan.script is not None
+    divided = plan.script.model_copy(update={"mesh": Mesh(dp_shard=-1)})
+    launch = dict(settings(plan.model_copy(update={"script": divided, "ranks": 4}))["Launch"])
+    assert launch["mesh"] == "dp_shard 4"

@@ -28,6 +28,12 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "data_share": pytest.approx(0.1),
         "seconds": 10.5,
         "survived": [],
+        "energy_kwh": None,
+        "energy_by_source": None,
+        "joules_per_sample": None,
+        "energy_covers": None,
+        "predicted": None,
+        "outside": None,
         "metrics": {
             "train_loss": pytest.approx(2 / 3),
             "test_loss": pytest.approx(0.7),
@@ -73,3 +79,13 @@ def test_metrics_are_what_json_can_hold() -> None:
     values = read.metrics
     assert values == {"test_loss": None, "train_loss": None, "test_accuracy": 0.25, "test_top5": 0.5}
     json.dumps(values, allow_nan=False)
+
+
+@pytest.mark.parametrize("peak", [None, 1e6])
+def test_text_has_tokens_and_on_known_gpus_their_utilisation(tmp_path: Path, peak: float | None) -> None:
+    first, *rest = run_events()
+    events = [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]
+    summary = summarise(write_run(tmp_path / "run", recipe_plan(), events), recipe_plan(), "done")
+    assert summary["tokens_per_s"] == pytest.approx(128 * 32)
+    # Of two ranks.
+    assert summary.get("flops_utilisation") == (peak and pytest.approx(128 * 500 / 2e6))

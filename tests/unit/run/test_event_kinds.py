@@ -10,12 +10,22 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from hpctrain.errors import HpctrainError
 from hpctrain.run.events import Event, EventWriter, line_of, parse_event, read_events
-from hpctrain.run.events.kinds import BaseEvent, ChangedEvent, EpochEvent, FaultEvent, KnownEvent, LogEvent, StepEvent
+from hpctrain.run.events.kinds import (
+    BaseEvent,
+    ChangedEvent,
+    EnergyEvent,
+    EpochEvent,
+    FaultEvent,
+    HostEnergy,
+    KnownEvent,
+    LogEvent,
+    StepEvent,
+)
 
 # The strategies know nothing of pydantic's strictness, which narrows no value that they make.
 pytestmark = pytest.mark.filterwarnings("ignore:Ignoring unsupported")
@@ -30,7 +40,10 @@ JSON = st.recursive(
 )
 
 
-def values_of(kind: type[BaseEvent], name: str) -> st.SearchStrategy[Any]:
+def values_of(kind: type[BaseModel], name: str) -> st.SearchStrategy[Any]:
+    if (kind, name) == (EnergyEvent, "hosts"):
+        own = {each: values_of(HostEnergy, each) for each in HostEnergy.model_fields}
+        return st.dictionaries(st.text(), st.builds(HostEnergy, **own), max_size=3)
     if (kind, name) == (ChangedEvent, "differences"):
         return st.dictionaries(st.text(), st.tuples(JSON, JSON), max_size=3)
     return st.from_type(get_type_hints(kind, include_extras=True)[name])
@@ -158,6 +171,8 @@ LINES = [
     '"blocked_seconds": 0.25, "bytes": 1048576, "path": "step-00000069"}',
     '{"time": 1767225602.0, "event": "overlap", "iteration": 2, "timeline": [[0.001, "gradient", 0], '
     '[0.002, "launched", 0], [0.004, "finished", 0]]}',
+    '{"time": 1767225607.5, "event": "energy", "iteration": 69, "hosts": {"n1": {"began": 1767225600.0, '
+    '"seconds": 7.5, "joules": {"gpu": 5250.0, "cpu": 900.5}, "missing": ["no right to read the DRAM\'s"]}}}',
     '{"time": 1767225608.0, "event": "stopped", "iteration": 70, "reason": "SIGUSR2"}',
     '{"time": 1767225609.0, "event": "stall", "rank": 3, "host": "n2", "iteration": 71, "waiting_for": "a reduction", '
     '"seconds": 61.5, "state": "stopped", "stack": ""}',

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from hpctrain.errors import HpctrainError
@@ -18,7 +19,7 @@ from hpctrain.recipes.load import load_recipe
 from hpctrain.report.summary import summarise
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan, Script
-from hpctrain.supervision import one_run
+from hpctrain.supervision import one_run, seeds
 from hpctrain.supervision.begin import begin_or_resume
 from hpctrain.supervision.execution import Audience
 from hpctrain.supervision.failure import Failure
@@ -35,12 +36,16 @@ class Heard:
         self.lines: list[str] = []
         self.failures: list[Failure | None] = []
         self.series: list[Series] = []
+        self.begun_in: list[tuple[int, Path]] = []
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         self.ready.append((run, directory))
+
+    def begun(self, plan: Plan, directory: RunDirectory) -> None:
+        self.begun_in.append((plan.ranks, directory.path))
 
     @contextlib.contextmanager
     def follow(self, directory: RunDirectory) -> Iterator[Audience]:
@@ -78,12 +83,22 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
     heard = Heard()
     assert begin_or_resume(asked(script("print('hello')")), heard, resume=False) == 0
     assert (heard.lines, heard.failures, heard.notices) == (["hello"], [None], [])
+    assert heard.begun_in == [(1, Path("run"))]
     Path("run/summary.json").unlink()
     again = Heard()
     assert begin_or_resume(asked(None), again, resume=True) == 0
-    assert (again.notices, again.failures) == (["run is done"], [])
+    assert (again.notices, again.failures, again.begun_in) == (["run is done"], [], [])
     # It was lost between the last event and the summary.
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
+
+
+@needs.pytorch
+def test_each_run_of_a_series_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds, "go_on_with_series", lambda request, series, output: 0)
+    heard = Heard()
+    asked_for = RunRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
+    assert begin_or_resume(asked_for, heard, resume=False) == 0
+    assert heard.begun_in == [(1, Path("series/seed-5")), (1, Path("series/seed-6"))]
 
 
 def test_a_run_that_fails_says_so_and_its_code_is_the_ranks() -> None:
@@ -98,8 +113,8 @@ def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
     heard = Heard()
     request = RunRequest(work=load_recipe("digits"), ranks=1, backend="single", repeat=repeat, dry_run=True)
     assert begin_or_resume(request, heard, resume=False) == 0
-    seeds = [run.plan.recipe.seed for run, _ in heard.ready if run.plan.recipe]
-    assert seeds == [*range(seeds[0], seeds[0] + (repeat or 1))]
+    found = [run.plan.recipe.seed for run, _ in heard.ready if run.plan.recipe]
+    assert found == [*range(found[0], found[0] + (repeat or 1))]
     assert {run.launcher for run, _ in heard.ready} == {None}
     assert heard.lines == heard.failures == heard.series == []
     assert not any(Path().iterdir())

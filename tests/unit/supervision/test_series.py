@@ -13,6 +13,7 @@ from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.resume import changed_work
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.stopping import RESUMABLE
@@ -126,6 +127,14 @@ def test_a_batch_by_ranks_is_the_same_work_on_whatever_ranks() -> None:
     assert changed_work(plan, recipe) == (plan, {})
     with pytest.raises(HpctrainError, match=r"batch\.size  72           70\n"):
         changed_work(plan, load_recipe("digits", ["batch={per_rank: 35}"]))
+
+
+def test_a_batch_by_ranks_is_the_same_work_under_whatever_mesh() -> None:
+    recipe = load_recipe("digits", ["batch={per_rank: 24}"]).model_copy(update={"mesh": Mesh(tp=2)})
+    plan = a_plan().model_copy(update={"recipe": recipe.at(6), "ranks": 6})
+    assert changed_work(plan, recipe) == (plan, {})
+    sharded = recipe.model_copy(update={"mesh": Mesh(dp_shard=2)})
+    assert set(changed_work(plan, sharded, accept=True)[1]) == {"mesh.dp_shard", "mesh.tp"}
 
 
 def test_a_series_is_no_place_for_another_run(series: Series, capsys: pytest.CaptureFixture[str]) -> None:

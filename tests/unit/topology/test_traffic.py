@@ -5,7 +5,17 @@ from hypothesis import strategies as st
 from small_fabric import small_fabric, two_levels
 
 from hpctrain.topology.routes import Routes
-from hpctrain.topology.traffic import Phase, halving_doubling, hierarchical, predict_allreduce, rail_rings, ring
+from hpctrain.topology.traffic import (
+    Phase,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    parents,
+    predict_allreduce,
+    rail_rings,
+    ring,
+    second_parents,
+)
 
 
 def sent(steps: list[Phase], adapters: int) -> np.ndarray:
@@ -78,3 +88,29 @@ def test_one_adapter_alone_needs_no_time() -> None:
     alone = np.zeros(1, np.int32)
     routes = Routes(two_levels([1], spines=1))
     assert [predict_allreduce(routes, pattern, 1e9) for pattern in (ring(alone), halving_doubling(alone))] == [0.0, 0.0]
+
+
+@given(hosts=st.integers(2, 70))
+def test_two_trees_reach_all_hosts_and_burden_each_in_one_only(hosts: int) -> None:
+    trees = [parents(hosts), second_parents(hosts)]
+    for parent in trees:
+        assert (parent < 0).sum() == 1, "one root"
+        assert np.bincount(parent[parent >= 0]).max() <= 2
+        at = np.arange(hosts)
+        for _ in range(hosts.bit_length()):
+            at = np.where(parent[at] >= 0, parent[at], at)
+        assert (parent[at] < 0).all(), "every host comes to the root, in few steps"
+    inner = [np.isin(np.arange(hosts), parent) for parent in trees]
+    assert (inner[0] & inner[1]).sum() <= hosts % 2
+    (phase,) = double_tree(np.arange(hosts)[:, None])
+    assert sorted(zip(phase.source, phase.target, strict=True)) == sorted(zip(phase.target, phase.source, strict=True))
+    assert len(phase.source) == 4 * (hosts - 1)
+    assert sent([phase], hosts).max() <= 2, "as in a large ring"
+
+
+def test_the_two_trees_of_six_hosts_and_of_five() -> None:
+    """By hand after NCCL's comments on its trees: ...0, 4, 2 and 4-5, 2-1, 2-3; mirrored, or shifted by one."""
+    assert parents(6).tolist() == [-1, 2, 4, 2, 0, 4]
+    assert second_parents(6).tolist() == [1, 5, 3, 1, 3, -1]
+    assert parents(5).tolist() == [-1, 2, 4, 2, 0]
+    assert second_parents(5).tolist() == [1, -1, 3, 0, 3]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from divided_arrays import cut, part
 from small_resnets import small_resnets
 from written_checkpoints import progress_of, write_checkpoint
 
 from hpctrain import models
 from hpctrain.checkpoints.layout import OWN
+from hpctrain.checkpoints.pieces import Box, Place
+from hpctrain.programs.export import export
 from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import ModelSettings
 from hpctrain.run.plan import Plan
 
@@ -55,3 +60,33 @@ def test_keras(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-4, atol=1e-5)
     plain = np.asarray(models.build(ModelSettings(name="resnet18"), "keras")(images, training=False))
     assert not np.allclose(plain, expected, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_divided_checkpoint_becomes_one_state_dict(tmp_path: Path) -> None:
+    """As a run of three ranks with all arrays in pieces would leave it; a process of its own exports it."""
+    torch = pytest.importorskip("torch")
+    from hpctrain.comm.single import SingleCommunicator
+    from hpctrain.train.torch_trainer import TorchTrainer
+
+    recipe = load_recipe("digits")
+    trainer = TorchTrainer(recipe, SingleCommunicator("test"))
+    recipe = recipe.model_copy(update={"mesh": Mesh(dp_shard=3)})
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.normal_()
+    random = Random(0)
+    shares: list[dict[str, np.ndarray]] = [{}, {}, {}]
+    for name, array in trainer.state().items():
+        if name.startswith(OWN):
+            shares[0][f"{name}.0"] = array
+            continue
+        for box in cut(Box.whole(array.shape), random, 4):
+            random.choice(shares)[Place(name, array.shape, box).key] = part(array, box)
+    assert sum(" of " in key for share in shares for key in share) > 10
+    plan = Plan(recipe=recipe, framework="torch", ranks=3, threads_per_rank=1).model_dump(mode="json")
+    path = write_checkpoint(tmp_path, progress_of(1, ranks=3), *shares, plan=plan)
+    assert export(path, tmp_path / "model.pt") == sum(each.numel() for each in trainer.model.parameters())
+    found, wanted = torch.load(tmp_path / "model.pt", weights_only=True), trainer.model.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 
 import numpy as np
 import pytest
 from digits_recipes import digits_recipe
+from power_zones import SERVER, PowerZones
 from written_checkpoints import guard_over
 
 from hpctrain import HpctrainError
+from hpctrain.cluster.energy import HostMeter
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.data.samples import BROKEN, InMemory, Samples
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.events import EventWriter, read_events
+from hpctrain.train import energy, loop
 from hpctrain.train.checkpoint import Checkpoints
 from hpctrain.train.loop import Loop
 from hpctrain.train.state import LazyState
@@ -60,7 +64,8 @@ class Recorder:
     def evaluate(self, samples):
         if self.order[-1] != "evaluate":
             self.order.append("evaluate")
-        return float(samples.labels.sum()), int((samples.labels % 2).sum())
+        labels = samples.labels[samples.labels != BROKEN]
+        return float(labels.sum()), int((labels % 2).sum())
 
 
 class Unsaved(Checkpoints):
@@ -102,7 +107,7 @@ def test_a_run_is_recorded(tmp_path):
     _, events = run(tmp_path, recipe())
     kinds = [event.event for event in events]
     assert kinds.count("checkpoint") == 2
-    kinds = [kind for kind in kinds if kind != "checkpoint"]
+    kinds = [kind for kind in kinds if kind not in ("checkpoint", "energy")]
     assert kinds == ["run", "step", "step", "overlap", "step", "epoch", "step", "step", "step", "epoch", "end"]
     begun = events[0]
     assert (begun.ranks, begun.epochs, begun.iterations_per_epoch, begun.parameters) == (1, 2, 3, 3)
@@ -119,6 +124,19 @@ def test_a_run_is_recorded(tmp_path):
         assert event.test_loss == pytest.approx(3)
         assert event.test_accuracy == pytest.approx(3 / 7)
     assert events[-1].status == "done"
+
+
+def test_energy_is_recorded_at_checkpoints_at_the_end_and_when_it_is_due(tmp_path, monkeypatch):
+    zones = PowerZones(tmp_path, SERVER)
+    meter = functools.partial(HostMeter, powercap=zones.root)
+    monkeypatch.setattr(loop, "RunEnergy", functools.partial(energy.RunEnergy, meter=meter))
+    found = {}
+    for seconds in (1e6, 0.0):
+        monkeypatch.setattr(energy, "_SECONDS", seconds)
+        (tmp_path / f"{seconds}").mkdir()
+        _, events = run(tmp_path / f"{seconds}", recipe())
+        found[seconds] = [event.iteration for event in events if event.event == "energy"]
+    assert found == {1e6: [3, 6, 6], 0.0: [1, 2, 3, 3, 4, 5, 6, 6, 6]}
 
 
 def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):

@@ -32,6 +32,9 @@ class ThreadCommunicator(SingleCommunicator):
         self._barrier.wait(_SECONDS)
         return everyone
 
+    def broadcast_object(self, value: Any) -> Any:
+        return self.allgather_object(value)[0]
+
     def allreduce(self, array: Any, reduction: str = "mean") -> Any:
         reduce = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}[reduction]
         return reduce(np.stack(self.allgather_object(np.asarray(array))), axis=0)

@@ -1,0 +1,75 @@
+"""The guard over PyTorch parameters, whole ones and those that are divided over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import xxhash
+
+from hpctrain.adapters.guard import Guard, Values
+from hpctrain.adapters.replicas import Checksums
+from hpctrain.adapters.torch.pieces import local_pieces, local_tensor
+from hpctrain.checkpoints.pieces import Box
+from hpctrain.comm import Communicator
+
+
+def guard_over(
+    comm: Communicator, parameters: Iterable[tuple[str, torch.Tensor]], *, every: int, divided: bool = False
+) -> Guard:
+    """A guard over all parameters: one that is unfrozen later, and then not reduced, is caught by it.
+
+    Args:
+        comm: the ranks.
+        parameters: with their names; the same on all ranks unless they are divided.
+        every: steps between two checks.
+        divided: over the ranks, as DTensors or as stages of a pipeline; on all ranks alike. What several ranks hold
+            alike is compared among these. Collective then.
+    """
+    whole: tuple[slice, ...] = ()
+    if divided:
+        held = [(name, each, slices, box) for name, each in parameters for slices, box in local_pieces(each)]
+    else:
+        held = [(name, each, whole, Box.whole(each.shape)) for name, each in parameters]
+    parts = [(tensor, slices) for _, tensor, slices, _ in held]
+
+    def part(tensor: torch.Tensor, slices: tuple[slice, ...]) -> torch.Tensor:
+        # A tensor may get other memory.
+        local = local_tensor(tensor).detach()
+        return local[slices] if slices else local
+
+    def values(index: int) -> Values:
+        own = part(*parts[index]).cpu()
+        # NumPy has no bfloat16; every one is a float32.
+        values: Values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        return values
+
+    return Guard(
+        comm,
+        [name for name, _, _, _ in held],
+        lambda: checksums(part(*each) for each in parts),
+        values,
+        every=every,
+        version=lambda: _version(local_tensor(tensor) for tensor, _ in parts),
+        boxes=[box for _, _, _, box in held] if divided else None,
+    )
+
+
+def checksums(tensors: Iterable[torch.Tensor]) -> Checksums:
+    """One integer per tensor: its hash (XXH3), on a GPU the sum of its bits. One flipped bit changes either."""
+    return np.array([_checksum(tensor.detach().contiguous().view(-1)) for tensor in tensors], dtype=np.int64)
+
+
+def _checksum(flat: torch.Tensor) -> int:
+    if flat.device.type == "cpu":
+        # As fast as the memory is read, four times as fast as a sum of 32-bit words. 64-bit words would not do for a
+        # sum: two flipped top bits cancel in it.
+        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
+    words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
+    return int(words.sum(dtype=torch.int64))
+
+
+def _version(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Another one after each write to the tensors, but for those through ``tensor.data`` or of another library."""
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

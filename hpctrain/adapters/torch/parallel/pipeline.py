@@ -1,0 +1,350 @@
+"""Pipelines of stages, over torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from hpctrain.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.adapters.torch.parallel.distribute import check_plan, record_steps
+from hpctrain.adapters.torch.parallel.forward_only import run_forward
+from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.adapters.torch.parallel.sharding import divide
+from hpctrain.adapters.torch.parallel.stages import Cut, Tie, ties_of
+from hpctrain.adapters.torch.parallel.tensor import refuse_tie
+from hpctrain.adapters.torch.parallel.tied import TiedGradients
+from hpctrain.adapters.torch.recording import step_recorder
+from hpctrain.adapters.torch.refusals import check_model, check_optimizer
+from hpctrain.adapters.torch.weights import batch_weights
+from hpctrain.comm import Communicator, current
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.recipes.mesh import Mesh
+
+# Numbers of each gradient that tell whether it was changed.
+_SAMPLED = 16
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# The schedule, and how many stages each rank has.
+_SCHEDULES: dict[str, tuple[type, int]] = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved_1f1b": (ScheduleInterleaved1F1B, 2),
+    "looped_bfs": (ScheduleLoopedBFS, 2),
+    "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2),
+    "zbv": (ScheduleZBVZeroBubble, 2),
+}
+
+
+class Pipeline:
+    """A model cut into stages over the ranks of pp, each divided further by the mesh's other axes. Collective.
+
+    The model's ``forward`` takes a tensor and runs its children in their order: what comes before the blocks is in the
+    first stage, what comes after them in the last, and every part that a stage lacks is None, to be skipped. The model
+    becomes this rank's first stage. Ranks start from rank 0's weights, and the optimizer gets this rank's parameters::
+
+        pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2), plan=plan)
+        for x, y in ht.shard(loader):
+            loss = pipeline.step(x, y)
+            pipeline.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Args:
+        model: the same on every rank.
+        optimizer: one or several, of the model's parameters.
+        loss: of outputs and targets, the mean over their samples.
+        mesh: what ``ht.mesh`` returned; by default the mesh of the run.
+        plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
+        schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
+        micro_batches: into which this rank's part of a batch is cut; by default as many as pp has ranks.
+
+    Attributes:
+        stages: this rank's, modules of the model's class with the model's names.
+
+    Raises:
+        HpctrainError: the plan, the mesh or the schedule does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        loss: Loss,
+        *,
+        mesh: DeviceMesh | None = None,
+        plan: ParallelPlan | None = None,
+        schedule: str = "1f1b",
+        micro_batches: int | None = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        self._comm = comm or current()
+        if mesh is not None:
+            set_mesh(self._comm, Mesh(**sizes_of(mesh)))
+        sizes = mesh_of(self._comm).sizes
+        self._kind, per_rank = _schedule(schedule, sizes["pp"])
+        self._name = schedule
+        self._micro_batches = micro_batches or sizes["pp"]
+        self._pp = sizes["pp"]
+        self._loss_of, self._plan = loss, plan or ParallelPlan()
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        _check(model, optimizers)
+        check_plan(model, sizes, self._plan)
+        cut = Cut.of(model, self._plan.blocks, self._pp * per_rank)
+        ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers)
+        check_same_model(self._comm, model)
+        broadcast_model(self._comm, model)
+        for each in optimizers:
+            broadcast_optimizer(self._comm, each)
+        note = step_recorder(self._comm, model)
+        self._mesh = device_mesh(self._comm, mesh_of(self._comm))
+        own = _own_stages(schedule, self._mesh.get_local_rank("pp"), self._pp, per_rank)
+        self.stages = cut.take(model, own)
+        for stage in self.stages:
+            divide(stage, self._mesh, self._plan, keep=True)
+        rewiring.apply(self.stages)
+        record_steps(self._comm, optimizers, note)
+        self._check_ties(ties)
+        self._by_number = dict(zip(own, self.stages, strict=True))
+        self._count = self._pp * per_rank
+        self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
+        for each in optimizers:
+            each.register_step_pre_hook(self._before_step)
+        self._taken: torch.Tensor | None = None
+        self._size = 0
+        self._schedule: Any = None
+
+    def _check_ties(self, ties: Sequence[Tie]) -> None:
+        """What two stages share is divided over tp alike."""
+        own = {name: str(getattr(each, "placements", "")) for part in self.stages for name, each in _named(part)}
+        everyone = {name: form for each in self._comm.allgather_object(own) for name, form in each.items()}
+        for tie in ties:
+            one, other = tie.names
+            if everyone[one] != everyone[other]:
+                refuse_tie(one, other)
+
+    def _rank_of(self, stage: int) -> int:
+        """The rank within pp that has a stage."""
+        if self._kind is ScheduleZBVZeroBubble:
+            return min(stage, self._count - 1 - stage)
+        return stage % self._pp
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the first stage, which takes the inputs."""
+        return 0 in self._by_number
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the last stage, which computes the loss."""
+        return self._count - 1 in self._by_number
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters, each once, with their names in the model."""
+        own = {id(each): (name, each) for stage in reversed(self.stages) for name, each in stage.named_parameters()}
+        yield from own.values()
+
+    def step(
+        self,
+        inputs: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        scale: float = 1.0,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> float:
+        """Forward and backward passes of this rank's part of a batch; adds the mean gradient over the whole batch to
+        the parameters'. Collective.
+
+        Ranks of one pp group give the same tensors, as ``ht.shard`` does.
+
+        Args:
+            inputs: samples along the first dimension.
+            target: the same.
+            scale: a factor of the loss, such as 1 / steps where gradients are accumulated.
+            scaler: of an optimizer in 16 bits; what overflows in one stage is an overflow of all.
+
+        Returns:
+            The mean loss over the whole batch, on every rank, without the factors.
+        """
+        # Its first call makes the scale.
+        factor = scale if scaler is None else float(scaler.scale(torch.tensor(scale)))
+        found = self._run(inputs, target, factor)
+        self._tied.expect()
+        self.accept_gradients()
+        if scaler is not None and scaler.is_enabled():
+            self._spread_overflow()
+            self._taken = None  # It will change them.
+        return found / factor
+
+    def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
+        """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
+        self._cut_up(inputs, target, 1.0)
+        size, number = self._size, self._micro_batches
+        parts = _padded(inputs, size * number).split(size)
+        outputs = run_forward(self._by_number, self._count, parts, self._rank_of, self._mesh["pp"].get_group())
+        targets = self._target.split(size)
+        with torch.no_grad():
+            return self._everyone([self._loss(*pair) for pair in zip(outputs, targets, strict=bool(outputs))])
+
+    def _run(self, inputs: torch.Tensor, target: torch.Tensor, factor: float) -> float:
+        """The mean loss over the whole batch, times a factor."""
+        if self._cut_up(inputs, target, factor) or self._schedule is None:
+            self._schedule = self._scheduled()
+        losses: list[torch.Tensor] = []
+        given: dict[str, Any] = {"target": self._target, "losses": losses} if self.is_last else {}
+        taken = [_padded(inputs, self._size * self._micro_batches)] if self.is_first else []
+        self._schedule.step(*taken, return_outputs=False, **given)
+        return self._everyone(losses)
+
+    def _cut_up(self, inputs: torch.Tensor, target: torch.Tensor, factor: float) -> bool:
+        """Divide a batch into micro-batches of one size, the last ones padded; returns whether the size changed."""
+        weight = batch_weights(self._comm).of_inputs((inputs, target))()
+        grows = len(inputs) > self._size * self._micro_batches
+        if grows:
+            self._size = math.ceil(len(inputs) / self._micro_batches)
+        rows = self._size * self._micro_batches
+        counts = [min(max(len(inputs) - start, 0), self._size) for start in range(0, rows, self._size)]
+        # Of the padding, what the loss gets is cut off again.
+        self._factors = [(count if weight else 0, factor * weight * count / len(inputs)) for count in counts]
+        self._target = _padded(target, rows)
+        return grows
+
+    def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
+        """The mean over the ranks that compute different samples, on every rank."""
+        own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
+        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
+
+    def _scheduled(self) -> Any:
+        group, device = self._mesh["pp"].get_group(), torch.device(self._mesh.device_type)
+        parts = [
+            PipelineStage(stage, number, self._count, device, group=group) for number, stage in self._by_number.items()
+        ]
+        stages: Any = parts[0] if self._count == self._pp else parts
+        try:
+            return self._kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
+        except ValueError as error:
+            raise HpctrainError(
+                f"{self._name} refuses {self._micro_batches} micro-batches: {error}",
+                f"choose a multiple of pp: micro_batches={2 * self._pp}",
+            ) from error
+
+    def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of a micro-batch, with its share of the whole batch's mean."""
+        # Torch gives the loss no number of the micro-batch; its target lies in the batch's memory.
+        offset = target.data_ptr() - self._target.data_ptr()
+        count, factor = self._factors[offset // (self._size * self._target.stride(0) * target.itemsize)]
+        if count == 0:
+            return output[:0].sum()
+        return self._loss_of(output[:count], target[:count]) * factor
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the gradients of all stages so that the norm over all of them is at most ``max_norm``. Collective.
+
+        ``torch.nn.utils.clip_grad_norm_`` knows of this rank's stages alone.
+
+        Returns:
+            The norm before that, the same on every rank.
+        """
+        total = self.grad_norm()
+        parameters = [each for _, each in self.named_parameters() if each.grad is not None]
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(total, dtype=parameters[0].dtype))
+        if self._taken is not None:
+            self.accept_gradients()
+        return total
+
+    def grad_norm(self) -> float:
+        """The norm over the gradients of all stages, the same on every rank. Collective."""
+        self._tied.add_up()
+        parameters = [each for _, each in self.named_parameters() if each.grad is not None]
+        counted = [cast(torch.Tensor, each.grad) for each in parameters if not self._tied.is_copy(each)]
+        own = torch.nn.utils.get_total_norm(counted)
+        own = own.full_tensor() if hasattr(own, "full_tensor") else own
+        everyone = self._comm.allreduce(np.array([float(own) ** 2]), "sum")[0]
+        return math.sqrt(everyone / (self._comm.size // self._pp))
+
+    def accept_gradients(self) -> None:
+        """Take the gradients as they are, after the script changed them element by element (``clip_grad_value_``)."""
+        self._taken = self._sample()
+
+    def _sample(self) -> torch.Tensor | None:
+        """A few numbers of each gradient, which a norm that clips would change; PyTorch counts no versions here."""
+        numbers = [each.detach().flatten()[:_SAMPLED].double() for each in self._gradients()]
+        return torch.cat(numbers).nan_to_num() if numbers else None
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """This rank's parts of its gradients."""
+        found = [getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters()]
+        return [each for each in found if each is not None]
+
+    def _before_step(self, *_: Any) -> None:
+        # Without gradients, as after zero_grad(), nothing was clipped.
+        now = self._sample()
+        if self._taken is not None and now is not None and not torch.equal(now, self._taken):
+            raise HpctrainError(
+                "the gradients were changed after pipeline.step(): torch.nn.utils.clip_grad_norm_ takes the norm of "
+                "this rank's stages alone",
+                "pipeline.clip_grad_norm_(max_norm); after a change element by element, call "
+                "pipeline.accept_gradients()",
+                exit_code=1,
+            )
+        self._tied.add_up()
+
+    def _spread_overflow(self) -> None:
+        """A GradScaler looks at its own rank's gradients."""
+        own = self._gradients()
+        overflow = not all(bool(each.isfinite().all()) for each in own)
+        if self._comm.allreduce(np.array([float(overflow)]), "max")[0] and own:
+            own[0].fill_(math.inf)
+
+
+def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return part.named_parameters(remove_duplicate=False)
+
+
+def _schedule(name: str, pp: int) -> tuple[type, int]:
+    if name not in _SCHEDULES:
+        raise HpctrainError(f"unknown pipeline schedule {name!r}", nearest(name, _SCHEDULES))
+    if pp == 1:
+        raise HpctrainError("the mesh has pp 1: there is one stage", "ht.distribute(model, optimizer, mesh=mesh)")
+    return _SCHEDULES[name]
+
+
+def _own_stages(schedule: str, rank: int, pp: int, per_rank: int) -> list[int]:
+    if schedule == "zbv":
+        return [rank, 2 * pp - 1 - rank]
+    return [rank + pp * turn for turn in range(per_rank)]
+
+
+def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    check_model(model)
+    for each in optimizers:
+        check_optimizer(each)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise HpctrainError(
+                f"{name!r} normalises over all ranks, and the ranks of other stages do not have it",
+                "use nn.LayerNorm or nn.GroupNorm in a pipeline",
+            )
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """With the last row repeated until there are so many, in memory of one piece."""
+    missing = rows - len(tensor)
+    padded = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+    return padded.contiguous()

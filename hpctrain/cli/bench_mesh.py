@@ -1,0 +1,102 @@
+"""``hpctrain bench memory``, and ``bench step --mesh``."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli.bench_options import AsJson, ModelOption, print_tables
+from hpctrain.cli.host_options import NamedHosts
+from hpctrain.cli.option_groups import with_groups
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.run.plan import HostOptions
+
+MeshesOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="AXIS=RANKS,…", help="A step under this mesh, such as dp_shard=2,tp=2; repeat for more."),
+]
+
+
+class DividedModel(StrEnum):
+    """The networks of ``bench memory``."""
+
+    transformer = "transformer"
+    gpt = "gpt"
+
+
+@with_groups
+def memory(
+    ranks: Annotated[
+        int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")
+    ] = None,
+    *,
+    hosts: NamedHosts,
+    model: Annotated[
+        DividedModel, typer.Option(help="Network of 10 or 11 million parameters; gpt also with tp.")
+    ] = DividedModel.gpt,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens for each rank.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """What a rank keeps of parameters, gradients and AdamW's state, and the rest of its peak: as replicas, by stages
+    of ZeRO, with recomputation and with tp, beside the formula.
+    """
+    from hpctrain.planning.mesh import SHARDING
+    from hpctrain.programs.bench import measure
+    from hpctrain.report.benchmarks import memory_rows, memory_table
+    from hpctrain.run.plan import HostOptions
+
+    options = HostOptions(**hosts.given())
+    measured = measure("memory", ranks, model, str(batch), hosts=options, environment=SHARDING)
+    rows = memory_rows(measured["variants"])
+    if as_json:
+        about = {name: measured[name] for name in ("ranks", "hosts", "gpu", "load")}
+        typer.echo(json.dumps({"model": model, "batch": batch, "rows": rows, **about}))
+        return
+    title = f"MB of {model} on each of {measured['ranks']} ranks, {batch} rows of 64 tokens for each"
+    # Others that were running take no memory of these.
+    print_tables(memory_table(rows, title), left_out={}, load=0.0)
+
+
+def mesh_step(
+    meshes: list[str],
+    ranks: int | None,
+    hosts: HostOptions,
+    model: ModelOption,
+    samples: int,
+    rounds: int,
+    image_size: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Steps under meshes.
+
+    Raises:
+        HpctrainError: a mesh that is none, does not fit the ranks, or divides what the network does not.
+    """
+    from hpctrain.planning.mesh import SHARDING
+    from hpctrain.programs.bench import measure, oversubscribed
+    from hpctrain.recipes.mesh import parse_mesh
+    from hpctrain.report.benchmarks import mesh_rows, mesh_table
+
+    for mesh in map(parse_mesh, meshes):
+        if ranks:
+            mesh.at(ranks)
+        if model != ModelOption.gpt and (mesh.tp, mesh.pp) != (1, 1):
+            raise HpctrainError(f"--mesh {mesh.option}: {model} is divided by dp_shard alone", "add --model gpt")
+    arguments = (model, str(rounds), str(samples), str(image_size or 64), *meshes)
+    measured = measure("mesh_step", ranks, *arguments, hosts=hosts, environment=SHARDING)
+    rows = mesh_rows(measured["seconds"], samples * measured["ranks"], measured["tokens_each"])
+    more = oversubscribed(measured["ranks"], measured["hosts"])
+    if as_json:
+        about = {name: measured[name] for name in ("ranks", "hosts", "load")}
+        settings = {"model": model, "batch": samples, "rounds": rounds, "oversubscribed": more}
+        typer.echo(json.dumps({**settings, "rows": rows, **about}))
+        return
+    title = f"one step of {model} on {measured['ranks']} ranks, {samples} samples for each, {rounds} rounds"
+    table = mesh_table(rows, title + (", oversubscribed" if more else ""))
+    print_tables(table, left_out={}, load=measured["load"])

@@ -1,0 +1,47 @@
+"""What several commands of ``hpctrain bench`` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class ModelOption(StrEnum):
+    """The networks of ``bench step``."""
+
+    convnet = "convnet"
+    resnet50 = "resnet50"
+    transformer = "transformer"
+    gpt = "gpt"
+    digits = "digits"
+
+
+# Samples a rank that a core has done in well under a second.
+BATCHES = {
+    ModelOption.convnet: 16,
+    ModelOption.resnet50: 8,
+    ModelOption.transformer: 8,
+    ModelOption.gpt: 8,
+    ModelOption.digits: 32,
+}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# Processes that want a core, below which what is measured is taken to have been alone.
+_QUIET = 0.5
+
+
+def print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> None:
+    """Print tables, and what was not measured or not alone."""
+    from rich.console import Console
+
+    for table in tables:
+        Console().print(table)
+    if load > _QUIET:
+        print(f"others were running: the load was {load} before; measure again when it is near 0", file=sys.stderr)
+    for name, why in left_out.items():
+        print(f"left out: {name}: {why}", file=sys.stderr)

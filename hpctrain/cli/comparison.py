@@ -1,0 +1,22 @@
+"""Prints what a run took beside what was predicted of it."""
+
+from __future__ import annotations
+
+import sys
+
+from hpctrain.report.page import read_comparison
+from hpctrain.report.say import say
+from hpctrain.run.directory import RunDirectory
+
+
+def print_comparison(directory: RunDirectory) -> None:
+    """Print it on stderr; nothing where there is no prediction.
+
+    Raises:
+        HpctrainError: the directory holds no run.
+    """
+    comparison, fault = read_comparison(directory)
+    if fault:
+        say(f"hpctrain: warning: {fault}", sys.stderr)
+    for line in comparison.lines if comparison else ():
+        say(line, sys.stderr)

@@ -1,0 +1,63 @@
+"""The prediction of ``hpctrain submit``: shown in a dry run, and kept in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from hpctrain.batch.forecast import forecast, forecasts, named_gpu
+from hpctrain.batch.submission import Job
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.schema import Recipe
+from hpctrain.run.plan import Script
+
+
+def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
+    """Print what a job, or the first task of an array, is predicted to take; or why nothing can be said.
+
+    Args:
+        gpu: of ``--gpu``.
+    """
+    named = named_gpu(job, gpu)
+    if isinstance(work, Script) and gpu is None:
+        return
+    typer.echo("\n# Prediction")
+    if named is None:
+        typer.echo(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
+        return
+    try:
+        found = forecast(job, work, named)
+    except HpctrainError as error:
+        typer.echo("\n".join([f"none: {error.message}", *_network_keys(job)]))
+        return
+    from hpctrain.batch.time_limit import time_lines
+    from hpctrain.cli.tables import print_table
+    from hpctrain.report.prediction import prediction_notes, prediction_table
+
+    print_table(prediction_table(found.prediction))
+    lines = prediction_notes(found.prediction, explain=False)
+    lines += time_lines(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
+    lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
+    typer.echo("\n".join([*lines, *_network_keys(job)]))
+
+
+def _network_keys(job: Job) -> list[str]:
+    """What of the profile would say more of the network; ``submit`` has no options for it, as ``plan`` has."""
+    node = job.profile.node
+    if job.request.nodes == 1 or None not in (node.adapters, node.link_gbit):
+        return []
+    return ["node.adapters and node.link_gbit in a profile say what the network between nodes is"]
+
+
+def prediction_records(
+    job: Job, works: Mapping[int | None, Recipe | Script], gpu: str | None
+) -> dict[int | None, dict[str, Any]]:
+    """What is written to the prediction.json of each run of a job for which there is a prediction, by its task."""
+    found = forecasts(job, works, gpu)
+    if not found:
+        return {}
+    from hpctrain.report.prediction import prediction_record
+
+    return {task: prediction_record(each.prediction) for task, each in found.items()}

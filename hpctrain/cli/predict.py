@@ -1,0 +1,134 @@
+"""The prediction of ``hpctrain plan``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from hpctrain.cli.host_options import HostsWithSlots
+from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
+from hpctrain.cli.run_options import TrainingOptions
+from hpctrain.cli.tables import print_table
+from hpctrain.cli.work import told
+from hpctrain.cluster.profiles import load_profile
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.extras import require
+from hpctrain.launch.hosts import node_map_of
+from hpctrain.planning.planner import FRAMEWORKS
+from hpctrain.predict.energy import Site
+from hpctrain.predict.hardware import Hardware
+from hpctrain.predict.request import PredictionRequest, predicted
+from hpctrain.predict.training import (
+    Training,
+    recipe_training,
+    require_data_parallel,
+    require_known,
+    script_training,
+)
+from hpctrain.predict.workload import read_workload
+from hpctrain.programs.trace import trace_script
+from hpctrain.recipes.load import load_recipe
+from hpctrain.recipes.mesh import parse_mesh
+from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record, prediction_table
+
+
+def predict(
+    work: str,
+    *,
+    hosts: HostsWithSlots,
+    nodes: str | None,
+    ranks: int | None,
+    training: TrainingOptions,
+    options: PredictionOptions,
+    arguments: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Print a prediction, and save its picture.
+
+    Args:
+        work: a recipe's name or file, a script, or a workload's file.
+        arguments: of a script.
+
+    Raises:
+        HpctrainError: options that contradict each other, or as of :func:`hpctrain.predict.request.predicted`.
+    """
+    if ranks is not None or hosts.hosts or hosts.hostfile:
+        raise HpctrainError(
+            "a prediction is for nodes that are all alike, not for -np or hosts by name",
+            "--nodes N --gpus-per-node G, or several: --nodes 1,8,64",
+        )
+    if training.framework is not None and training.framework not in FRAMEWORKS:
+        raise HpctrainError(f"unknown framework {training.framework!r}", nearest(training.framework, FRAMEWORKS))
+    if options.plot:
+        if options.plot.suffix not in (".png", ".html"):
+            raise HpctrainError(f"--plot {options.plot}: no picture is written in this form", "name it .png or .html")
+        require("report")
+        require_places([options.plot])
+    found = predicted(
+        _training(work, training, options, arguments),
+        PredictionRequest(
+            hardware=_hardware(hosts, options),
+            nodes=node_counts(nodes or "1"),
+            backend=training.backend or "auto",
+            framework=training.framework or "torch",
+            calibration=options.calibration or (),
+            site=Site(pue=options.pue, g_per_kwh=options.grid_intensity),
+        ),
+    )
+    for warning in (*found.warnings, *memory_warnings(found)):
+        typer.echo(f"hpctrain: warning: {warning}", err=True)
+    if as_json:
+        typer.echo(json.dumps(prediction_record(found), indent=2))
+    else:
+        print_table(prediction_table(found))
+        typer.echo("\n".join(prediction_notes(found, explain=options.explain)))
+    if options.plot:
+        from hpctrain.report.prediction_plot import prediction_page, prediction_plot
+
+        draw = prediction_page if options.plot.suffix == ".html" else prediction_plot
+        save({options.plot: draw(found)})
+
+
+def _training(work: str, training: TrainingOptions, options: PredictionOptions, arguments: Sequence[str]) -> Training:
+    """What is trained."""
+    of_script = {"batch": options.batch, "optimizer": options.optimizer, "precision": options.precision}
+    if not work.endswith((".py", ".json")):
+        wrong = next((name for name, value in of_script.items() if value is not None), None)
+        if wrong or arguments:
+            what = f"--{wrong} is" if wrong else "arguments after -- are"
+            raise HpctrainError(f"{what} for scripts, and {work} is a recipe", "change a recipe by --set KEY=VALUE")
+        return recipe_training(told(load_recipe(work, training.of_recipe)))
+    if training.overrides:
+        raise HpctrainError(f"--set is for recipes, and {work} is none", "--batch, --optimizer, --precision")
+    if training.mesh is not None:
+        require_data_parallel(parse_mesh(training.mesh))
+    if options.batch is None:
+        raise HpctrainError(f"how many samples has a rank of {work} in a step?", "--batch N")
+    known = {"optimizer": options.optimizer or "sgd", "precision": options.precision or "float32"}
+    require_known(**known)
+    if work.endswith(".json"):
+        workload = read_workload(Path(work))
+    else:
+        typer.echo(f"hpctrain: tracing one step of {work}", err=True)
+        workload = trace_script(Path(work), arguments)
+    return script_training(workload, per_rank=options.batch, **known)
+
+
+def _hardware(hosts: HostsWithSlots, options: PredictionOptions) -> Hardware:
+    stated = Hardware(
+        gpu=options.gpu,
+        gpus_per_node=options.gpus_per_node,
+        adapters=options.adapters_per_node,
+        link_bytes_per_s=None if options.link is None else link_rate(options.link),
+        fabric=hosts.fabric,
+        routes=hosts.routes,
+        background=(0.0, 0.0) if options.background is None else background_shares(options.background),
+        rdma=not options.tcp,
+    )
+    if hosts.node:
+        stated = stated.like(node_map_of(hosts.node))
+    return stated.completed(load_profile(options.cluster).node) if options.cluster else stated

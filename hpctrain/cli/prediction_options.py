@@ -1,0 +1,152 @@
+"""Options of ``hpctrain plan`` about a prediction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpctrain.errors import HpctrainError
+from hpctrain.topology.link_speed import LANE_GBIT
+
+_PREDICTION = "Prediction"
+# 200Gb, 200G, 25Gbit/s; 25GB/s has eight times as many bits.
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)
+_MOST_NODES = 1_000_000
+_DOUBLING = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    """What is predicted for: the hardware, and what is known of it."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Predict time, memory and energy on these GPUs, or on `cpu`.",
+            rich_help_panel=_PREDICTION,
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, typer.Option(metavar="G", min=1, help="Ranks of each node.", rich_help_panel=_PREDICTION)
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="Take a node's hardware from a profile.", rich_help_panel=_PREDICTION),
+    ] = None
+    adapters_per_node: Annotated[
+        int | None,
+        typer.Option(metavar="A", min=1, help="Network adapters of a node.", rich_help_panel=_PREDICTION),
+    ] = None
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="What an adapter sends: 200Gb.", rich_help_panel=_PREDICTION),
+    ] = None
+    background: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOW,HIGH",
+            help="Shares of links between switches that other jobs take: 0,0.3.",
+            rich_help_panel=_PREDICTION,
+        ),
+    ] = None
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measurements: of `bench step --sweep`, `bench allreduce`, `bench loader`, nccl-tests; repeatable.",
+            rich_help_panel=_PREDICTION,
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Samples of a rank in a step, of a script.", rich_help_panel=_PREDICTION),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a script: sgd (with momentum), adam, …", rich_help_panel=_PREDICTION),
+    ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a script: float32, bf16 or fp16.", rich_help_panel=_PREDICTION),
+    ] = None
+    tcp: Annotated[bool, typer.Option("--tcp", help="The adapters have no RDMA.", rich_help_panel=_PREDICTION)] = False
+    pue: Annotated[
+        float,
+        typer.Option(
+            min=1.0, max=10.0, help="The site's power for each watt of its machines.", rich_help_panel=_PREDICTION
+        ),
+    ] = 1.0
+    grid_intensity: Annotated[
+        float | None,
+        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 for a kWh.", rich_help_panel=_PREDICTION),
+    ] = None
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="List the constants that matter most.", rich_help_panel=_PREDICTION),
+    ] = False
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png|FILE.html", help="Plot throughput and efficiency.", rich_help_panel=_PREDICTION),
+    ] = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a prediction is wanted."""
+        return self != PredictionOptions()
+
+
+def node_counts(text: str) -> list[int]:
+    """The numbers of ``--nodes``: 8, or 1,8,64, or 1..512, which doubles from 1 and ends with 512.
+
+    Raises:
+        HpctrainError: no such numbers, or one below 1.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        doubling = _DOUBLING.fullmatch(part.strip())
+        if doubling:
+            low, high = int(doubling[1]), int(doubling[2])
+            if 1 <= low <= high <= _MOST_NODES:
+                found |= {min(low << power, high) for power in range((high // low).bit_length() + 1)}
+                continue
+        elif part.strip().isascii() and part.strip().isdigit() and 1 <= int(part[:9]) <= _MOST_NODES:
+            found.add(int(part))
+            continue
+        raise HpctrainError(
+            f"--nodes {text}: {part!r} is no number of nodes",
+            f"for example 8, or 1,8,64, or 1..512, up to {_MOST_NODES}",
+        )
+    return sorted(found)
+
+
+def link_rate(text: str) -> float:
+    """Bytes a second of ``--link``.
+
+    Raises:
+        HpctrainError: no rate.
+    """
+    lanes = LANE_GBIT.get(text.strip().upper())
+    if lanes is not None:
+        return 4 * lanes * 1e9 / 8
+    found = _RATE.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise HpctrainError(f"--link {text}: no rate of a link", "in Gbit/s, for example 200Gb; or HDR, NDR")
+    return float(found[1]) * 1e9 / (1 if found[2] == "B" else 8)
+
+
+def background_shares(text: str) -> tuple[float, float]:
+    """The two shares of ``--background``.
+
+    Raises:
+        HpctrainError: no two numbers.
+    """
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise HpctrainError(f"--background {text}: no two shares", "for example 0,0.3") from None
+    return low, high

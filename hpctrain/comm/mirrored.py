@@ -1,0 +1,44 @@
+"""The communicator of the backend ``mirrored``: one process whose replicas tf.distribute keeps alike."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import tensorflow as tf
+
+from hpctrain.comm.single import SingleCommunicator
+from hpctrain.comm.tf_cluster import replica_devices
+from hpctrain.errors import HpctrainError
+from hpctrain.run.limits import REPLICAS
+
+
+class MirroredCommunicator(SingleCommunicator):
+    """One rank, with a ``MirroredStrategy`` of as many replicas as ``HPCTRAIN_REPLICAS`` says, or as there are GPUs."""
+
+    backend = "mirrored"
+
+    def __init__(self, reason: str) -> None:
+        text = os.environ.get(REPLICAS, "")
+        self.strategy = tf.distribute.MirroredStrategy(replica_devices(int(text) if text.isdigit() else None))
+        super().__init__(f"{reason}; {self.strategy.num_replicas_in_sync} replicas")
+
+    def torch(self) -> NoReturn:
+        raise not_for_torch(self.backend)
+
+    def tensorflow(self) -> NoReturn:
+        raise in_scope(self.backend)
+
+
+def not_for_torch(backend: str) -> HpctrainError:
+    """The error for a PyTorch model with a backend of tf.distribute."""
+    return HpctrainError(f"backend {backend!r} is TensorFlow's, and this is PyTorch", "choose --backend mpi or gloo")
+
+
+def in_scope(backend: str) -> HpctrainError:
+    """The error for ``ht.distribute`` where the strategy's scope distributes."""
+    return HpctrainError(
+        f"backend {backend!r} distributes what is made in its scope, and ht.distribute has nothing to reduce",
+        "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "
+        "choose --backend multi_worker, mpi or horovod",
+    )

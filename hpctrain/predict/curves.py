@@ -1,0 +1,148 @@
+"""Measured times of all-reduces by size, which replace assumed constants of a prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.errors import HpctrainError
+from hpctrain.predict.nccl_tests import Measured, read_nccl_tests
+
+# A row of ``bench allreduce`` that moves no data between ranks.
+_COPY = "copy"
+
+_MENDED = "write it anew with `hpctrain bench allreduce --json`, or give the output of nccl-tests' all_reduce_perf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The time of one collective by the size of its buffer.
+
+    Attributes:
+        collective: ``all-reduce``.
+        engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …; nccl-tests have ``nccl, in-place`` as well.
+        ranks: that took part.
+        hosts: on which they were.
+        points: bytes of a rank's buffer and seconds, by rising bytes.
+        source: the file, and what measured it.
+    """
+
+    collective: str
+    engine: str
+    ranks: int
+    hosts: int
+    points: tuple[tuple[float, float], ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        assert self.points and self.ranks >= 1 and self.hosts >= 1
+        assert all(one < other for (one, _), (other, _) in zip(self.points, self.points[1:], strict=False))
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for a buffer of ``nbytes``.
+
+        Between two points along a straight line in a plot with two logarithmic axes; below the first its time, which
+        is mostly latency; above the last at the bandwidth that it reached. Nothing takes no time.
+        """
+        if nbytes <= 0:
+            return 0.0
+        after = bisect_left(self.points, (nbytes, -math.inf))
+        if after == 0:
+            return self.points[0][1]
+        if after == len(self.points):
+            size, seconds = self.points[-1]
+            return seconds * (nbytes / size)
+        (low, start), (high, end) = self.points[after - 1], self.points[after]
+        return start * math.exp(math.log(end / start) * math.log(nbytes / low) / math.log(high / low))
+
+
+def bench_curves(text: str, where: str) -> list[Curve]:
+    """The curves of ``hpctrain bench allreduce --json``, one for each engine and number of ranks.
+
+    Args:
+        text: of the file.
+        where: its name, for errors.
+
+    Raises:
+        HpctrainError: no JSON, or rows without what a curve needs.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HpctrainError(f"{where}: no JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
+    rows = found.get("rows") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise HpctrainError(f"{where}: no rows", _MENDED)
+    points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for number, row in enumerate(rows, start=1):
+        at = f"{where}: row {number}"
+        engine = row.get("engine") if isinstance(row, dict) else None
+        if not isinstance(engine, str) or not engine:
+            raise HpctrainError(f"{at} has no engine", _MENDED)
+        ranks, hosts = _count(row, "ranks", at), _count({"hosts": 1, **row}, "hosts", at)
+        if ranks % hosts:
+            raise HpctrainError(f"{at}: {ranks} ranks are not equally many on each of {hosts} hosts", _MENDED)
+        point = float(_count(row, "bytes", at)), _seconds(row, at)
+        if engine != _COPY:
+            points[engine, ranks, hosts].append(point)
+    if not points:
+        raise HpctrainError(f"{where}: only rows of engine {_COPY!r}, which moves nothing between ranks", _MENDED)
+    return [
+        _curve(own, engine=engine, ranks=ranks, hosts=hosts, source=f"{where}, hpctrain bench allreduce")
+        for (engine, ranks, hosts), own in points.items()
+    ]
+
+
+def nccl_curves(text: str, where: str) -> list[Curve]:
+    """The curves of the text of nccl-tests' ``all_reduce_perf``: out-of-place, then in-place, as far as measured.
+
+    Args:
+        text: of the file.
+        where: its name, for errors.
+
+    Raises:
+        HpctrainError: as of ``read_nccl_tests``.
+    """
+    found: Measured = read_nccl_tests(text, where)
+    engines = {"nccl": found.out_of_place, "nccl, in-place": found.in_place}
+    source = f"{where}, all_reduce_perf of {found.kind}"
+    return [
+        _curve(points, engine=engine, ranks=found.ranks, hosts=found.hosts, source=source)
+        for engine, points in engines.items()
+        if points
+    ]
+
+
+def _curve(points: Iterable[tuple[float, float]], *, engine: str, ranks: int, hosts: int, source: str) -> Curve:
+    """A curve of these points; of several for one size it has the median."""
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for size, seconds in points:
+        by_size[size].append(seconds)
+    return Curve(
+        collective="all-reduce",
+        engine=engine,
+        ranks=ranks,
+        hosts=hosts,
+        points=tuple((size, statistics.median(by_size[size])) for size in sorted(by_size)),
+        source=source,
+    )
+
+
+def _count(row: Mapping[str, Any], key: str, at: str) -> int:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise HpctrainError(f"{at}: {key} is {value!r}, not a whole number from 1", _MENDED)
+    return value
+
+
+def _seconds(row: Mapping[str, Any], at: str) -> float:
+    value = row.get("median_s")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise HpctrainError(f"{at}: median_s is {value!r}, not a number of seconds above 0", _MENDED)
+    return float(value)

@@ -1,0 +1,99 @@
+"""One prediction as asked for on the command line: what is read for it, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpctrain.cluster.backends import BACKENDS, CAPABILITIES
+from hpctrain.cluster.gpu_models import gpu
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.predict.calibration import read_calibration
+from hpctrain.predict.compute import CPU
+from hpctrain.predict.energy import Site
+from hpctrain.predict.hardware import Hardware
+from hpctrain.predict.prediction import Node, Prediction, predict
+from hpctrain.predict.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest:
+    """What a prediction is for.
+
+    Attributes:
+        hardware: of the nodes.
+        nodes: how many, rising.
+        backend: ``auto`` or the name of one.
+        framework: that the training is in.
+        calibration: files of measurements.
+    """
+
+    hardware: Hardware
+    nodes: Sequence[int]
+    backend: str = "auto"
+    framework: str = "torch"
+    calibration: Sequence[Path] = ()
+    site: Site = Site()
+
+
+def predicted(training: Training, request: PredictionRequest) -> Prediction:
+    """The prediction.
+
+    Raises:
+        HpctrainError: hardware that is not known, or not whole; files that cannot be read or are of something else.
+    """
+    hardware = request.hardware
+    if hardware.named_gpu != CPU:
+        gpu(hardware.named_gpu)
+    node = Node(gpu=hardware.named_gpu, local=hardware.local, engine=_engine(training, request), rdma=hardware.rdma)
+    networks, warnings = hardware.networks(request.nodes)
+    found = predict(training, node, networks, calibration=read_calibration(request.calibration), site=request.site)
+    return replace(found, warnings=(*warnings, *found.warnings))
+
+
+def _engine(training: Training, request: PredictionRequest) -> str:
+    """What reduces, as a run would choose it there.
+
+    Raises:
+        HpctrainError: a backend that does not serve the training or the nodes.
+    """
+    backend, on_cpu = _asked(training, request), request.hardware.gpu == CPU
+    if backend == "auto":
+        if on_cpu:
+            return "mpi"
+        return "nccl" if request.framework == "torch" else "horovod"
+    found = CAPABILITIES[backend]
+    if found.needs_gpus and on_cpu:
+        raise HpctrainError(f"backend {backend!r} needs GPUs, and --gpu cpu has none", "--backend mpi or gloo")
+    if not found.joins_ranks:
+        raise HpctrainError(
+            f"backend {backend!r} is for one process", "leave --backend out, or choose mpi, nccl or horovod"
+        )
+    if request.framework not in found.frameworks:
+        raise HpctrainError(
+            f"backend {backend!r} does not serve {request.framework}", "choose --backend mpi or horovod"
+        )
+    if not request.hardware.rdma and (on_cpu or backend in ("mpi", "gloo")):
+        raise HpctrainError(f"--tcp is about NCCL, and {backend} does not use it here", "leave --tcp out")
+    return backend
+
+
+def _asked(training: Training, request: PredictionRequest) -> str:
+    """The backend asked for, or the only one that the recipe can have."""
+    if request.backend not in BACKENDS:
+        raise HpctrainError(f"unknown backend {request.backend!r}", nearest(request.backend, BACKENDS))
+    recipe = training.recipe
+    if recipe is not None and recipe.sync:
+        raise HpctrainError(
+            "predictions are of ranks that average their gradients in every step, and sync has them average parameters",
+            "--set sync=null predicts the same training without it",
+        )
+    if recipe is None or not (recipe.fault_tolerance.fault_tolerant or recipe.communication.compression == "top_k"):
+        return request.backend
+    if request.backend not in ("auto", "mpi"):
+        raise HpctrainError(
+            f"fault_tolerance: shrink and compression: top_k need --backend mpi, not {request.backend!r}",
+            "choose --backend mpi",
+        )
+    return "mpi"

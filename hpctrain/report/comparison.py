@@ -1,0 +1,272 @@
+"""What a run took beside what was predicted of it, and why it took longer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.report.energy import energy_of, kwh
+from hpctrain.report.faults import stall_line
+from hpctrain.report.predicted import PredictedRow, Range
+from hpctrain.report.record import Record, communication_share, data_share, of_kind, samples_per_s
+from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, RunEvent
+from hpctrain.run.plan import Plan
+
+# What has to be explained by one cause for it to count as the likely one.
+_MOSTLY = 0.5
+INSIDE = "inside"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure; None for what was not measured.
+
+    Attributes:
+        name: its key in ``summary.json``.
+        title: for people.
+        below, above: the verdict of a measured value outside of the range, on either side; None where it is no
+            verdict.
+        text: of a value.
+        remark: what the measured value is of.
+    """
+
+    name: str
+    title: str
+    measured: float | None
+    predicted: Range
+    below: str | None
+    above: str | None
+    text: Callable[[float], str]
+    remark: str = ""
+
+    @property
+    def verdict(self) -> str | None:
+        """``inside``, or in what way it is not; None where nothing can be said."""
+        if self.measured is None:
+            return None
+        if self.measured < self.predicted.low:
+            return self.below
+        return self.above if self.measured > self.predicted.high else INSIDE
+
+    @property
+    def excess(self) -> float:
+        """By how much it is more than predicted; 0 within the range and below."""
+        over = self.measured is not None and self.measured > self.predicted.high
+        return self.measured - self.predicted.value if over and self.measured is not None else 0.0
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Its title, the measured value, the predicted one with its range, and the verdict."""
+        low, value, high = map(self.text, (self.predicted.low, self.predicted.value, self.predicted.high))
+        measured = "—" if self.measured is None else self.text(self.measured)
+        return self.title, measured, f"{value} [{low}, {high}]", "; ".join(filter(None, (self.verdict, self.remark)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A run beside its prediction.
+
+    Attributes:
+        figures: in order.
+        causes: of a run that is slower, each with what to do next.
+        note: why nothing of it can be compared; empty otherwise.
+    """
+
+    figures: tuple[Figure, ...]
+    causes: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def outside(self) -> list[str]:
+        """The names of those figures that were measured and are not within their range."""
+        return [figure.name for figure in self.figures if figure.verdict not in (None, INSIDE)]
+
+    @property
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        if self.note:
+            return [self.note]
+        rows = [figure.row for figure in self.figures if figure.measured is not None]
+        if not rows:
+            return []
+        cells = [("", "measured", "predicted", ""), *rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(3)]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)) for row in cells]
+        return [*(line.rstrip() for line in table), *self.causes]
+
+
+def compare(record: Record, plan: Plan, predicted: PredictedRow) -> Comparison:
+    """A run, finished or not, beside its prediction."""
+    if note := _incomparable(record, predicted):
+        return Comparison(figures=(), note=note)
+    figures = tuple(_figures(record, plan, predicted))
+    by_name = {figure.name: figure for figure in figures}
+    return Comparison(figures=figures, causes=tuple(_causes(record, by_name, predicted.nodes)))
+
+
+def comparison_keys(comparison: Comparison | None) -> dict[str, Any]:
+    """The keys of ``summary.json``: each predicted figure with its range and what was measured of it, and the names
+    of those outside.
+    """
+    if comparison is None or comparison.note:
+        return {"predicted": None, "outside": None}
+    return {
+        "predicted": {
+            figure.name: figure.predicted.model_dump()
+            | ({} if figure.measured is None else {"measured": figure.measured})
+            for figure in comparison.figures
+        },
+        "outside": comparison.outside,
+    }
+
+
+def _incomparable(record: Record, predicted: PredictedRow) -> str:
+    ranks = {run.ranks for run in of_kind(record.events, RunEvent)}
+    ranks |= {fault.ranks for fault in of_kind(record.events, RecoveredFaultEvent)}
+    if ranks <= {predicted.gpus}:
+        return ""
+    had = " and ".join(map(str, sorted(ranks)))
+    return f"not compared with its prediction, which is for {predicted.gpus} ranks: the run had {had}"
+
+
+def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure]:
+    steps, slow = record.timed_steps, "slower than predicted"
+    figures = [
+        Figure(
+            name="step_s",
+            title="step (median)",
+            measured=statistics.median(step.seconds for step in steps) if steps else None,
+            predicted=predicted.step_s,
+            below="faster",
+            above=slow,
+            text=_duration,
+        ),
+        Figure(
+            name="samples_per_s",
+            title="samples/s",
+            measured=samples_per_s(steps),
+            predicted=predicted.samples_per_s,
+            below=slow,
+            above="faster",
+            text=_number,
+        ),
+        Figure(
+            name="communication_share",
+            title="communication",
+            measured=communication_share(steps),
+            predicted=predicted.communication_share,
+            below="less than predicted",
+            above="more than predicted",
+            text=_percent,
+        ),
+    ]
+    return [*figures, *_of_the_whole(record, plan, predicted, slow)]
+
+
+def _of_the_whole(record: Record, plan: Plan, predicted: PredictedRow, slow: str) -> list[Figure]:
+    """What follows from a run's length, of one that is done."""
+    end = record.end if record.end and record.end.status == "done" else None
+    figures = []
+    if predicted.minutes is not None:
+        figures.append(
+            Figure(
+                name="minutes",
+                title="time",
+                measured=end.seconds / 60 if end and end.seconds is not None else None,
+                predicted=predicted.minutes,
+                below="faster",
+                above=slow,
+                text=lambda minutes: _duration(60 * minutes),
+            )
+        )
+    if predicted.kwh is not None:
+        energy = energy_of(record.events, plan) if end else None
+        figures.append(
+            Figure(
+                name="kwh",
+                title="energy, kWh",
+                measured=kwh(energy.total) if energy else None,
+                predicted=predicted.kwh,
+                # The prediction is of whole nodes, and no counter sees all that one draws.
+                below=None,
+                above="more than predicted",
+                text=_number,
+                remark=f"measured of {energy.covers}; predicted of whole nodes" if energy and energy.total else "",
+            )
+        )
+    return figures
+
+
+def _causes(record: Record, figures: dict[str, Figure], nodes: int) -> list[str]:
+    """Why a run is slower, from what its own events tell; empty for one that is not."""
+    found = [*_stragglers(record), *_reductions(figures["communication_share"], nodes)]
+    step = figures["step_s"]
+    if step.excess:
+        found += _input(record, step)
+        found = found or [
+            "likely cause: neither samples nor reductions were waited for, so the computing itself is slower; next: "
+            "hpctrain doctor, and hpctrain bench step --sweep --json, which calibrates the prediction"
+        ]
+    elif figures.get("minutes") and figures["minutes"].excess:
+        found += _between_steps(record, 60 * figures["minutes"].excess)
+    slower = any(figure.verdict == "slower than predicted" for figure in figures.values())
+    return found if slower or figures["communication_share"].excess else []
+
+
+def _stragglers(record: Record) -> list[str]:
+    stalls = [stall for attempt in record.attempts for stall in attempt.stalls]
+    if not stalls:
+        return []
+    worst = max(stalls, key=lambda stall: stall.seconds)
+    return [f"likely cause: {stall_line(worst)}; next: hpctrain status, hpctrain doctor"]
+
+
+def _reductions(share: Figure, nodes: int) -> list[str]:
+    if not share.excess or share.measured is None:
+        return []
+    # Who waits for a slow rank waits in a reduction, too.
+    where, look = ("the fabric, or", "topology verify") if nodes > 1 else ("shared cores, or", "doctor")
+    return [
+        f"likely cause: reductions are {_percent(share.measured)} of a step, predicted at most "
+        f"{_percent(share.predicted.high)}: {where} ranks that are not equally fast; next: hpctrain {look}, "
+        "hpctrain bench allreduce"
+    ]
+
+
+def _input(record: Record, step: Figure) -> list[str]:
+    share = data_share(record.timed_steps)
+    if share is None or step.measured is None or share * step.measured < _MOSTLY * step.excess:
+        return []
+    return [
+        f"likely cause: {_percent(share)} of a step is waiting for samples, which is most of what it takes too long; "
+        "next: hpctrain bench loader"
+    ]
+
+
+def _between_steps(record: Record, excess: float) -> list[str]:
+    """For a run whose steps are as predicted, and its time is not; ``excess`` is in seconds."""
+    blocked = sum(event.blocked_seconds or 0.0 for event in of_kind(record.events, CheckpointEvent))
+    if blocked >= _MOSTLY * excess:
+        return [
+            f"likely cause: checkpoints held the training up for {_duration(blocked)}; next: hpctrain bench checkpoint"
+        ]
+    again = f", and it was begun {len(record.attempts)} times" if len(record.attempts) > 1 else ""
+    return [f"likely cause: the steps are as predicted, so the time went between them{again}; next: hpctrain status"]
+
+
+def _duration(seconds: float) -> str:
+    for least, size, unit in ((5400.0, 3600.0, "h"), (90.0, 60.0, "min"), (1.0, 1.0, "s")):
+        if seconds >= least:
+            return f"{_number(seconds / size)} {unit}"
+    return f"{_number(seconds * 1e3)} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{_number(100 * share)} %"
+
+
+def _number(value: float) -> str:
+    """Three digits, without an exponent for large ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,127 @@
+"""The energy that a run drew, from the readings of its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.report.record import last_of, of_kind
+from hpctrain.run.events import Event, attempts
+from hpctrain.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent, StepEvent
+from hpctrain.run.plan import Plan
+
+_JOULES = 3.6e6
+_SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """What was read on all hosts, in all attempts of a run.
+
+    Attributes:
+        joules: by source; of what no host could read there is none.
+        covers: in words, of which hosts each source was read, what could not be read and why.
+        iteration: the last step whose energy it holds.
+    """
+
+    joules: dict[EnergySource, float]
+    covers: str
+    iteration: int
+
+    @property
+    def total(self) -> float | None:
+        """Joules of all sources, which have no part in common; None where there is none."""
+        return sum(self.joules.values()) if self.joules else None
+
+
+def energy_of(events: Sequence[Event], plan: Plan) -> Energy | None:
+    """The energy of a run.
+
+    Args:
+        events: of all its attempts; steps are not looked at. What the attempts drew is added up: a step that was lost
+            and done again was paid for twice.
+        plan: the run's.
+
+    Returns:
+        None where nothing was recorded about it.
+    """
+    last = last_of(events, EnergyEvent)
+    if last is None:
+        return None
+    meters = last_readings(of_kind(events, EnergyEvent))
+    joules: dict[EnergySource, float] = {}
+    for reading in meters.values():
+        for source, drawn in reading.joules.items():
+            joules[source] = joules.get(source, 0.0) + drawn
+    return Energy(joules=joules, covers=_covers(meters, events, plan), iteration=last.iteration)
+
+
+def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], HostEnergy]:
+    """The last reading of each meter, by its host and its begin; it contains those before."""
+    return {(host, reading.began): reading for event in events for host, reading in event.hosts.items()}
+
+
+def energy_keys(energy: Energy | None, steps: Sequence[StepEvent]) -> dict[str, Any]:
+    """The keys of ``summary.json``; ``steps`` are those that count."""
+    total, found = (energy.total, energy.joules) if energy else (None, {})
+    samples = [step.samples for step in steps if energy and step.iteration <= energy.iteration]
+    known = [count for count in samples if count is not None]
+    return {
+        "energy_kwh": kwh(total),
+        "energy_by_source": {source: kwh(found.get(source)) for source in _SOURCES} if found else None,
+        "joules_per_sample": total / sum(known) if total is not None and any(known) and known == samples else None,
+        "energy_covers": energy.covers if energy else None,
+    }
+
+
+def kwh(joules: float | None) -> float | None:
+    """Joules in kWh; None for None."""
+    return None if joules is None else joules / _JOULES
+
+
+def energy_text(amount: float) -> str:
+    """An amount in kWh with a unit that suits it."""
+    if amount >= 1:
+        return f"{amount:,.2f} kWh"
+    return f"{amount * 1e3:.2f} Wh" if amount >= 1e-2 else f"{amount * _JOULES:,.0f} J"
+
+
+def energy_line(
+    drawn: float | None, covers: str | None, slurm: float | None = None, *, joules_per_sample: float | None = None
+) -> str | None:
+    """One line about it; None where nothing was recorded.
+
+    Args:
+        drawn: kWh by the hosts' counters, of what ``covers`` says.
+        covers: of :class:`Energy`.
+        slurm: kWh by Slurm's accounting.
+        joules_per_sample: of ``drawn``.
+    """
+    each = "" if joules_per_sample is None else f", {joules_per_sample:.3g} J a sample"
+    own = covers if drawn is None else f"{energy_text(drawn)}{each}: {covers}"
+    beside = None if slurm is None else f"by Slurm's accounting {energy_text(slurm)}"
+    return "; ".join(filter(None, [own, beside])) or None
+
+
+def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Event], plan: Plan) -> str:
+    missing = "; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing))
+    if not any(reading.joules for reading in meters.values()):
+        return f"nothing here can be read: {missing or 'there is no counter'}"
+    count = max(_host_count(events, plan), len({host for host, _ in meters}))
+    parts = []
+    for source, title in _SOURCES.items():
+        hosts = {host for (host, _), reading in meters.items() if source in reading.joules}
+        whole = f"{len(hosts)} of {count} host{'s' if count > 1 else ''}"
+        parts.append(f"{title} of {whole}" if hosts else f"no {title}")
+    begun = attempts(events)
+    measured = sum(any(isinstance(event, EnergyEvent) for event in part) for part in begun)
+    if measured < len(begun):
+        parts.append(f"{measured} of {len(begun)} attempts")
+    return ", ".join(parts) + (f" ({missing})" if missing else "")
+
+
+def _host_count(events: Sequence[Event], plan: Plan) -> int:
+    """How many hosts the run has had."""
+    named = {host for run in of_kind(events, RunEvent) for host in run.hosts or ()}
+    return len(named) or len(plan.hosts) or 1

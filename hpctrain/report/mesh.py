@@ -1,0 +1,42 @@
+"""What a rank keeps of the state, with each stage of ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpctrain.planning.mesh import parameters
+from hpctrain.predict.zero import Stage, StateBytes, all_stages, bytes_of_parameter
+from hpctrain.run.plan import Plan
+from hpctrain.topology.mesh_traffic import aligned, bytes_text
+
+_DIVIDES: Mapping[Stage, str] = {
+    0: "nothing divided",
+    1: "ZeRO 1: the optimizer's state",
+    2: "ZeRO 2: gradients too",
+    3: "ZeRO 3: parameters too",
+}
+
+
+def state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
+    """Of a rank; empty where no state is divided, and for scripts, whose network nobody knows."""
+    sizes = plan.mesh.sizes
+    if plan.recipe is None or sizes["dp_shard"] == 1:
+        return {}
+    own = parameters(plan.recipe) / (sizes["pp"] * sizes["tp"])
+    return all_stages(own, bytes_of_parameter(plan.recipe.optimizer), sizes["dp_shard"] * sizes["cp"])
+
+
+def state_lines(plan: Plan) -> list[str]:
+    """The same as a table; the stage of the plan is marked."""
+    found = state_bytes(plan)
+    if not found:
+        return []
+    assert plan.recipe is not None
+    rows = [
+        (
+            f"{'*' if stage == plan.recipe.sharding.zero else ' '} {_DIVIDES[stage]}",
+            *map(bytes_text, (each.parameters, each.gradients, each.optimizer, each.total)),
+        )
+        for stage, each in found.items()
+    ]
+    return [*aligned([("", "parameters", "gradients", "optimizer", "together"), *rows])]

@@ -1,0 +1,138 @@
+"""The prediction of one run, as ``hpctrain plan … --json`` or the run directory has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hpctrain.errors import HpctrainError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan
+
+_Figure = Annotated[float, Field(ge=0), AllowInfNan(False)]
+
+
+class Range(BaseModel):
+    """A figure with its 80 % interval."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: _Figure
+    low: _Figure
+    high: _Figure
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"{self.value:g} is not within its range, {self.low:g} to {self.high:g}")
+        return self
+
+    def scaled(self, by: float) -> Range:
+        """A multiple of it."""
+        return Range(value=self.value * by, low=self.low * by, high=self.high * by)
+
+
+class PredictedRow(BaseModel):
+    """What is predicted for one number of nodes; None for what follows from a length that nobody knows.
+
+    Attributes:
+        nodes, gpus: how many; a rank has a GPU each, or is on cores.
+        batch_per_gpu: samples of a rank in a step.
+        step_s: of one step.
+        samples_per_s: of all ranks.
+        communication_share: of a step, 0 to 1.
+        epochs, minutes, kwh: of a run to its result.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    nodes: Annotated[int, Field(ge=1)]
+    gpus: Annotated[int, Field(ge=1)]
+    batch_per_gpu: Annotated[float, Field(gt=0), AllowInfNan(False)]
+    step_s: Range
+    samples_per_s: Range
+    communication_share: Range
+    memory_bytes: Range
+    epochs: Range | None = None
+    minutes: Range | None = None
+    kwh: Range | None = None
+
+    def lasting(self, epochs: int) -> PredictedRow:
+        """The same for a run of so many epochs: one to the result may be shorter than the recipe."""
+        if self.epochs is None or not self.epochs.value:
+            return self
+        by = epochs / self.epochs.value
+        return self.model_copy(
+            update={
+                "minutes": None if self.minutes is None else self.minutes.scaled(by),
+                "kwh": None if self.kwh is None else self.kwh.scaled(by),
+            }
+        )
+
+
+class _File(BaseModel):
+    recipe: str
+    rows: Annotated[tuple[PredictedRow, ...], Field(min_length=1)]
+
+
+def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
+    """The content of a file, and its prediction for a run.
+
+    Raises:
+        HpctrainError: it cannot be read, is no prediction, or is one of another training or other nodes.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise HpctrainError(f"cannot read the prediction {path}: {error.strerror}", _how(plan)) from error
+    try:
+        file = _File.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise HpctrainError(f"{path} is no prediction: {where}{first['msg']}", _how(plan)) from error
+    return content, _row_for(file, plan, path)
+
+
+def own_prediction(directory: RunDirectory, plan: Plan) -> tuple[PredictedRow | None, str | None]:
+    """The prediction in a run's directory, or why the one that is there cannot be used; neither where there is none."""
+    if not directory.prediction.exists():
+        return None, None
+    try:
+        return read_prediction(directory.prediction, plan)[1], None
+    except HpctrainError as error:
+        return None, f"{error.message}; {error.hint}"
+
+
+def _row_for(file: _File, plan: Plan, path: Path) -> PredictedRow:
+    recipe = plan.recipe
+    if recipe and recipe.name != file.recipe:
+        raise HpctrainError(f"{path} is a prediction of {file.recipe}, and the run is of {recipe.name}", _how(plan))
+    rows = [row for row in file.rows if row.gpus == plan.ranks and (not plan.hosts or row.nodes == len(plan.hosts))]
+    if not rows:
+        known = ", ".join(f"{row.gpus} on {row.nodes}" for row in file.rows)
+        nodes = f" on {len(plan.hosts)}" if plan.hosts else ""
+        raise HpctrainError(
+            f"{path} is a prediction for other ranks and nodes ({known}), and the run has {plan.ranks}{nodes}",
+            _how(plan),
+        )
+    (row, *_) = rows
+    if recipe and abs(row.batch_per_gpu * row.gpus - recipe.global_batch) >= 0.5:
+        raise HpctrainError(
+            f"{path} is a prediction for steps of {row.batch_per_gpu * row.gpus:g} samples, and those of the run have "
+            f"{recipe.global_batch}",
+            _how(plan),
+        )
+    return row.lasting(recipe.epochs) if recipe else row
+
+
+def _how(plan: Plan) -> str:
+    nodes = len(plan.hosts) or 1
+    of = plan.recipe.name if plan.recipe else "RECIPE"
+    local = max(1, plan.ranks // nodes)
+    return (
+        f"make one: hpctrain plan {of} --gpu NAME --nodes {nodes} --gpus-per-node {local} --json > prediction.json, "
+        "with the --set of the run"
+    )

@@ -1,0 +1,118 @@
+"""The picture of a prediction: throughput and efficiency over nodes, with their intervals; as PNG, or in a page."""
+
+from __future__ import annotations
+
+import io
+from html import escape
+from typing import TYPE_CHECKING
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator, ScalarFormatter
+from rich.console import Console
+
+from hpctrain.report.prediction import prediction_notes, prediction_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from hpctrain.predict.prediction import Prediction
+    from hpctrain.predict.values import Estimate
+
+# Okabe and Ito's, https://jfly.uni-koeln.de/color
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
+
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em auto; max-width: 80em }}
+pre, svg {{ max-width: 100%; height: auto; overflow: auto }}
+</style>
+{picture}
+{{code}}
+</html>
+"""
+
+
+def prediction_page(prediction: Prediction) -> bytes:
+    """An HTML file: the picture, the table, and what the intervals come from."""
+    console = Console(record=True, file=io.StringIO(), width=200)
+    console.print(prediction_table(prediction))
+    console.print("\n".join(prediction_notes(prediction, explain=True)), highlight=False, markup=False)
+    svg = prediction_plot(prediction, "svg").decode()
+    page = _PAGE.format(title=escape(prediction.name), picture=svg[svg.index("<svg") :])
+    # The console fills in its own text by str.format.
+    code = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    return page.replace("{code}", code).encode()
+
+
+def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
+    """A PNG file, or an SVG one."""
+    nodes = [row.nodes for row in prediction.rows]
+    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+        rate, share = figure.subplots(1, 2)
+        first = prediction.rows[0].samples_per_s.value / nodes[0]
+        rate.plot(nodes, [first * count for count in nodes], color=_GREY, linestyle=":", label="in proportion")
+        _band(rate, nodes, [row.samples_per_s for row in prediction.rows], _BLUE, "predicted")
+        rate.set(yscale="log", ylabel="samples per second")
+        rate.yaxis.set_major_formatter(EngFormatter())
+        rate.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+        rate.yaxis.set_minor_formatter(EngFormatter() if _within_a_decade(prediction) else NullFormatter())
+        _band(share, nodes, [row.efficiency for row in prediction.rows], _BLUE, "efficiency, recipe's batch")
+        _band(share, nodes, [row.weak_efficiency for row in prediction.rows], _ORANGE, "the same samples a rank")
+        share.set(ylabel="efficiency against one node", ylim=(0, 1.05))
+        for panel in (rate, share):
+            _nodes(panel, nodes, prediction.worthwhile)
+        if prediction.worthwhile is not None:
+            _tell(rate, prediction.worthwhile, nodes)
+        figure.suptitle(f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node")
+        file = io.BytesIO()
+        figure.savefig(file, format=kind, dpi=150)
+    return file.getvalue()
+
+
+def _within_a_decade(prediction: Prediction) -> bool:
+    """Whether a logarithmic axis of throughput has at most one power of ten, which says too little."""
+    rates = [row.samples_per_s.value for row in prediction.rows]
+    return max(rates) < 30 * min(rates)
+
+
+def _band(panel: Axes, nodes: Sequence[int], figures: Sequence[Estimate], colour: str, label: str) -> None:
+    panel.fill_between(
+        nodes, [each.low for each in figures], [each.high for each in figures], color=colour, alpha=0.2, linewidth=0
+    )
+    panel.plot(nodes, [each.value for each in figures], color=colour, marker="o", markersize=3.5, label=label)
+
+
+def _tell(panel: Axes, worthwhile: int, nodes: Sequence[int]) -> None:
+    """What the grey line means, below the curve, on the side of the line that has more room."""
+    left = worthwhile**2 > nodes[0] * nodes[-1]
+    panel.annotate(
+        "beyond, another node\nadds less than half",
+        (worthwhile, 0),
+        xytext=(-4 if left else 4, 6),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        fontsize=8,
+        horizontalalignment="right" if left else "left",
+    )
+
+
+def _nodes(panel: Axes, nodes: Sequence[int], worthwhile: int | None) -> None:
+    panel.set(xscale="log", xlabel="nodes (bands: 80 % of the cases)")
+    panel.xaxis.set_major_locator(FixedLocator(nodes))
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.set_minor_locator(NullLocator())
+    if worthwhile is not None:
+        panel.axvline(worthwhile, color=_GREY, linewidth=0.8)
+    panel.grid(color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.legend(frameon=False)

@@ -1,0 +1,79 @@
+"""Folders of shards of either kind: photographs, or tokens of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.shards.manifest import SETTINGS, read_manifest, remake
+from hpctrain.shards.text import manifest as text
+from hpctrain.shards.verify import FileFault, file_faults, verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedFolder:
+    """A folder compared with its manifest.
+
+    Attributes:
+        shards: how many there are to be.
+        holds: what is in them, in words.
+        faults: the differences.
+        remedy: the command that makes the faulty files again.
+    """
+
+    shards: int
+    holds: str
+    faults: tuple[FileFault, ...]
+    remedy: str
+
+
+def training_fingerprint(folder: Path, data: str) -> str:
+    """A text that differs for other training samples.
+
+    Args:
+        folder: what ``hpctrain data shard`` or ``hpctrain data prepare-text`` wrote.
+        data: of a recipe, ``imagenet`` or ``text``.
+
+    Raises:
+        HpctrainError: the folder is no whole one of that kind.
+    """
+    if data == "text":
+        return text.read_text_manifest(folder).train.fingerprint
+    return read_manifest(folder).splits["train"].index_sha256
+
+
+def holds_text(folder: Path) -> bool:
+    """Whether a folder is one of tokens."""
+    return (folder / text.SETTINGS).exists()
+
+
+def verify_folder(folder: Path) -> VerifiedFolder:
+    """Compare sizes, hashes and counts.
+
+    Raises:
+        HpctrainError: there is no manifest, or it is damaged.
+    """
+    return _verified_text(folder) if holds_text(folder) else _verified_images(folder)
+
+
+def _verified_text(folder: Path) -> VerifiedFolder:
+    manifest = text.read_text_manifest(folder)
+    files = [*manifest.train.shards, *manifest.val.shards]
+    return VerifiedFolder(
+        shards=len(files),
+        holds=f"{manifest.train.tokens} tokens in train, {manifest.val.tokens} tokens in val",
+        faults=tuple(file_faults(folder, files)),
+        remedy=text.command(manifest.settings, folder),
+    )
+
+
+def _verified_images(folder: Path) -> VerifiedFolder:
+    from hpctrain.shards.make import command
+
+    manifest, faults = verify(folder)
+    return VerifiedFolder(
+        shards=sum(len(split.shards) for split in manifest.splits.values()),
+        holds=", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items()),
+        faults=faults,
+        remedy=command(manifest.settings, folder) if (folder / SETTINGS).exists() else remake(folder),
+    )

@@ -1,0 +1,125 @@
+"""Tokenisers: the bytes themselves, or a ``tokenizer.json`` of the tokenizers library."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.extras import require
+
+BYTES = "bytes"
+# What 16 bits can tell apart.
+_MOST = 1 << 16
+_BATCH = 1000
+
+
+class TokenizerSettings(BaseModel):
+    """What turned a text into tokens.
+
+    Attributes:
+        name: ``bytes``, or the file's name.
+        sha256: of the file; of ``bytes`` nothing.
+        vocabulary: how many tokens there are.
+        separator: the one after each document.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    name: str
+    sha256: str
+    vocabulary: int = Field(ge=1, le=_MOST)
+    separator: int = Field(ge=0, lt=_MOST)
+
+
+class Tokenizer(Protocol):
+    """Turns documents into tokens."""
+
+    settings: TokenizerSettings
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """The tokens of each document and the separator."""
+
+
+class ByteTokenizer:
+    """A token for each byte of UTF-8, and one more as separator."""
+
+    settings = TokenizerSettings(name=BYTES, sha256="", vocabulary=257, separator=256)
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        return [
+            np.append(np.frombuffer(text.encode(), np.uint8), [self.settings.separator]).astype(np.uint16)
+            for text in documents
+        ]
+
+
+class FileTokenizer:
+    """A tokeniser of the tokenizers library, which special tokens written out in a text do not reach.
+
+    Args:
+        path: of its ``tokenizer.json``.
+        separator: the token that stands between documents.
+
+    Raises:
+        HpctrainError: the library or the file is missing, it is no tokeniser, it has no such token, or more tokens
+            than 16 bits can tell apart.
+    """
+
+    def __init__(self, path: Path, separator: str) -> None:
+        require("text")
+        from tokenizers import Tokenizer as Library
+
+        try:
+            content = path.read_bytes()
+            self._library = Library.from_buffer(content)
+        except OSError as error:
+            raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
+        except Exception as error:  # The library raises nothing more specific.
+            raise HpctrainError(f"{path} is no tokeniser: {error}", _CHOICES) from error
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._library.encode_special_tokens = True
+        ids = self._library.get_vocab(with_added_tokens=True)
+        if separator not in ids:
+            special = [token.content for token in self._library.get_added_tokens_decoder().values()]
+            raise HpctrainError(
+                f"{path} has no token {separator!r} to separate documents with",
+                f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another",
+            )
+        vocabulary = max(ids.values()) + 1
+        if vocabulary > _MOST:
+            raise HpctrainError(
+                f"{path} has {vocabulary:,} tokens, and shards hold tokens of 16 bits: {_MOST:,} at most",
+                "choose a tokeniser with fewer, as GPT-2's with 50,257",
+            )
+        self.settings = TokenizerSettings(
+            name=path.name,
+            sha256=hashlib.sha256(content).hexdigest(),
+            vocabulary=vocabulary,
+            separator=ids[separator],
+        )
+
+    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        found = []
+        for begin in range(0, len(documents), _BATCH):
+            batch = self._library.encode_batch_fast(documents[begin : begin + _BATCH], add_special_tokens=False)
+            found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in batch]
+        return found
+
+
+_CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
+
+
+def open_tokenizer(name: str, separator: str) -> Tokenizer:
+    """The tokeniser that a command names: ``bytes``, or a file.
+
+    Raises:
+        HpctrainError: as of :class:`FileTokenizer`.
+    """
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)

@@ -1,0 +1,153 @@
+"""A script for DeepSpeed as its users write it: it knows nothing of hpctrain.
+
+``python deepspeed_script.py OUT CASE…``: each case is trained for 20 steps, and rank 0 keeps the weights; ``plain``:
+one process on the full batch, without DeepSpeed. ``refused`` keeps what wrong configurations and models lead to, and
+``killed`` ends rank 1 in the middle of a training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+STEPS, MICRO, RANKS = 20, 8, 2
+_RANDOM = np.random.default_rng(0)
+X = torch.from_numpy(_RANDOM.random((STEPS, MICRO * RANKS, 24), np.float32))
+Y = torch.from_numpy(_RANDOM.integers(0, 10, (STEPS, MICRO * RANKS)))
+ADAMW = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
+    )
+
+
+def configuration(stage: int = 0, **further: object) -> dict[str, object]:
+    return {
+        "train_batch_size": MICRO * RANKS,
+        "optimizer": {"type": "AdamW", "params": ADAMW},
+        # So small a network would else be left whole.
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        # Without it DeepSpeed clips at 1.
+        "gradient_clipping": 0.0,
+        **further,
+    }
+
+
+CASES = {
+    "zero1": configuration(1),
+    "zero2": configuration(2),
+    "zero3": configuration(3),
+    "accumulated": configuration(2, train_batch_size=MICRO * RANKS, train_micro_batch_size_per_gpu=MICRO // 2),
+    "clipped": configuration(1, gradient_clipping=0.1),
+    "bf16": configuration(2, bf16={"enabled": True}),
+}
+
+
+def started(settings: object, model: nn.Module) -> object:
+    import deepspeed
+
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
+
+
+def trained(settings: object, steps: int = STEPS) -> nn.Module:
+    model = made()
+    engine = started(settings, model)
+    rank, parts = engine.global_rank, engine.gradient_accumulation_steps()
+    for x, y in zip(X[:steps], Y[:steps], strict=True):
+        own = slice(rank * MICRO, (rank + 1) * MICRO)
+        for inputs, labels in zip(x[own].chunk(parts), y[own].chunk(parts), strict=True):
+            inputs = inputs.to(next(engine.module.parameters()).dtype)
+            engine.backward(nn.functional.cross_entropy(engine(inputs).float(), labels))
+            engine.step()
+    return model
+
+
+def weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """The whole parameters, which ZeRO 3 keeps in parts."""
+    import deepspeed
+
+    found = {}
+    for name, each in model.named_parameters():
+        with deepspeed.zero.GatheredParameters([each]):
+            found[name] = each.detach().float().cpu().numpy().copy()
+    return found
+
+
+def plain(clip: float | None) -> dict[str, np.ndarray]:
+    model = made()
+    keys = {"lr": ADAMW["lr"], "betas": tuple(ADAMW["betas"]), "eps": ADAMW["eps"]}
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=ADAMW["weight_decay"], **keys)
+    for x, y in zip(X, Y, strict=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return {name: each.detach().numpy() for name, each in model.named_parameters()}
+
+
+def refused(folder: Path) -> dict[str, str]:
+    written = folder / "given.json"
+    written.write_text(json.dumps(configuration(train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=1)))
+    wrong = {
+        "batch": (str(written), made()),
+        "indivisible": (configuration(train_batch_size=17, train_micro_batch_size_per_gpu=2), made()),
+        "small": (configuration(train_batch_size=1), made()),
+        "section key": (configuration(zero_optimization={"stagee": 1}), made()),
+        "section value": (configuration(zero_optimization={"stage": 7}), made()),
+        "key": (configuration(zero_optimisation={"stage": 1}), made()),
+        "float64": (configuration(1), made().double()),
+        "op": (
+            configuration(
+                optimizer={"type": "Adagrad", "params": {"lr": 1e-3}},
+                zero_optimization={"stage": 1, "offload_optimizer": {"device": "cpu"}},
+            ),
+            made(),
+        ),
+    }
+    found = {}
+    for name, (settings, model) in wrong.items():
+        try:
+            started(settings, model)
+            found[name] = "nothing was refused"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def killed() -> None:
+    trained(CASES["zero2"], steps=2)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    trained(CASES["zero2"])
+
+
+def main(out: str, *cases: str) -> None:
+    if cases == ("plain",):
+        for name, clip in (("plain", None), ("plain-clipped", 0.1)):
+            np.savez(f"{out}-{name}.npz", **plain(clip))
+        return
+    for case in cases:
+        if case == "killed":
+            killed()
+        found = refused(Path(out).parent) if case == "refused" else weights(trained(CASES[case]))
+        if os.environ["RANK"] != "0":
+            continue
+        if case == "refused":
+            Path(f"{out}-refused.json").write_text(json.dumps(found))
+        else:
+            np.savez(f"{out}-{case}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

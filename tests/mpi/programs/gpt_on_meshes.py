@@ -1,0 +1,63 @@
+"""A small GPT on some ranks, divided over meshes: losses and parameters of each, for test_gpt_on_meshes.py to compare.
+
+Usage: gpt_on_meshes.py OUTPUT NAME:MESH:[KEY=VALUE:…]STEPS…, which trains from the last checkpoint of the name, if it
+has one, until so many steps are done. Rank 0 writes ``OUTPUT-NAME.jsonl``, and every rank ``OUTPUT-NAME-RANK.npz`` with
+what it has of the parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gpt
+import numpy as np
+
+import hpctrain as ht
+from hpctrain.adapters.data_ranks import set_mesh
+from hpctrain.adapters.torch.pieces import pieces_of
+from hpctrain.checkpoints.find import newest_whole
+from hpctrain.comm import Communicator
+from hpctrain.data import open_sources
+from hpctrain.recipes.load import mesh_overrides, override_recipe
+from hpctrain.run.events import EventWriter
+from hpctrain.train.checkpoint import Checkpoints
+from hpctrain.train.loop import Loop
+from hpctrain.train.recipe import torch_trainer
+
+
+def train(comm: Communicator, output: str, name: str, mesh: str, changes: list[str], steps: int) -> None:
+    recipe = override_recipe(gpt.recipe("uneven"), [*mesh_overrides(mesh), *changes])
+    set_mesh(comm, recipe.mesh)
+    trainer = torch_trainer(recipe, comm)(recipe, comm)
+    folder = Path(f"{output}-{name}")
+    begun = comm.broadcast_object(newest_whole(folder).iteration if comm.rank == 0 else 0)
+    with EventWriter(folder.with_suffix(".jsonl") if comm.rank == 0 else None) as events:
+        loop = Loop(
+            recipe,
+            comm,
+            trainer,
+            *open_sources(recipe),
+            events,
+            checkpoints=Checkpoints(folder, comm, events),
+            dumps=folder.with_name(f"{folder.name}-dumps"),
+            asked=lambda: "to go on elsewhere" if steps <= loop.iteration + 1 < gpt.EPOCHS * gpt.STEPS else None,
+        )
+        loop.run(begun)
+    pieces = {
+        f"{key.removeprefix('model.')}@{','.join(map(str, piece.box.offsets))}": piece.array()
+        for key, tensor in trainer._parameters()
+        for piece in pieces_of(tensor)
+    }
+    np.savez(f"{output}-{name}-{comm.rank}.npz", **pieces)
+
+
+def main(output: str, *cases: str) -> None:
+    comm = ht.init()
+    for case in cases:
+        name, mesh, *changes, steps = case.split(":")
+        train(comm, output, name, mesh, changes, int(steps))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""What a user may get wrong about a mesh, on four ranks; prints the message of each case from rank 0.
+
+``python parallel_misuse.py BACKEND``
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from parallel import GPT, Block, loss_of
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel
+
+import hpctrain as ht
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = GPT()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def another_mesh() -> None:
+    ht.distribute(*_model(), mesh=init_device_mesh("cpu", (ht.init().size,), mesh_dim_names=("dp",)))
+
+
+def ranks_that_do_not_fit() -> None:
+    ht.mesh(tp=3)
+
+
+def unknown_axis() -> None:
+    ht.mesh(tensor=2)
+
+
+def stages_in_distribute() -> None:
+    ht.distribute(*_model(), mesh=ht.mesh(pp=2))
+
+
+def no_stages_in_pipeline() -> None:
+    ht.Pipeline(*_model(), loss_of, mesh=ht.mesh(dp_shard=2))
+
+
+def context_parallel() -> None:
+    ht.distribute(*_model(), mesh=ht.mesh(cp=2))
+
+
+def tensor_parallel_without_a_plan() -> None:
+    ht.distribute(*_model(), mesh=ht.mesh(tp=2))
+
+
+def heads() -> None:
+    model = GPT()
+    for block in model.blocks.values():
+        block.attention.query, block.attention.head_size = nn.Linear(16, 20), 4
+    plan = ht.ParallelPlan(tensor={"blocks.*.attention.query": ColwiseParallel()})
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(tp=2), plan=plan)
+
+
+def no_such_module() -> None:
+    ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), plan=ht.ParallelPlan(shard=["Layer"]))
+
+
+def fewer_layers_than_stages() -> None:
+    model = GPT()
+    del model.blocks["1"], model.blocks["2"], model.blocks["3"]
+    ht.Pipeline(model, torch.optim.AdamW(model.parameters()), loss_of, mesh=ht.mesh(pp=2))
+
+
+def unknown_schedule() -> None:
+    ht.Pipeline(*_model(), loss_of, mesh=ht.mesh(pp=2), schedule="1b1f")
+
+
+def too_few_micro_batches() -> None:
+    pipeline = ht.Pipeline(*_model(), loss_of, mesh=ht.mesh(pp=2), micro_batches=1)
+    x = torch.zeros(4, 6, dtype=torch.int64)
+    pipeline.step(x, x)
+
+
+def optimizer_with_a_state() -> None:
+    model, optimizer = _model()
+    model(torch.zeros(1, 6, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
+
+
+def optimizer_of_another_model() -> None:
+    ht.distribute(_model()[0], _model()[1], mesh=ht.mesh(dp_shard=2))
+
+
+def tie_across_units() -> None:
+    model = GPT(tied=True)
+    plan = ht.ParallelPlan(shard=["head"])
+    ht.distribute(model, torch.optim.AdamW(model.parameters()), mesh=ht.mesh(dp_shard=2), plan=plan)
+
+
+def tie_divided_in_two_ways() -> None:
+    model = GPT(tied=True)
+    plan = ht.ParallelPlan(tensor={"tokens": ColwiseParallel(), "head": ColwiseParallel()})
+    ht.distribute(model, torch.optim.AdamW(model.parameters()), mesh=ht.mesh(tp=2), plan=plan)
+
+
+def tie_divided_in_two_ways_over_stages() -> None:
+    model = GPT(tied=True)
+    plan = ht.ParallelPlan(tensor={"tokens": ColwiseParallel(), "head": ColwiseParallel()})
+    ht.Pipeline(model, torch.optim.AdamW(model.parameters()), loss_of, mesh=ht.mesh(pp=2, tp=2), plan=plan)
+
+
+def zero_1_of_a_divided_model() -> None:
+    plan = ht.ParallelPlan(zero=1, precision=torch.bfloat16)
+    ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), plan=plan)
+
+
+def compressed_shards() -> None:
+    ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), compression="fp16")
+
+
+def divided_already() -> None:
+    model, optimizer = _model()
+    plan = ht.ParallelPlan(shard=[Block])
+    for _ in range(2):
+        ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2), plan=plan)
+
+
+def a_clip_of_one_stage() -> None:
+    model, optimizer = _model()
+    pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2))
+    x = torch.zeros(4, 6, dtype=torch.int64)
+    pipeline.step(x, x)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+CASES = [
+    *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
+    *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
+    *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
+    *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
+    *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages),
+]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    comm = ht.init(sys.argv[1])
+    for case in [no_such_module] if comm.backend == "horovod" else CASES:
+        try:
+            case()
+            said = "nothing"
+        except ht.HpctrainError as error:
+            said = str(error).replace("\n", " | ")
+        if comm.rank == 0:
+            print(f"{case.__name__}: {said}", flush=True)
+    comm.barrier()

@@ -1,0 +1,78 @@
+"""Ranks that make steps by themselves, against a simulation of all of them in one process of plain PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_ranks import PROGRAM, program, simulated
+
+from hpctrain.run.events import read_events
+
+pytest.importorskip("torch")
+
+FRAMEWORKS = [("torch", 2), ("torch", 3), ("keras", 2)]
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS, ids=lambda param: f"{param[0]} on {param[1]} ranks")
+def ran(request, mpirun, tmp_path_factory):
+    """The framework, each rank's results, and where rank 0 left its events."""
+    framework, ranks = request.param
+    if framework == "keras":
+        pytest.importorskip("keras")
+    output = tmp_path_factory.mktemp(framework) / "out"
+    mpirun(PROGRAM, ranks, framework, str(output), HPCTRAIN_TIMEOUT="60")
+    return framework, [dict(np.load(f"{output}-{rank}.npz")) for rank in range(ranks)], output
+
+
+def test_equals_the_simulation(ran):
+    framework, results, output = ran
+    for case in program.CASES:
+        for result in results:
+            np.testing.assert_array_equal(result[case], results[0][case], err_msg=f"{case}: ranks differ")
+        expected, losses = simulated(case, results[0][f"{case} begun"], len(results), framework)
+        np.testing.assert_allclose(results[0][case], expected, rtol=0, atol=2e-6, err_msg=case)
+        steps = [each for each in read_events(Path(f"{output}-{case}.jsonl")) if each.event == "step"]
+        np.testing.assert_allclose([each.loss for each in steps], losses, rtol=0, atol=2e-5, err_msg=case)
+
+
+def test_every_step_of_plain_sgd_is_synchronous_training(ran):
+    _, results, _ = ran
+    begun = results[0]["every step begun"]
+    whole, _ = simulated("every step", begun, 1)
+    np.testing.assert_allclose(results[0]["every step"], whole, rtol=0, atol=1e-6)
+    assert np.abs(results[0]["every step"] - begun).max() > 1e-2
+    # And with momentum and rounds of several steps it is not.
+    other, _ = simulated("local", results[0]["local begun"], 1)
+    assert np.abs(results[0]["local"] - other).max() > 1e-4
+
+
+def test_stops_where_the_ranks_meet_and_resumes_with_the_same_bits(ran):
+    _, results, _ = ran
+    for result in results:
+        assert result["stopped after"] == 2
+        np.testing.assert_array_equal(result["resumed"], results[0]["diloco"])
+
+
+def test_bytes_are_those_of_the_meetings(ran):
+    _, results, output = ran
+    whole = 4 * len(results[0]["local"])
+    counted = {
+        case: [each.communication_bytes for each in read_events(Path(f"{output}-{case}.jsonl")) if each.event == "step"]
+        for case in program.CASES
+    }
+    assert counted["local"] == [0, 0, whole, whole] * 2
+    assert counted["post-local"] == [whole] * 4 + [0, whole, 0, whole]
+
+
+def test_a_step_that_is_not_finite_ends_the_run_where_the_ranks_meet(ran):
+    _, results, _ = ran
+    for result in results:
+        assert "step 2 of epoch 1 has numbers that are not finite on rank 0 (" in str(result["non-finite"])
+
+
+def test_ranks_that_differ_after_a_meeting_are_found(ran):
+    _, results, _ = ran
+    for result in results:
+        assert "the ranks hold different parameters" in str(result["differ"])

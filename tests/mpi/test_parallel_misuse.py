@@ -1,0 +1,54 @@
+"""A mistake about a mesh ends with what is wrong, the valid choices and what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "parallel_misuse.py"
+
+SAID = {
+    "another_mesh": "this mesh has the dimensions ('dp',), not dp_replicate, dp_shard, pp, cp, tp",
+    "ranks_that_do_not_fit": "the mesh tp 3 = 3 does not divide 4 ranks",
+    "unknown_axis": "unknown axis 'tensor'",
+    "stages_in_distribute": "the mesh has pp 2, and ht.distribute does not cut a model into stages",
+    "no_stages_in_pipeline": "the mesh has pp 1: there is one stage",
+    "context_parallel": "the mesh has cp 2: PyTorch's context_parallel computes attention by",
+    "tensor_parallel_without_a_plan": "the mesh has tp 2, but the plan divides no layer",
+    "heads": "tp 2 does not divide the 5 heads of 'blocks.0.attention' |   choose tp among 1, 5",
+    "no_such_module": "shard of the plan names Layer, which GPT does not have |   did you mean",
+    "fewer_layers_than_stages": "2 pipeline stages need as many layers, and GPT.blocks has 1",
+    "unknown_schedule": "unknown pipeline schedule '1b1f' |   valid: 1f1b",
+    "too_few_micro_batches": "1f1b refuses 1 micro-batches",
+    "optimizer_with_a_state": "AdamW has made steps already",
+    "optimizer_of_another_model": "AdamW updates a parameter of shape (16, 16) that the model does not have",
+    "tie_across_units": "'tokens.weight' and 'head.weight' are one parameter, and the plan's shard names",
+    "tie_divided_in_two_ways": "are one parameter, which the plan divides in two ways",
+    "tie_divided_in_two_ways_over_stages": "are one parameter, which the plan divides in two ways",
+    "zero_1_of_a_divided_model": "zero=1 divides the state of an optimizer of the whole model",
+    "compressed_shards": "compression is for ranks that replicate the whole model",
+    "divided_already": "gradients would be reduced twice",
+    "a_clip_of_one_stage": "the gradients were changed after pipeline.step()",
+}
+
+
+def _said(result):
+    lines = [line.partition(": ") for line in result.stdout.splitlines()]
+    return {name: text for name, _, text in lines if name in SAID}
+
+
+def test_each_mistake_is_named(mpirun):
+    said = _said(mpirun(PROGRAM, 4, "gloo"))
+    for name, text in SAID.items():
+        assert text in said[name], name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="needs Horovod")
+def test_horovod_has_no_groups_for_a_mesh(mpirun):
+    said = _said(mpirun(PROGRAM, 2, "horovod"))
+    assert "backend 'horovod'" in said["no_such_module"]
+    assert all(other in said["no_such_module"] for other in ("gloo", "nccl", "mpi"))

@@ -1,0 +1,92 @@
+"""Reading a run's prediction: the row for it, and files that are damaged or of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from predictions import figure, record, row, written
+from written_runs import recipe_plan, run_events, script_plan, write_run
+
+from hpctrain.errors import HpctrainError
+from hpctrain.report.page import read_comparison, render
+from hpctrain.report.predicted import own_prediction, read_prediction
+from hpctrain.report.summary import summarise
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.plan import Plan, Slots
+
+
+def read(path: Path, content: Any, plan: Plan | None = None) -> Any:
+    return read_prediction(written(path / "prediction.json", content), plan or recipe_plan())[1]
+
+
+def test_the_row_of_the_run_s_ranks(tmp_path: Path) -> None:
+    others = (row(gpus=8, nodes=4), row(step_s=figure(1, 2, 3)), row(gpus=4, nodes=2))
+    assert read(tmp_path, record(*others)).step_s.value == 2
+
+
+def test_as_many_ranks_on_other_nodes_are_another_run(tmp_path: Path) -> None:
+    plan = recipe_plan(hosts=tuple(Slots(host=f"n{number}", slots=1) for number in (1, 2)))
+    assert read(tmp_path, record(row(), row(nodes=2, step_s=figure(1, 2, 3))), plan).step_s.value == 2
+    with pytest.raises(HpctrainError, match=r"other ranks and nodes \(2 on 1\), and the run has 2 on 2"):
+        read(tmp_path, record(), plan)
+
+
+def test_a_run_trains_for_its_own_epochs(tmp_path: Path) -> None:
+    # The recipe has 20.
+    found = read(tmp_path, record(row(epochs=figure(9, 10, 11), kwh=figure(1, 2, 3))))
+    assert (found.minutes.low, found.minutes.value, found.minutes.high) == (1.8, 2.4, 3.0)
+    assert found.kwh.value == 4 and found.step_s.value == 0.5
+
+
+def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
+    content = record(row(minutes=None, epochs=None, batch_per_gpu=7.0), recipe="resnet50")
+    assert read(tmp_path, content, script_plan()).minutes is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is no prediction"),
+        ('{"recipe": "digits", "rows": [', "is no prediction: Invalid JSON"),
+        ("[1]", "is no prediction: "),
+        ({"recipe": "digits"}, "is no prediction: rows: Field required"),
+        (record(rows=[]), "is no prediction: rows: "),
+        (record(row(step_s=3)), "is no prediction: rows.0.step_s: "),
+        (record(row(step_s=figure(3, 2, 4))), "rows.0.step_s: .*2 is not within its range, 3 to 4"),
+        (record(row(step_s=figure(0, 1, -1))), "rows.0.step_s.high: "),
+        (record(row(gpus=0)), "rows.0.gpus: "),
+        (record(recipe="goyal2017"), "is a prediction of goyal2017, and the run is of digits"),
+        (record(row(gpus=8)), r"for other ranks and nodes \(8 on 1\), and the run has 2 on 1"),
+        (record(row(batch_per_gpu=64.0)), "for steps of 128 samples, and those of the run have 64"),
+    ],
+)
+def test_damaged_and_foreign_files(tmp_path: Path, content: Any, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said) as caught:
+        read(tmp_path, content)
+    assert str(tmp_path / "prediction.json") in caught.value.message
+    remedy = "make one: hpctrain plan digits --gpu NAME --nodes 1 --gpus-per-node 2 --json > prediction.json"
+    assert caught.value.hint and caught.value.hint.startswith(remedy)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(HpctrainError, match=r"cannot read the prediction .*: No such file"):
+        read_prediction(tmp_path / "none.json", recipe_plan())
+
+
+def test_a_damaged_file_of_the_run_s_own_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", recipe_plan(), run_events())
+    assert own_prediction(directory, recipe_plan()) == (None, None)
+    written(directory.prediction, '{"rows"')
+    found, fault = own_prediction(directory, recipe_plan())
+    assert found is None and fault and f"{directory.prediction} is no prediction: Invalid JSON" in fault
+    summary = summarise(directory, recipe_plan(), "done")
+    assert summary["predicted"] is None and summary["outside"] is None
+    assert read_comparison(directory) == (None, fault)
+    page = render(directory)
+    assert "is no prediction: Invalid JSON" in page and "Measured and predicted" not in page
+
+
+def test_a_run_without_a_prediction_says_nothing_of_one(finished: RunDirectory) -> None:
+    assert "predict" not in render(finished)

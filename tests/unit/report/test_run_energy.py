@@ -1,0 +1,171 @@
+"""What a run drew: sums over hosts and attempts, what they cover, and where that is shown."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from written_runs import EPOCHS, STEPS, Line, recipe_plan, run_events, write_run
+
+from hpctrain.batch.find_run import find_run
+from hpctrain.cli.status import _table
+from hpctrain.report.energy import energy_line, energy_of, energy_text
+from hpctrain.report.page import read_summary, render
+from hpctrain.report.record import Record
+from hpctrain.report.status import read_status
+from hpctrain.report.summary import summarise
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
+
+SAMPLES = 64
+
+
+def reading(joules: dict[str, float], began: float = 1.0, missing: tuple[str, ...] = ()) -> HostEnergy:
+    return HostEnergy(began=began, seconds=1.0, joules=joules, missing=missing)
+
+
+def energy(iteration: int, **hosts: HostEnergy) -> Line:
+    return json.loads(json.dumps(EnergyEvent(time=1.0, iteration=iteration, hosts=hosts).record()))
+
+
+def with_energy(directory: Path, *lines: Line, after: int = EPOCHS * STEPS) -> RunDirectory:
+    """A run with these events after a step."""
+    events = run_events()
+    place = next(index for index, event in enumerate(events) if event.get("iteration") == after) + 1
+    return write_run(directory, recipe_plan(), [*events[:place], *lines, *events[place:]])
+
+
+def test_the_keys_of_a_summary(tmp_path: Path) -> None:
+    whole = {"gpu": 3.6e6, "cpu": 1.8e6}
+    first = energy(4, n1=reading({"gpu": 1.0, "cpu": 2.0}), n2=reading({"gpu": 1.0}))
+    last = energy(12, n1=reading(whole, missing=("no right to read it",)), n2=reading({"gpu": 7.2e6}))
+    directory = with_energy(tmp_path / "run", first, last)
+    summary = summarise(directory, recipe_plan(), "done")
+    assert summary["energy_kwh"] == pytest.approx(3.5)
+    assert summary["energy_by_source"] == {"gpu": pytest.approx(3), "cpu": pytest.approx(0.5), "dram": None}
+    assert summary["joules_per_sample"] == pytest.approx(12.6e6 / (SAMPLES * EPOCHS * STEPS))
+    assert summary["energy_covers"] == "GPUs of 2 of 2 hosts, CPUs of 1 of 2 hosts, no DRAM (no right to read it)"
+
+
+def test_samples_are_of_steps_whose_energy_is_known(tmp_path: Path) -> None:
+    directory = with_energy(tmp_path / "run", energy(4, node1=reading({"gpu": 512.0})), after=4)
+    assert summarise(directory, recipe_plan(), "done")["joules_per_sample"] == pytest.approx(512 / (SAMPLES * 4))
+
+
+def test_nothing_could_be_read(tmp_path: Path) -> None:
+    directory = with_energy(tmp_path / "run", energy(4, node1=reading({}, missing=("no NVML", "no powercap"))))
+    summary = summarise(directory, recipe_plan(), "done")
+    assert [summary[key] for key in ("energy_kwh", "energy_by_source", "joules_per_sample")] == [None] * 3
+    said = "nothing here can be read: no NVML; no powercap"
+    assert summary["energy_covers"] == said
+    assert f"energy         {said}\n" in status(directory)
+    assert said in render(directory)
+
+
+def test_nothing_was_recorded(finished: RunDirectory) -> None:
+    summary = summarise(finished, recipe_plan(), "done")
+    assert [value for key, value in summary.items() if "energy" in key or "joules" in key] == [None] * 4
+    assert "energy" not in status(finished)
+
+
+def test_report_and_status_have_a_line(tmp_path: Path) -> None:
+    directory = with_energy(tmp_path / "run", energy(12, node1=reading({"gpu": 76_800.0})))
+    assert read_summary(directory)["energy_kwh"] == pytest.approx(76_800 / 3.6e6)
+    covers = "GPUs of 1 of 1 host, no CPUs, no DRAM"
+    assert f"energy         21.33 Wh: {covers}\n" in status(directory)
+    page = render(directory)
+    assert "21.33 Wh" in page and f"100 J a sample; {covers}" in page
+
+
+def status(directory: RunDirectory) -> str:
+    found, _ = read_status(find_run(str(directory.path)))
+    return _table(found)
+
+
+def test_what_was_lost_and_done_again_was_drawn_all_the_same(tmp_path: Path) -> None:
+    starts: list[Line] = [
+        {"time": 1.0, "event": "start", "attempt": number, "iteration": 0, "job": None} for number in (1, 2, 3)
+    ]
+    drawn = [energy(8, node1=reading({"gpu": 100.0}, began=1.0)), energy(12, node1=reading({"gpu": 30.0}, began=2.0))]
+    once = run_events()
+    lost = [event for event in once if event["event"] == "step"][:9]
+    events = [starts[0], once[0], *lost, drawn[0], starts[1], starts[2], *once[:-1], drawn[1], once[-1]]
+    directory = write_run(tmp_path / "run", recipe_plan(), events)
+    summary = summarise(directory, recipe_plan(), "done")
+    assert summary["energy_kwh"] == pytest.approx(130 / 3.6e6)
+    assert summary["joules_per_sample"] == pytest.approx(130 / (SAMPLES * EPOCHS * STEPS))
+    assert summary["energy_covers"] == "GPUs of 1 of 1 host, no CPUs, no DRAM, 2 of 3 attempts"
+
+
+@st.composite
+def attempts_of_hosts(draw: st.DrawFn) -> tuple[list[Event], dict[str, float]]:
+    """Events of several attempts on several hosts, and what was drawn in all."""
+    events: list[Event] = []
+    total: dict[str, float] = {}
+    for attempt in range(draw(st.integers(1, 3))):
+        # Some steps of the attempt before are lost.
+        events.append(StartEvent(attempt=attempt + 1, iteration=draw(st.integers(0, 5))))
+        hosts = draw(st.lists(st.sampled_from(["n1", "n2", "n3"]), unique=True))
+        so_far: dict[str, dict[str, float]] = {host: {} for host in hosts}
+        for iteration in range(draw(st.integers(0, 3))):
+            for own in so_far.values():
+                for source in draw(st.sets(st.sampled_from(["gpu", "cpu", "dram"]))) | own.keys():
+                    more = draw(st.integers(0, 1000))
+                    own[source] = own.get(source, 0.0) + more
+                    total[source] = total.get(source, 0.0) + more
+            # A host's last reading of an attempt is often its only one.
+            now = {host: reading(dict(own), began=attempt * 10.0) for host, own in so_far.items()}
+            events.append(EnergyEvent(iteration=iteration, hosts=now))
+    return events, total
+
+
+@given(attempts_of_hosts())
+def test_sums_over_hosts_and_attempts(run: tuple[list[Event], dict[str, float]]) -> None:
+    events, total = run
+    found = energy_of(Record.of(events).events, recipe_plan())
+    if found is None:
+        assert not total
+        return
+    assert found.joules == pytest.approx(total)
+    assert (found.total is None) == (not total)
+    assert found.total is None or found.total == pytest.approx(sum(total.values()))
+    # A reading that comes again adds nothing.
+    again = energy_of([*events, events[-1]], recipe_plan())
+    assert again and again.joules == found.joules
+
+
+@pytest.mark.parametrize(
+    ("kwh", "text"), [(1234.5678, "1,234.57 kWh"), (0.5, "500.00 Wh"), (0.01, "10.00 Wh"), (1e-4, "360 J"), (0, "0 J")]
+)
+def test_amounts_for_people(kwh: float, text: str) -> None:
+    assert energy_text(kwh) == text
+
+
+def test_the_line() -> None:
+    assert energy_line(None, None) is None
+    assert energy_line(2.0, "GPUs", 3.0, joules_per_sample=0.125) == (
+        "2.00 kWh, 0.125 J a sample: GPUs; by Slurm's accounting 3.00 kWh"
+    )
+    assert energy_line(None, None, 3.0) == "by Slurm's accounting 3.00 kWh"
+
+
+def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    # Of one of two jobs it has measured nothing.
+    sacct = 'case "$*" in *--jobs=7,8*) printf "5400000\\n\\n";; esac'
+    for name, script in {"sacct": sacct, "squeue": ""}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    starts: list[Line] = [
+        {"time": 1.0, "event": "start", "attempt": each, "iteration": 0, "job": str(6 + each)} for each in (1, 2)
+    ]
+    directory = write_run(tmp_path / "run", recipe_plan(), [*starts, *run_events()])
+    assert "energy         by Slurm's accounting 1.50 kWh\n" in status(directory)
+    assert "by Slurm&#39;s accounting, of whole nodes" in render(directory)
