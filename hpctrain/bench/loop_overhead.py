@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpctrain.adapters.torch.distribute import guard_of
+from hpctrain.adapters.torch.guarding import guard_of
 from hpctrain.bench.in_turn import Call
 from hpctrain.comm.base import Communicator
 from hpctrain.comm.shared.kernels import BLOCK_BYTES, all_finite

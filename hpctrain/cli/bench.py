@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.bench_mesh import MeshesOption, memory, mesh_step
-from hpctrain.cli.bench_options import BATCHES, AsJson, ModelOption, print_tables
+from hpctrain.cli.bench_options import BATCHES, ModelOption, Ranks, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ def collectives(
 @app.command()
 @with_groups
 def step(
-    ranks: Annotated[
-        int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")
-    ] = None,
+    ranks: Ranks = None,
     *,
     hosts: NamedHosts,
     model: Annotated[

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.bench_options import AsJson, ModelOption, print_tables
+from hpctrain.cli.bench_options import ModelOption, Ranks, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ class DividedModel(StrEnum):
 
 @with_groups
 def memory(
-    ranks: Annotated[
-        int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")
-    ] = None,
+    ranks: Ranks = None,
     *,
     hosts: NamedHosts,
     model: Annotated[

@@ -29,7 +29,8 @@ BATCHES = {
     ModelOption.digits: 32,
 }
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")]
+
 
 # Processes that want a core, below which what is measured is taken to have been alone.
 _QUIET = 0.5

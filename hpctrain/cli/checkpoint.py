@@ -11,13 +11,12 @@ import typer
 
 from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
-from hpctrain.cli.tables import print_table
+from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunOrCheckpoint = Annotated[
     Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run's directory, or a folder in its checkpoints/.")
 ]

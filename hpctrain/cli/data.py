@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
 
@@ -21,7 +22,6 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
 
 _NAMED = 10

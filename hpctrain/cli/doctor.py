@@ -13,6 +13,7 @@ import typer
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import StartOptions
+from hpctrain.cli.tables import AsJson
 from hpctrain.cluster.host_list import fold_hosts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def doctor(
     run_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Where runs are to write, on a file system that all hosts share.")
     ] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
     """Check, before a run, what would make it slow, wrong or hang; exits 3 where something failed.

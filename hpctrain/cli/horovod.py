@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.cli.tables import AsJson
 from hpctrain.cluster.checks import Check
 from hpctrain.horovod.wheel import Progress
 
@@ -38,7 +39,7 @@ def build(
 
 @app.command()
 def check(
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what Horovod is built for and what to do about each missing part; exits 3 where something is missing."""
     from hpctrain.horovod.check import report

@@ -11,7 +11,7 @@ import yaml
 
 from hpctrain.cli import completion
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.tables import print_table
+from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.cli.work import told
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import differences
@@ -23,7 +23,6 @@ from hpctrain.recipes.used import used_values
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; repeatable.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")

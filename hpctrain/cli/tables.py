@@ -1,13 +1,17 @@
-"""Prints tables on stdout."""
+"""How a command answers on stdout: a table, or JSON."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # No line is longer.
 _UNBOUNDED = 1000

@@ -16,6 +16,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
+from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError, nearest
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ SkipDamaged = Annotated[
 LeaveOut = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
 

@@ -36,7 +36,7 @@ def _of_model(recipe: Recipe) -> str | None:
     able = MODEL_AXES[name]
     for axis, why in _WITHOUT.items():
         if sizes[axis] != 1 and axis not in able:
-            return f"mesh.{axis}: {name} {why}; --mesh {axis}=1,dp_shard=-1 divides its state instead"
+            return f"mesh.{axis}: {name} {why}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch"
     if recipe.sharding.recompute and "pp" not in able:
         return f"sharding.recompute: {name} has no blocks to compute again; --set sharding.recompute=false"
     return None

@@ -29,6 +29,7 @@ from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.events.kinds import Moment
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import RankRecord, read_records
+from hpctrain.topology.mesh_traffic import bytes_text
 
 UNFINISHED = "unfinished"
 
@@ -152,6 +153,8 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         figures.append(("model FLOPs utilisation", f"{summary['flops_utilisation']:.1%}", "of what the GPUs state"))
     if summary["communication_share"] is not None:
         figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
+    if given := summary.get("communication_bytes"):
+        figures.append(("given to reductions", bytes_text(given), "by one rank, before compression"))
     if summary["data_share"] is not None:
         figures.append(("data", f"{summary['data_share']:.1%}", "of a step, waiting for samples"))
     if summary.get("seconds") is not None:

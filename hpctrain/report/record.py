@@ -190,6 +190,13 @@ def communication_share(steps: Sequence[StepEvent]) -> float | None:
     return _share((step.communication_seconds, step.seconds) for step in steps)
 
 
+def communication_bytes(steps: Sequence[StepEvent]) -> int | None:
+    """What the writing rank gave to reductions in these steps, before compression; None if that was not counted."""
+    counted = [step.communication_bytes for step in steps]
+    known = [each for each in counted if each is not None]
+    return sum(known) if known and len(known) == len(counted) else None
+
+
 def data_share(steps: Sequence[StepEvent]) -> float | None:
     """The share of waiting for samples in the steps' time, 0 to 1; None if it was not measured."""
     return _share((step.data_seconds, step.seconds) for step in steps)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction
-from hpctrain.report.record import Record, communication_share, data_share, samples_per_s
+from hpctrain.report.record import Record, communication_bytes, communication_share, data_share, samples_per_s
 from hpctrain.report.results import MEDIAN, median_accuracy
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import EpochEvent
@@ -27,6 +27,7 @@ class Summary(BaseModel):
     steps: int | None
     samples_per_s: float | None
     communication_share: float | None
+    communication_bytes: int | None = None
     data_share: float | None = None
     energy_kwh: float | None = None
     joules_per_sample: float | None = None
@@ -45,14 +46,15 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         status: ``done``, ``failed`` or ``resumable``.
 
     Returns:
-        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput
-        and shares are over all steps but the first of each attempt, which also compiles and allocates; of text there
-        are ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``metrics`` are
-        those of the last epoch, and the median of several where that is the recipe's result; of a script the last value
-        of each name that it logged. ``survived`` are the faults that the run got over by itself, each with its attempt,
-        by whose start its rank is numbered. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and
-        joules of all attempts, a sample counted once however often it was trained on. ``predicted`` and ``outside`` are
-        those of :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction that is for this run.
+        The keys of ``summary.json``. What the run did not record is None, ``metrics`` is then empty. Throughput and
+        shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
+        ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
+        rank gave to reductions in all steps, before compression. ``metrics`` are those of the last epoch, and the
+        median of several where that is the recipe's result; of a script the last value of each name that it logged.
+        ``survived`` are the faults that the run got over by itself, each with its attempt, by whose start its rank is
+        numbered. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
+        sample counted once however often it was trained on. ``predicted`` and ``outside`` are those of
+        :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction that is for this run.
     """
     predicted, _ = own_prediction(directory, plan)
     return summarise_record(Record.read(directory), plan, status, predicted)
@@ -75,6 +77,7 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
         "samples_per_s": samples_per_s(record.timed_steps),
         **speeds,
         "communication_share": communication_share(record.timed_steps),
+        "communication_bytes": communication_bytes(record.steps),
         "data_share": data_share(record.timed_steps),
         "seconds": record.end.seconds if record.end else None,
         "survived": [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpctrain.comm import Communicator
-from hpctrain.recipes.sync import Sync
+from hpctrain.recipes.schema import Recipe
 from hpctrain.train.trainer import Trainer
 
 # Parameters and their gradients are float32.
@@ -18,20 +18,23 @@ class LocalSteps:
     """When the ranks of a run meet: after each step, or as a recipe's ``sync`` of the mode local says.
 
     Args:
-        sync: of the recipe; None has them meet after each step.
+        recipe: without ``sync`` they meet after each step.
         comm: the ranks.
         trainer: of this rank.
 
     Attributes:
-        bytes: what this rank gave to reductions in the last step, before they are compressed.
+        bytes: what this rank gave to reductions in the last step, before they are compressed; None where it did not
+            give gradients or parameters whole.
     """
 
-    def __init__(self, sync: Sync | None, comm: Communicator, trainer: Trainer) -> None:
-        self._sync = sync
+    def __init__(self, recipe: Recipe, comm: Communicator, trainer: Trainer) -> None:
+        self._sync = recipe.sync
         self._comm = comm
         self._trainer = trainer
         self._losses: list[float] = []
-        self.bytes = 0
+        # On a mesh that divides the parameters, and by a strategy of TensorFlow's, the framework moves what it needs.
+        self._whole = recipe.mesh.replicates_only and comm.strategy is None
+        self.bytes: int | None = 0 if self._whole else None
 
     @property
     def met(self) -> bool:
@@ -51,7 +54,8 @@ class LocalSteps:
         if self._trainer.alone and together:
             self._trainer.average_parameters()
             self._trainer.guard.averaged()
-        self.bytes = _ITEM_BYTES * self._trainer.parameters if together else 0
+        if self._whole:
+            self.bytes = _ITEM_BYTES * self._trainer.parameters if together and self._comm.size > 1 else 0
         return together
 
     def tell(self, words: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -100,7 +100,7 @@ class Loop:
         self._peak_flops = peak_flops
         self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
-        self._local = LocalSteps(recipe.sync, comm, trainer)
+        self._local = LocalSteps(recipe, comm, trainer)
         self._iteration = 0
         self._saved = 0
         # A checkpoint was lost, and is made up for after the next step.

@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
-from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch import distribute
 from hpctrain.adapters.torch.finite import all_finite
-from hpctrain.adapters.torch.guarding import guard_over
 from hpctrain.adapters.torch.parallel import Pipeline, device_mesh
-from hpctrain.adapters.torch.parallel.tensor import tied_names
 from hpctrain.adapters.torch.pieces import fill, local_tensor, tensor_of
 from hpctrain.checkpoints.layout import STATISTICS
 from hpctrain.data.samples import BROKEN, Samples
@@ -33,15 +30,8 @@ class MeshTrainer(TorchTrainer):
 
     def _distribute(self, recipe: Recipe) -> None:
         mesh = device_mesh(self._comm, recipe.mesh)
-        distribute(self.model, self._optimizer, comm=self._comm, mesh=mesh, plan=parallel_plan(recipe))
-        self._begin_guard(recipe)
-
-    def _begin_guard(self, recipe: Recipe) -> None:
-        self._guard = guard_over(self._comm, self._parameters(), every=recipe.guard.every, divided=True)
-
-    @property
-    def guard(self) -> Guard:
-        return self._guard
+        plan = parallel_plan(recipe)
+        distribute(self.model, self._optimizer, comm=self._comm, mesh=mesh, plan=plan, guard_every=recipe.guard.every)
 
     @property
     def communication_seconds(self) -> None:
@@ -63,10 +53,6 @@ class MeshTrainer(TorchTrainer):
             # A GradScaler looks at what its own rank has.
             gradients[0].fill_(math.inf)
         return finite
-
-    def _update(self) -> None:
-        super()._update()
-        self._guard.step_done()
 
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         found = self._evaluate(samples)
@@ -97,8 +83,6 @@ class PipelineTrainer(MeshTrainer):
     """Of a model whose blocks are divided into stages, each of which may be divided further."""
 
     def _distribute(self, recipe: Recipe) -> None:
-        # A parameter that two stages have goes by one name, as it does in the whole model.
-        self._first_names = {name: first for first, *others in tied_names(self.model) for name in others}
         self._ranks = recipe.mesh.at(self._comm.size).pp
         self._evaluated = [0.0, 0.0]
         self._pipeline = Pipeline(
@@ -109,16 +93,15 @@ class PipelineTrainer(MeshTrainer):
             plan=parallel_plan(recipe),
             schedule=recipe.pipeline.schedule,
             micro_batches=recipe.pipeline.count(self._ranks),
+            guard_every=recipe.guard.every,
             comm=self._comm,
         )
-        self._begin_guard(recipe)
 
     def _modules(self) -> Sequence[torch.nn.Module]:
         return self._pipeline.stages
 
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        for name, parameter in self._pipeline.named_parameters():
-            yield self._first_names.get(name, name), parameter
+        return self._pipeline.named_parameters()
 
     def average_statistics(self) -> None:
         """Do nothing: what can be cut into stages has no batch normalisation."""
@@ -156,4 +139,3 @@ class PipelineTrainer(MeshTrainer):
             scale_gradients(gradients, self._clip_norm, torch.tensor(self._pipeline.grad_norm()))
         self._pipeline.accept_gradients()
         self._scaler.step(self._optimizer)
-        self._guard.step_done()

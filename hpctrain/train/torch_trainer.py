@@ -17,8 +17,8 @@ from hpctrain import models
 from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch import average_statistics, distribute, no_sync, statistics
-from hpctrain.adapters.torch.distribute import guard_of
 from hpctrain.adapters.torch.finite import all_finite
+from hpctrain.adapters.torch.guarding import guard_of
 from hpctrain.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
 from hpctrain.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
 from hpctrain.checkpoints.layout import MOMENTS, RANDOM, STATISTICS

@@ -67,4 +67,5 @@ def test_a_small_run_learns_more_than_how_often_each_byte_comes(hpctrain, tmp_pa
     assert summary["metrics"]["test_loss"] < entropy - 0.3
     assert summary["tokens_per_s"] == pytest.approx(64 * summary["samples_per_s"])
     assert "flops_utilisation" not in summary
+    assert summary["communication_bytes"] % (300 * 4) == 0 < summary["communication_bytes"]
     assert " tokens/s" in result.stdout

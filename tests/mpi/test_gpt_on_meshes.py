@@ -44,6 +44,11 @@ def _test_loss(tmp_path: Path, name: str) -> float:
     return [each.test_loss for each in kept(read_events(tmp_path / f"out-{name}.jsonl")) if each.event == "epoch"][-1]
 
 
+def _bytes(tmp_path: Path, name: str) -> list[int | None]:
+    events = kept(read_events(tmp_path / f"out-{name}.jsonl"))
+    return [each.communication_bytes for each in events if each.event == "step"]
+
+
 def _same_where_held_twice(tmp_path: Path, name: str, ranks: int) -> int:
     """How many pieces several ranks have, which are bitwise equal."""
     held: dict[str, bytes] = {}
@@ -68,6 +73,8 @@ def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks
         np.testing.assert_allclose(_losses(tmp_path, str(number)), losses, rtol=0, atol=1e-5, err_msg=mesh)
         assert _test_loss(tmp_path, str(number)) == pytest.approx(test_loss, abs=1e-5)
         _same_where_held_twice(tmp_path, str(number), ranks)
+        # What PyTorch moves between divided parts is counted by nobody, and is not the size of the whole gradients.
+        assert {each is None for each in _bytes(tmp_path, str(number))} == {mesh != "dp_replicate=4"}
     for name in changed:
         if name == "zbv":
             continue

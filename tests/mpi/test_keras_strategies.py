@@ -5,12 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import read_events
+from hpctrain.run.records import read_records
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow", allow_module_level=True)
@@ -23,13 +31,29 @@ _FILES = {"mirrored": ["fit"], "multi_worker": ["fit", "loop"], "parameter_serve
 _OTHERS = json.dumps({"cluster": {"worker": ["192.0.2.1:1", "192.0.2.2:1"]}, "task": {"type": "worker", "index": 1}})
 
 
-def _run(*arguments: str, timeout: float = 500) -> str:
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [_HPCTRAIN, "run", *arguments]
     environment = {**os.environ, "TF_CONFIG": _OTHERS}
-    done = subprocess.run(
-        [_HPCTRAIN, "run", *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=environment
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, errors="replace"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    printed, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def _run(*arguments: str) -> str:
+    with _started(*arguments) as process:
+        return _ended(process)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +109,27 @@ def _check_cluster(texts: list[str], backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", _RANKS)
-def test_the_digits_are_learnt(tmp_path: Path, backend: str) -> None:
+def test_the_digits_are_learnt_also_where_a_rank_is_killed(tmp_path: Path, backend: str) -> None:
     ranks = _RANKS[backend] + (backend == "parameter_server")
     recipe = ("digits", "--framework", "keras", "-np", str(ranks), "--oversubscribe", "--backend", backend)
-    _run(*recipe, "--set", "epochs=12", "--run-dir", str(tmp_path / "run"))
+    run = RunDirectory(tmp_path / "run")
+    with _started(*recipe, "--set", "epochs=12", "--run-dir", str(run.path)) as process:
+        if backend != "mirrored":  # It is one rank.
+            _wait_for_epochs(run, 2, process)
+            os.kill(read_records(run)[ranks - 1].pid, signal.SIGKILL)
+        printed = _ended(process)
+    assert (f"rank {ranks - 1} on" in printed and "was killed by signal 9" in printed) == (backend != "mirrored")
+    assert ("(attempt 2)" in printed) == (backend != "mirrored")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["backend"], summary["ranks"]) == ("done", backend, ranks)
+    assert (summary["epochs"], summary["steps"]) == (12, 12 * 23)
     # Asynchronous steps depend on how ranks take turns: 0.90 was seen on a machine with five times as many processes.
     assert summary["metrics"]["test_accuracy"] >= (0.8 if backend == "parameter_server" else 0.97)
+
+
+def _wait_for_epochs(run: RunDirectory, count: int, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 300
+    while not run.events.exists() or sum(each.event == "epoch" for each in read_events(run.events)) < count:
+        assert process.poll() is None, "the run ended before it was hurt"
+        assert time.monotonic() < end, f"no {count} epochs within 300 s"
+        time.sleep(0.05)

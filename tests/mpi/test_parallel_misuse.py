@@ -32,6 +32,9 @@ SAID = {
     "zero_1_of_a_divided_model": "zero=1 divides the state of an optimizer of the whole model",
     "compressed_shards": "compression is for ranks that replicate the whole model",
     "divided_already": "gradients would be reduced twice",
+    # Each rank's gradient of it is that of its part of the sequence.
+    "layer_without_a_plan_in_a_divided_sequence": "after step 1 the ranks hold different parameters: "
+    "'blocks.0.attention_norm.weight",
     "a_clip_of_one_stage": "the gradients were changed after pipeline.step()",
 }
 

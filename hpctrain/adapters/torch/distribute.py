@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,10 +9,9 @@ import torch
 
 from hpctrain.adapters.compression import Compression, wire_of
 from hpctrain.adapters.data_ranks import mesh_of
-from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
-from hpctrain.adapters.torch.guarding import guard_over
+from hpctrain.adapters.torch.guarding import guard_over, guards
 from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
-_guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
 _OWN_STATISTICS = (
     "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
     "ht.average_statistics(model) on all ranks after each epoch, before the model evaluates or is saved"
@@ -75,12 +72,12 @@ def distribute(
             next step's: the result is not that of one process. Not together with a GradScaler, since what waits has the
             scale of its step; a resumed run begins with nothing waiting.
         top_k: the fraction that travels with ``compression="top_k"``.
-        guard_every: steps between two proofs that all ranks hold equal parameters.
+        guard_every: steps between two proofs that ranks hold equal parameters.
         mesh: what :func:`hpctrain.mesh` returned; by default the mesh of the run.
         plan: how the model is divided over the mesh.
 
     Where the mesh divides the model, its parameters and the optimizer's become DTensors, and PyTorch's FSDP2 reduces
-    gradients; ``bucket_mb`` and ``guard_every`` then have no use.
+    gradients; ``bucket_mb`` then has no use, and the guard compares what several ranks have alike.
 
     Raises:
         HpctrainError: no model or no optimizer, one that something else makes parallel already, a layer without
@@ -94,7 +91,7 @@ def distribute(
         raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb:g} must be above 0")
     comm = comm or current()
     wire = wire_of(compression, top_k, _TYPES, comm)
-    division = _division(comm, model, optimizers, mesh, plan, wire)
+    division = _division(comm, model, optimizers, mesh, plan, wire, guard_every)
     check_same_model(comm, model)
     broadcast_model(comm, model)
     for each in optimizers:
@@ -114,13 +111,14 @@ def _division(
     mesh: DeviceMesh | None,
     plan: ParallelPlan | None,
     wire: Wire[torch.dtype],
+    guard_every: int,
 ) -> Division | None:
     """How the mesh divides the model; None where nothing but replicas was asked for."""
     if mesh is None and plan is None and mesh_of(comm).replicates_only:
         return None
     from hpctrain.adapters.torch.parallel.distribute import Division
 
-    division = Division(comm, model, optimizers, mesh, plan)
+    division = Division(comm, model, optimizers, mesh, plan, guard_every=guard_every)
     if division.divides_model and wire is not None:
         raise HpctrainError(
             "compression is for ranks that replicate the whole model, and this mesh divides it",
@@ -152,7 +150,7 @@ def _take_care(
         keep(reducer, model)
         record.keep(reducer)
         record.lead(optimizers[0], model)
-        guard = _guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
+        guard = guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
         record.prove(guard)
         record.note = step_recorder(comm, model)
         if comm.size > 1:
@@ -178,12 +176,3 @@ def statistics(model: torch.nn.Module) -> GradientReducer:
     for reducer in reducers_of(model):
         return reducer
     raise HpctrainError("this model was not given to ht.distribute")
-
-
-def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
-    """The guard that compares the parameters of ``distribute``'s first optimizer.
-
-    Raises:
-        KeyError: it was not given to ``distribute``, or without parameters of its own.
-    """
-    return _guards[optimizer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +14,18 @@ from hpctrain.adapters.replicas import Checksums
 from hpctrain.adapters.torch.pieces import local_pieces, local_tensor
 from hpctrain.checkpoints.pieces import Box
 from hpctrain.comm import Communicator
+
+guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
+"""By the first optimizer of each model."""
+
+
+def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
+    """The guard that compares the parameters of ``distribute``'s first optimizer.
+
+    Raises:
+        KeyError: it was not given to ``distribute``, or without parameters of its own.
+    """
+    return guards[optimizer]
 
 
 def guard_over(

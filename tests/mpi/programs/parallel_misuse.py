@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from parallel import GPT, Block, loss_of
+from parallel import GPT, Block, Case, loss_of, plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -131,12 +131,23 @@ def a_clip_of_one_stage() -> None:
     optimizer.step()
 
 
+def layer_without_a_plan_in_a_divided_sequence() -> None:
+    model = GPT(positions=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = plan_of(Case(mesh={"tp": 2}, sequence=True))
+    del plan.tensor["blocks.*.attention_norm"]
+    ht.distribute(model, optimizer, mesh=ht.mesh(tp=2), plan=plan)
+    x = torch.arange(12).reshape(2, 6)
+    loss_of(model(x), x).backward()
+    optimizer.step()
+
+
 CASES = [
     *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
-    *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages),
+    *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]
 
 

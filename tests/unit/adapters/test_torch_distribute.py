@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.adapters.torch.distribute import distribute, guard_of  # noqa: E402
+from hpctrain.adapters.torch.distribute import distribute  # noqa: E402
+from hpctrain.adapters.torch.guarding import guard_of  # noqa: E402
 from hpctrain.adapters.torch.turns import Turns, turns_of  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 

@@ -71,6 +71,12 @@ def test_finished_run(finished: RunDirectory) -> None:
     assert "has not ended" not in page.text
 
 
+def test_bytes_given_to_reductions(tmp_path: Path) -> None:
+    events = [{**event, "communication_bytes": 10**6} if event["event"] == "step" else event for event in run_events()]
+    page = _Page(write_run(tmp_path / "run", recipe_plan(), events))
+    assert f"given to reductions {sum(event['event'] == 'step' for event in events)} MB by one rank" in page.text
+
+
 def test_page_needs_nothing_beside_itself(finished: RunDirectory) -> None:
     page = _Page(finished)
     assert not {"script", "link", "img", "iframe", "image"} & set(page.tags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.batches import tensors_in
+from hpctrain.adapters.torch.guarding import guard_over, guards
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
@@ -34,6 +37,7 @@ class Division:
         comm: the ranks.
         mesh: by default that of the run; else it becomes it.
         plan: by default the whole model is one unit.
+        guard_every: steps between two comparisons of what several ranks have alike.
 
     Attributes:
         divides_model: not every rank has the whole model, or it computes in another precision: FSDP2 reduces its
@@ -50,6 +54,8 @@ class Division:
         optimizers: Optimizers,
         mesh: DeviceMesh | None,
         plan: ParallelPlan | None,
+        *,
+        guard_every: int,
     ) -> None:
         if mesh is not None:
             set_mesh(comm, Mesh(**sizes_of(mesh)))
@@ -71,6 +77,7 @@ class Division:
                 "choose zero=2 or zero=3, which keep less",
             )
         self._comm, self._model, self._optimizers, self._plan = comm, model, optimizers, plan
+        self._guard_every = guard_every
         self._rewiring = Rewiring(model, optimizers) if self.divides_model or self._shares_state else None
 
     def apply(self) -> None:
@@ -86,7 +93,8 @@ class Division:
         weigh_outputs(batch_weights(self._comm), self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
-        record_steps(self._comm, self._optimizers, step_recorder(self._comm, self._model))
+        guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
+        watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
 
 
 def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:
@@ -134,11 +142,24 @@ def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor | None:
     return gradient * weight if weight else torch.zeros_like(gradient)
 
 
-def record_steps(
-    comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
+def watch_steps(
+    guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
 ) -> None:
-    """Record the first optimizer's steps as those of a script, and leave the gradients of all to PyTorch."""
+    """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
     reduced_elsewhere.update(optimizers)
     comm.distributed = True
-    if note is not None:
-        optimizers[0].register_step_post_hook(lambda optimizer, *_: note(optimizer))
+    first, *others = optimizers
+    guards[first] = guard
+    # What is dropped before the end leaves what proves that ranks were equal.
+    weakref.finalize(first, guard.seal).atexit = False
+
+    def step_done(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if note is not None:
+            note(optimizer)
+        guard.step_done()
+
+    first.register_step_post_hook(step_done)
+    for each in others:
+        each.register_step_post_hook(lambda *_: guard.updated())

@@ -22,14 +22,15 @@ from torch.distributed.pipelining import (
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.adapters.torch.parallel.distribute import check_plan, record_steps
+from hpctrain.adapters.torch.guarding import guard_over
+from hpctrain.adapters.torch.parallel.distribute import check_plan, watch_steps
 from hpctrain.adapters.torch.parallel.forward_only import run_forward
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.adapters.torch.parallel.sharding import divide
 from hpctrain.adapters.torch.parallel.stages import Cut, Tie, ties_of
-from hpctrain.adapters.torch.parallel.tensor import refuse_tie
+from hpctrain.adapters.torch.parallel.tensor import refuse_tie, tied_names
 from hpctrain.adapters.torch.parallel.tied import TiedGradients
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
@@ -74,6 +75,7 @@ class Pipeline:
         plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
         schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
         micro_batches: into which this rank's part of a batch is cut; by default as many as pp has ranks.
+        guard_every: steps between two comparisons of what several ranks have alike.
 
     Attributes:
         stages: this rank's, modules of the model's class with the model's names.
@@ -92,6 +94,7 @@ class Pipeline:
         plan: ParallelPlan | None = None,
         schedule: str = "1f1b",
         micro_batches: int | None = None,
+        guard_every: int = 100,
         comm: Communicator | None = None,
     ) -> None:
         self._comm = comm or current()
@@ -108,6 +111,8 @@ class Pipeline:
         check_plan(model, sizes, self._plan)
         cut = Cut.of(model, self._plan.blocks, self._pp * per_rank)
         ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers)
+        # A parameter that two stages have goes by one name, as it does in the whole model.
+        self._first_names = {name: first for first, *others in tied_names(model) for name in others}
         check_same_model(self._comm, model)
         broadcast_model(self._comm, model)
         for each in optimizers:
@@ -119,7 +124,8 @@ class Pipeline:
         for stage in self.stages:
             divide(stage, self._mesh, self._plan, keep=True)
         rewiring.apply(self.stages)
-        record_steps(self._comm, optimizers, note)
+        guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
+        watch_steps(guard, self._comm, optimizers, note)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._count = self._pp * per_rank
@@ -158,7 +164,8 @@ class Pipeline:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters, each once, with their names in the model."""
         own = {id(each): (name, each) for stage in reversed(self.stages) for name, each in stage.named_parameters()}
-        yield from own.values()
+        for name, each in own.values():
+            yield self._first_names.get(name, name), each
 
     def step(
         self,
