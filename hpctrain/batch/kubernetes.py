@@ -18,6 +18,7 @@ from hpctrain.cluster.launcher import TORCHRUN
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
+from hpctrain.files.utf8 import encodable
 from hpctrain.launch.fault_tolerance import require_choices
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
@@ -31,8 +32,9 @@ from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
 _STOP_SHARE = 0.8
 # The longest that is a host's name with an index, or -launcher, behind it (63).
 _LONGEST_NAME = 48
-# A ConfigMap holds 1 MiB; https://kubernetes.io/docs/concepts/configuration/configmap/.
-_MOST_BYTES = 900_000
+# A ConfigMap holds 1 MiB, but `kubectl apply` notes all of it in an annotation, which holds 256 KiB, quotes escaped:
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/.
+_MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl apply -f -` where it reaches the cluster"
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
@@ -135,7 +137,11 @@ def prepare_pods(
             f"--env {plan.start.passed[0]} is a secret, and no part of a manifest",
             "put it into a Secret, and name that in the profile: kubernetes.secrets",
         )
-    image = image or kubernetes.image
+    image = image if image is not None else kubernetes.image
+    if image is not None and (not image or re.search(r"\s", image)):
+        raise HpctrainError(
+            f"--container {image!r} is no name of an image", "for example registry.example.org/hpctrain:0.1"
+        )
     if image is None:
         raise HpctrainError(
             f"the profile {profile.name} names no image for the pods", "--container IMAGE, or kubernetes.image in it"
@@ -254,6 +260,8 @@ def _volume_of(path: PurePosixPath, kubernetes: KubernetesProfile) -> str | None
 
 def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> None:
     writable = [each.path for each in kubernetes.volumes if not each.read_only]
+    if encodable(str(folder)) != str(folder):
+        raise HpctrainError(f"--run-dir {str(folder)!r} is not UTF-8, as a manifest is", "choose another one")
     if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
         raise HpctrainError(
             f"--run-dir {folder} is on no volume that the pods share and write to",

@@ -17,6 +17,7 @@ from hpctrain.batch.pod_template import CONFIGURATION, CONTAINER, PLAN, PodRun, 
 from hpctrain.cluster.launcher import TORCHRUN
 from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.files.checked_yaml import dump_all
+from hpctrain.run.directory import plan_text
 from hpctrain.run.plan import HostOptions
 from hpctrain.run.stopping import RESUMABLE
 
@@ -57,7 +58,7 @@ def _plan(run: PodRun) -> dict[str, Any]:
         "kind": "ConfigMap",
         "metadata": _metadata(run, f"{run.name}-plan"),
         "immutable": True,
-        "data": {PLAN: f"{run.plan.model_dump_json(indent=2)}\n", **run.files},
+        "data": {PLAN: plan_text(run.plan).decode(), **run.files},
     }
 
 

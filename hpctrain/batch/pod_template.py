@@ -97,7 +97,8 @@ def _template(
     container = {
         "name": CONTAINER,
         "image": run.image,
-        "command": list(command),
+        # Kubernetes puts variables in place of $(NAME), and a dollar in place of two.
+        "command": [word.replace("$", "$$") for word in command],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secrets],
         # As much as is asked for and no more, so that no neighbour slows a rank.

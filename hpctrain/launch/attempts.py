@@ -24,9 +24,10 @@ from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
 
 _SQUEUE_SECONDS = 20.0
-# A job that was requeued or follows another can start while the launcher before it still ends, and a pod while the
-# file server has not yet given up the lock of one whose node is gone.
+# A job that was requeued or follows another can start while the launcher before it still ends.
 _LOCK_SECONDS = 60.0
+# A file server gives up the lock of a pod whose node is gone when its lease is over: 90 s by NFS's own default.
+_POD_LOCK_SECONDS = 180.0
 # What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
 WORK_SECONDS = 600.0
 
@@ -85,15 +86,15 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
 
 def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
     warning = None
-    managed = job_id(environment) or in_pod(environment)
-    seconds = _LOCK_SECONDS if managed else 0.0
+    job, pod = job_id(environment), in_pod(environment)
+    seconds = _LOCK_SECONDS if job else _POD_LOCK_SECONDS if pod else 0.0
     if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_earlier(holder, environment):
             raise HpctrainError(
                 f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
                 "wait for its end, or stop it",
-                exit_code=1 if managed else 2,
+                exit_code=1 if job or pod else 2,
             )
         warning = f"{directory.path}/lock is still held by {holder}: this job before it was requeued, so it goes on"
     # For whoever is refused; a full disk is found by what follows.

@@ -45,7 +45,7 @@ def test_a_dry_run_prints_manifests_and_nothing_else(notes: Path, capsys: pytest
     printed = capsys.readouterr()
     kinds = [each["kind"] for each in yaml.safe_load_all(printed.out)]
     assert kinds == ["ConfigMap", "Service", "Job"]
-    assert "digits on h100-sxm" in printed.err
+    assert "digits on h100-sxm" in printed.err and "queue" not in printed.err
     assert not notes.exists() and list(notes.parent.iterdir()) == [notes.parent / "bin"]
 
 
@@ -64,6 +64,14 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     assert plan.recipe is not None and plan.recipe.epochs == 2
     assert (plan.ranks, plan.start.environment) == (24, {"A": "it's"})
     assert job["spec"]["activeDeadlineSeconds"] == 90 * 60
+
+
+def test_a_deadline_that_is_too_short(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpu", "h100-sxm", "--dry-run", "--set", "epochs=100000", "--time"]
+    assert main([*SUBMIT, *options, "1"]) == 0
+    assert "warning: --time 1 ends before the run is done, and with it the job" in capsys.readouterr().err
+    assert main([*SUBMIT, *options, "30-0"]) == 0
+    assert "--time" not in capsys.readouterr().err
 
 
 def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
