@@ -18,9 +18,10 @@ from pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.batch.kubernetes import object_name
-from hpctrain.batch.manifests import manifest_text, manifests
+from hpctrain.batch.manifests import MPI_HOSTFILE, manifest_text, manifests
 from hpctrain.batch.pod_template import PLAN, PodRun, memory_quantity
 from hpctrain.cluster.host_list import expand_slots
+from hpctrain.cluster.hostfile import parse_hostfile
 from hpctrain.cluster.kubernetes import ClaimMount, KubernetesProfile
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError
@@ -187,6 +188,17 @@ def test_the_hosts_of_the_plan_are_the_names_that_the_service_gives_the_pods() -
     assert expand_slots(hosts, "") == {f"{name}-{index}.{subdomain}": 2 for index in range(4)}
     one = CASES["gloo-1"].plan.host_options.hosts
     assert one is not None and expand_slots(one, "") == {"digits-0.digits": 2}
+
+
+def test_the_operators_hostfile_is_read() -> None:
+    """As mpi-operator writes it: https://github.com/kubeflow/mpi-operator (newConfigMap in mpi_job_controller.go)."""
+    run = CASES["mpi-4"]
+    assert run.plan.host_options.hostfile == MPI_HOSTFILE
+    names = [f"digits-worker-{worker}.digits.default.svc" for worker in range(4)]
+    for line in ("{} slots=2\n", "{}:2\n"):
+        assert parse_hostfile("".join(map(line.format, names)), "hostfile") == dict.fromkeys(names, 2)
+    spec = job(run)["spec"]
+    assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 4)
 
 
 def test_exit_codes() -> None:
