@@ -30,7 +30,7 @@ from hpctrain.run.plan import HostOptions, Start
 _BIN = Path(sys.executable).parent
 _ROOT = Path(__file__).parents[2]
 _NAMESPACES = ("unshare", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child=KILL")
-_SECONDS = 200
+_SECONDS = 300
 
 
 @functools.cache
@@ -52,6 +52,10 @@ class Pod:
             self._process = subprocess.Popen(
                 [*_NAMESPACES, *named], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
 
     def lose(self) -> None:
         """As when its node fails."""
@@ -146,9 +150,14 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_for(path: Path, seconds: float = _SECONDS) -> None:
-    """Until there is such a file."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"waited in vain for {path}"
-        time.sleep(0.05)
+def wait_for_steps(run: Path, pods: list[Pod], *, attempt: int, steps: int) -> None:
+    """Until that attempt has made so many."""
+    events = run / "events.jsonl"
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        parts = events.read_bytes().split(b'"event": "start"') if events.exists() else []
+        if len(parts) > attempt and parts[attempt].count(b'"event": "step"') >= steps:
+            return
+        assert all(pod.runs for pod in pods), f"a pod has ended before attempt {attempt}"
+        assert time.monotonic() < deadline, f"waited in vain for attempt {attempt}"
+        time.sleep(0.02)

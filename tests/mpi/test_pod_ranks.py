@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from interrupted_runs import assert_same_bits, wait_for_steps
+from interrupted_runs import assert_same_bits
 from launching import Launch
-from local_pods import LocalJob, whatever_is_missing
+from local_pods import LocalJob, wait_for_steps, whatever_is_missing
 
 from hpctrain.run.events import read_events
 
@@ -26,27 +26,29 @@ def test_torchrun_starts_the_ranks_of_this_machine(hpctrain: Launch, tmp_path: P
     assert next(read_events(tmp_path / "run" / "events.jsonl")).launcher == "torchrun"
 
 
+# On a machine that others use too, each of the four starts of PyTorch on two ranks may take a minute.
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(whatever_is_missing()), reason=f"no pods here: {whatever_is_missing()}")
 def test_pods_are_lost_and_told_to_leave(hpctrain: Launch, tmp_path: Path) -> None:
-    whole = hpctrain("run", "digits", "-np", "3", *SET, "--backend", "gloo", "--run-dir", "whole", "--oversubscribe")
+    whole = hpctrain("run", "digits", "-np", "2", *SET, "--backend", "gloo", "--run-dir", "whole")
     assert whole.returncode == 0, whole.stdout
-    job = LocalJob(tmp_path, 3, TRAINING)
+    job = LocalJob(tmp_path, 2, TRAINING)
     with job.pods() as pods:
-        wait_for_steps(job.run, attempt=1, steps=30)
-        pods[2].lose()
+        wait_for_steps(job.run, pods, attempt=1, steps=30)
+        pods[1].lose()
         # As the Job's controller does.
-        pods[2] = job.start(2)
-        wait_for_steps(job.run, attempt=2, steps=5)
+        pods[1] = job.start(1)
+        wait_for_steps(job.run, pods, attempt=2, steps=5)
         pods[1].terminate()
-        assert [pod.wait() for pod in pods] == [4, 4, 4], job.said()
+        assert [pod.wait() for pod in pods] == [4, 4], job.said()
     said = job.said()
     assert json.loads((job.run / "summary.json").read_text())["status"] == "resumable", said
     assert "(restart 1 of 3)" in said and "SIGTERM: waiting up to 96 s for the ranks" in said
     with job.pods() as pods:
-        assert [pod.wait() for pod in pods] == [0, 0, 0], job.said()
+        assert [pod.wait() for pod in pods] == [0, 0], job.said()
     summary = json.loads((job.run / "summary.json").read_text())
-    assert (summary["status"], summary["backend"], summary["ranks"]) == ("done", "gloo", 3)
+    assert (summary["status"], summary["backend"], summary["ranks"]) == ("done", "gloo", 2)
     assert_same_bits(job.run, tmp_path / "whole")
 
 
