@@ -30,6 +30,7 @@ from hpctrain.run.plan import HostOptions, Start
 _BIN = Path(sys.executable).parent
 _ROOT = Path(__file__).parents[2]
 _NAMESPACES = ("unshare", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child=KILL")
+_NAMED = Path(__file__).parent / "programs" / "named_host.py"
 _SECONDS = 300
 
 
@@ -47,11 +48,9 @@ class Pod:
     """A pod that runs. Its end is that of all of its processes."""
 
     def __init__(self, command: list[str], environment: dict[str, str], hostname: str, log: Path) -> None:
-        named = ["sh", "-c", 'hostname "$0" && exec "$@"', hostname, *command]
+        named = [*_NAMESPACES, sys.executable, str(_NAMED), hostname, *command]
         with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [*_NAMESPACES, *named], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
+            self._process = subprocess.Popen(named, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
     @property
     def runs(self) -> bool:
