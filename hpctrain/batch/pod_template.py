@@ -22,6 +22,8 @@ CONTAINER = "hpctrain"
 CONFIGURATION = PurePosixPath("/etc/hpctrain")
 PLAN = "plan.json"
 
+_SHARED_MEMORY = "/dev/shm"  # nosec B108  # noqa: S108 - the pod's own
+
 # Of the nearest label first; Kubernetes adds up those that a node meets.
 _WEIGHTS = (100, 50, 25, 10)
 # What starts the ranks of an MPIJob and follows them: hpctrain and an mpirun.
@@ -163,7 +165,7 @@ def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], li
         mounts.append({"name": name, "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})})
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
     # NCCL, and the ranks of a node among each other, want more than the 64 MB that a container has.
-    mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
+    mounts.append({"name": "shared-memory", "mountPath": _SHARED_MEMORY})
     memory = {"medium": "Memory", "sizeLimit": run.kubernetes.shared_memory}
     volumes.append({"name": "shared-memory", "emptyDir": _without_empty(memory)})
     if configured:
