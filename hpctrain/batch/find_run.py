@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from hpctrain.batch.places import refuse_place
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
@@ -113,6 +114,7 @@ def _directory(target: str) -> Path:
     try:
         if path.is_dir():
             return path.resolve()
+        refuse_place(target)
         problem = "it is a file" if path.exists() else "there is none of that name"
     except OSError as error:
         problem = str(error.strerror)

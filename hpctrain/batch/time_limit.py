@@ -58,6 +58,19 @@ def time_lines(request: JobRequest, low: float, high: float) -> list[str]:
     return [*lines, f"--time {request.time} may end before the run is done; then {_then(request)}"]
 
 
+def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
+    """A warning where the deadline asked for, after which nothing goes on by itself, is too short.
+
+    Args:
+        low, high: as of :func:`time_lines`.
+    """
+    limit = None if request.time is None else slurm_seconds(request.time)
+    if not limit or limit >= high:
+        return []
+    may = "ends" if limit < low else "may end"
+    return [f"warning: --time {request.time} {may} before the run is done, and with it the job: submit it again then"]
+
+
 def _goes_on(request: JobRequest, limit: int, low: float, high: float) -> str:
     # Resumed jobs begin by themselves in less time than is allowed for here.
     each = limit - request.early_seconds

@@ -32,13 +32,14 @@ def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     except HpctrainError as error:
         typer.echo("\n".join([f"none: {error.message}", *_network_keys(job)]))
         return
-    from hpctrain.batch.time_limit import time_lines
+    from hpctrain.batch.time_limit import deadline_lines, time_lines
     from hpctrain.cli.tables import print_table
     from hpctrain.report.prediction import prediction_notes, prediction_table
 
     print_table(prediction_table(found.prediction))
     lines = prediction_notes(found.prediction, explain=False)
-    lines += time_lines(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
+    about_time = deadline_lines if job.profile.kubernetes else time_lines
+    lines += about_time(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
     lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
     typer.echo("\n".join([*lines, *_network_keys(job)]))
 

@@ -49,6 +49,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run-dir, or begin it where there is none.")
     ] = False,
+    submitted: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="What --resume begins where there is no run: a job's plan.json."),
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Of the recipe or script, where --resume finds others.")
     ] = False,
@@ -74,6 +78,8 @@ def run(
     require_gpu(gpu)
     if accept_changes and not resume:
         raise HpctrainError("--accept-changes is for a run that goes on", "--resume --run-dir DIR names it")
+    if submitted and (work or not resume):
+        raise HpctrainError("--plan says what --resume begins", "give --resume --run-dir DIR, and no recipe or script")
     request = RunRequest(
         host_options=hosts.given(),
         start=start.changes(),
@@ -86,6 +92,7 @@ def run(
         backend=training.backend,
         framework=training.framework,
         run_dir=run_dir,
+        submitted=submitted,
         repeat=repeat,
         dry_run=dry_run,
         oversubscribe=oversubscribe,

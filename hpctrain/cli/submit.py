@@ -56,7 +56,7 @@ def submit(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end, and exit as it does.")] = False,
 ) -> None:
-    """Submit a training to Slurm. Its jobs requeue themselves, and go on, until it is done.
+    """Submit a training to Slurm, or to Kubernetes where the profile is of it. Its jobs go on until it is done.
 
     Prints the run directory and the numbers of its jobs.
     """
@@ -68,6 +68,22 @@ def submit(
         require_no_series(run_dir)
     found = find_cluster(cluster, job.partition)
     request = job_request(found.profile, Path(work).stem, job.asked())
+    if found.profile.kubernetes:
+        from hpctrain.cli.submit_pods import PodSubmission, submit_pods
+
+        submission = PodSubmission(
+            profile=found.profile,
+            request=request,
+            work=work,
+            arguments=arguments or [],
+            training=training,
+            asked=job.asked(),
+            run_dir=run_dir,
+            restarts=restarts,
+            gpu=gpu,
+        )
+        submit_pods(submission, start, hosts, script, dry_run=dry_run, wait=wait)
+        return
     # The command line goes before the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)

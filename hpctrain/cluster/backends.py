@@ -23,6 +23,7 @@ class Capabilities:
         has_meshes: torch.distributed works over it, of whose groups a mesh is made.
         serves_parameters: ranks can read and add to each other's memory without their help.
         needs_gpus: every rank needs a GPU of its own.
+        meets_without_mpi: its ranks can find each other by torchrun's means too.
         needs_build: it has to be built for the MPI and the frameworks on the machine, and may be missing.
     """
 
@@ -37,6 +38,7 @@ class Capabilities:
     has_meshes: bool = True
     serves_parameters: bool = False
     needs_gpus: bool = False
+    meets_without_mpi: bool = False
     needs_build: bool = False
 
 
@@ -45,8 +47,8 @@ _TENSORFLOW = Capabilities(frameworks=frozenset(("keras",)), has_meshes=False)
 CAPABILITIES: Mapping[str, Capabilities] = {
     "horovod": Capabilities(has_meshes=False, needs_build=True),
     "mpi": Capabilities(outlives_ranks=True, sends_largest=True, serves_parameters=True),
-    "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True),
-    "gloo": Capabilities(frameworks=frozenset(("torch",))),
+    "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True, meets_without_mpi=True),
+    "gloo": Capabilities(frameworks=frozenset(("torch",)), meets_without_mpi=True),
     "deepspeed": Capabilities(
         frameworks=frozenset(("torch",)), has_meshes=False, distributes_scripts=True, extra="deepspeed"
     ),

@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What can start the ranks of a run. `auto` is the first of the others that proves to work where the run starts.
-LAUNCHERS = ("auto", "mpirun", "srun-pmix", "srun-pmi2")
+TORCHRUN = "torchrun"
+
+# What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
+# starts; torchrun, whose ranks have no MPI, has to be asked for.
+MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
+LAUNCHERS = ("auto", *MPI_LAUNCHERS, TORCHRUN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,6 @@ class LauncherClaim:
 
 # Set by it alone; RANK and WORLD_SIZE are also set by scripts that start no ranks.
 _TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
-TORCHRUN = "torchrun"
 
 # In this order, because an mpirun inside a Slurm job sets its own variables beside Slurm's.
 _KNOWN = (

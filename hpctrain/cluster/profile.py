@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.cluster.container import Container
+from hpctrain.cluster.kubernetes import KubernetesProfile
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.cluster.slurm_time import slurm_seconds
 from hpctrain.errors import nearest
@@ -50,6 +51,13 @@ _SET_ELSEWHERE = {
 }
 
 
+# What means nothing without Slurm.
+_OF_SLURM = frozenset(
+    (
+        *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
+        *("container", "node_storage", "requeue", "signal"),
+    )
+)
 # What a profile has keys for; on the command line these options replace the keys.
 _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
@@ -179,6 +187,7 @@ class ClusterProfile(Section):
     environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
     container: Container | None = None
     node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
+    kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
 
     requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
     signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
@@ -186,6 +195,8 @@ class ClusterProfile(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:
+        if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
+            raise ValueError(f"{', '.join(slurms)}: of Slurm, and this is a profile of Kubernetes")
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
             raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
         for name in filter(is_secret, self.environment):

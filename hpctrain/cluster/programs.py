@@ -15,7 +15,11 @@ _SLURM_OPTIONS = ("SACCT_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEU
 
 
 def run_program(
-    program: str, *arguments: str, seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
+    program: str,
+    *arguments: str,
+    seconds: float = _SECONDS,
+    environment: Mapping[str, str] | None = None,
+    given: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; the caller judges its exit status.
 
@@ -23,12 +27,13 @@ def run_program(
         program, arguments: the command.
         seconds: how long it may take.
         environment: its own; this process's by default. What a user set for Slurm's programs is left out.
+        given: what it reads.
 
     Raises:
         HpctrainError: it is not installed or cannot be run (exit code 2), or it did not answer in time (exit code 1).
     """
-    given = os.environ if environment is None else environment
-    environment = {name: value for name, value in given.items() if not name.startswith(_SLURM_OPTIONS)}
+    inherited = os.environ if environment is None else environment
+    environment = {name: value for name, value in inherited.items() if not name.startswith(_SLURM_OPTIONS)}
     if shutil.which(program, path=environment.get("PATH")) is None:
         raise HpctrainError(f"{program} is not on the PATH")
     try:
@@ -40,7 +45,7 @@ def run_program(
             errors="replace",
             check=False,
             timeout=seconds,
-            stdin=subprocess.DEVNULL,
+            input=given,
         )
     except OSError as error:
         raise HpctrainError(f"{program} cannot be run: {error.strerror}") from error

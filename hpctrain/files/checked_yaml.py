@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -142,6 +142,32 @@ def dump(values: dict[str, Any]) -> str:
     """Write plain values as YAML, in their order; :func:`load_checked` reads them back."""
     # A width that no line reaches: folded lines are hard to edit. Left unescaped, U+0085 comes back as a line break.
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
+
+
+class _ManifestDumper(_Dumper):
+    """Quotes what Kubernetes' reader takes for something else too, and writes texts of several lines as such."""
+
+
+# A copy, which what is added below does not change for files of YAML 1.2.
+_ManifestDumper.yaml_implicit_resolvers = {
+    first: list(found) for first, found in _Dumper.yaml_implicit_resolvers.items()
+}
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ManifestDumper.add_representer(str, _represent_text)
+# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
+_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]\Z"), list("yYnN"))
+_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0o[0-7_]+\Z"), list("-+0"))
+
+
+def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Write the manifests of Kubernetes as YAML, one document each."""
+    written = [yaml.dump(each, Dumper=_ManifestDumper, sort_keys=False, width=2**16) for each in documents]
+    return "---\n".join(written)
 
 
 def parse_value(text: str, kind: str, where: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.checkpoints.layout import damaged_checkpoints
+from hpctrain.cluster.pod import in_pod
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
@@ -25,6 +26,8 @@ from hpctrain.run.resuming import resume_command
 _SQUEUE_SECONDS = 20.0
 # A job that was requeued or follows another can start while the launcher before it still ends.
 _LOCK_SECONDS = 60.0
+# A file server gives up the lock of a pod whose node is gone when its lease is over: 90 s by NFS's own default.
+_POD_LOCK_SECONDS = 180.0
 # What a script did in this time is taken to have got it further: one that cannot work fails within its first minutes.
 WORK_SECONDS = 600.0
 
@@ -83,14 +86,15 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
 
 def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
     warning = None
-    seconds = _LOCK_SECONDS if job_id(environment) else 0.0
+    job, pod = job_id(environment), in_pod(environment)
+    seconds = _LOCK_SECONDS if job else _POD_LOCK_SECONDS if pod else 0.0
     if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
         holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
         if not _is_earlier(holder, environment):
             raise HpctrainError(
                 f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
                 "wait for its end, or stop it",
-                exit_code=1 if job_id(environment) else 2,
+                exit_code=1 if job or pod else 2,
             )
         warning = f"{directory.path}/lock is still held by {holder}: this job before it was requeued, so it goes on"
     # For whoever is refused; a full disk is found by what follows.

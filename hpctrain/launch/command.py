@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.cluster.container import Container
-from hpctrain.cluster.launcher import SIZE_VARIABLES
+from hpctrain.cluster.launcher import SIZE_VARIABLES, TORCHRUN
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
@@ -50,8 +50,25 @@ class Srun:
         return f"srun --mpi={self.mpi}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Torchrun:
+    """PyTorch's launcher: one on each host starts the ranks of that host, and they meet at the first one's.
+
+    Attributes:
+        node: this host's number among the plan's.
+        port: of the first host, at which they meet.
+    """
+
+    node: int = 0
+    port: int
+
+    @property
+    def name(self) -> str:
+        return TORCHRUN
+
+
 # An MPI stands for its mpirun.
-Launcher = MpiInstallation | Srun
+Launcher = MpiInstallation | Srun | Torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +178,7 @@ def launch_command(
     host_timeout: int = DEFAULT_HOST_TIMEOUT,
     settings: Sequence[str] = (),
     work: Sequence[str] | None = None,
+    attempt: int = 1,
 ) -> Command:
     """The command that runs a plan.
 
@@ -178,6 +196,7 @@ def launch_command(
         settings: variables of the launcher's environment that Open MPI's mpirun is to pass on to other hosts; the
             other launchers pass on all that they have.
         work: module and arguments that each rank executes; by default the training of ``run_directory``.
+        attempt: its number, which keeps apart the torchruns of this and of an earlier one.
 
     Raises:
         HpctrainError: the launcher cannot start the plan's container, or a path cannot be mounted in it.
@@ -196,6 +215,8 @@ def launch_command(
     bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= cores
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
+    if isinstance(launcher, Torchrun):
+        return _torchrun(plan, launcher, python, program, environment, attempt=attempt)
     # By name: a value on a command line is for all to see.
     by_name = dict.fromkeys([*plan.start.passed, *(name for name in settings if name not in environment)])
     return _mpirun(
@@ -320,6 +341,34 @@ def _srun(
         environment={**environment, "SLURM_HOSTFILE": str(hostfile)},
         without=OF_THE_JOB,
         files={hostfile: slurm_hostfile((host.host, range(host.slots)) for host in plan.hosts)},
+    )
+
+
+def _torchrun(
+    plan: Plan,
+    torchrun: Torchrun,
+    python: Path,
+    program: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    attempt: int,
+) -> Command:
+    """torchrun's command on one host. Its ranks inherit its environment.
+
+    The meeting is static, with a number for each host: hpctrain itself starts a run again, and knows from what.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html.
+    """
+    options = [f"--nnodes={len(plan.hosts)}", f"--node-rank={torchrun.node}"]
+    options += [f"--nproc-per-node={plan.hosts[torchrun.node].slots}", "--max-restarts=0"]
+    options += ["--rdzv-backend=static", f"--rdzv-endpoint={plan.hosts[0].host}:{torchrun.port}"]
+    options += [f"--rdzv-id=attempt-{attempt}", *plan.start.arguments, "--no-python"]
+    return Command(
+        program=program,
+        launcher=(str(python), "-P", "-m", "torch.distributed.run", *options),
+        environment=environment,
+        # What an mpirun or srun around it has set would go before.
+        without=SIZE_VARIABLES,
     )
 
 

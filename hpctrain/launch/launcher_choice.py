@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.cluster.launcher import LAUNCHERS
+from hpctrain.cluster.launcher import MPI_LAUNCHERS, TORCHRUN
 from hpctrain.cluster.mpi import find_mpi
+from hpctrain.cluster.pod import in_pod, pod_index
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import temporary_folder
-from hpctrain.launch.command import Command, Launcher, Srun
+from hpctrain.launch.command import Command, Launcher, Srun, Torchrun
 from hpctrain.planning.machine import same_host
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
@@ -26,6 +27,8 @@ PROBE_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
+# torchrun's own default.
+_TORCHRUN_PORT = "29500"
 
 MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
 
@@ -59,7 +62,7 @@ def choose_launcher(
     reasons: dict[str, str] = {}
     with temporary_folder(".hpctrain-probe-", folder) as name_of_folder:
         directory = RunDirectory(Path(name_of_folder))
-        for name in LAUNCHERS[1:]:
+        for name in MPI_LAUNCHERS:
             try:
                 launcher = _named(name, environment)
                 _probe(plan, make_command(plan, directory, launcher, (PROBE, str(plan.ranks))), launcher, seconds)
@@ -80,6 +83,21 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
     )
 
 
+def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str, str]) -> None:
+    """Refuse hosts that nobody starts a torchrun on."""
+    hosts = len(plan.hosts)
+    if hosts > 1 and pod_index(environment) is None:
+        raise HpctrainError(
+            f"torchrun starts ranks on its own host alone, and the run has {hosts} hosts",
+            "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
+        )
+    if torchrun.node >= hosts:
+        raise HpctrainError(
+            f"this is pod {torchrun.node}, from 0, and the run has {hosts} host{'' if hosts == 1 else 's'}",
+            "the Job's completions and parallelism have to be the number of hosts",
+        )
+
+
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a trial start is needed to find out which launcher works. A fault-tolerant run has only one choice."""
     return plan.start.launcher == "auto" and in_allocation(environment) and not plan.fault_tolerant
@@ -92,9 +110,12 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
         HpctrainError: the named one is not here, or none is.
     """
     if not needs_proof(plan, environment):
-        return _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+        launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+        if isinstance(launcher, Torchrun):
+            _require_each_host(plan, launcher, environment)
+        return launcher
     reasons: dict[str, str] = {}
-    for name in LAUNCHERS[1:]:
+    for name in MPI_LAUNCHERS:
         try:
             return _named(name, environment)
         except HpctrainError as error:
@@ -122,12 +143,13 @@ def told_of_slurm(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> int:
     """The number of a host's ``cores`` that ranks can be bound to.
 
-    0 in a step, whose processors are not those of its launchers, and on a Slurm node that is not a machine of its own
-    (one of several slurmd on a machine): the ranks of each node would be bound to the same cores.
+    0 in a pod, whose processors are a share of the node's and not certain ones; in a step, whose processors are not
+    those of its launchers; and on a Slurm node that is not a machine of its own (one of several slurmd on a machine):
+    the ranks of each node would be bound to the same cores.
     """
     node = environment.get("SLURMD_NODENAME")
     shared = node is not None and not same_host(node, socket.gethostname())
-    return 0 if shared or "SLURM_STEP_ID" in environment else cores
+    return 0 if shared or in_pod(environment) or "SLURM_STEP_ID" in environment else cores
 
 
 def require_image(plan: Plan) -> None:
@@ -152,6 +174,8 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     """The launcher of that name, if it is here."""
     if name == "mpirun":
         return find_mpi()
+    if name == TORCHRUN:
+        return Torchrun(node=pod_index(environment) or 0, port=int(environment.get("MASTER_PORT", _TORCHRUN_PORT)))
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(

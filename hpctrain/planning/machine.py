@@ -14,6 +14,7 @@ from importlib.util import find_spec
 import psutil
 
 from hpctrain.cluster.gpus import usable_gpus
+from hpctrain.cluster.pod import pod_processors
 from hpctrain.recipes.schema import Framework
 
 # What each framework needs to be importable; Keras runs on TensorFlow here.
@@ -89,11 +90,14 @@ def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
 def usable_processors(environment: Mapping[str, str] = os.environ) -> int:
     """The hardware threads that this process may use.
 
-    Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one.
+    Slurm does not narrow it everywhere: what the job has of each of its nodes counts too, of the smallest one. A pod's
+    limit narrows the time of processors, and not which they are.
     """
     # 4(x2),2 for two nodes with 4 CPUs, that is hardware threads, and one with 2
     job = [int(cpus) for cpus in re.findall(r"(?:^|,)(\d+)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))]
-    return min([len(os.sched_getaffinity(0)), *job])
+    pod = pod_processors(environment)
+    # What starts the ranks of other pods may have fewer than they have.
+    return pod if pod is not None else min([len(os.sched_getaffinity(0)), *job])
 
 
 def versions() -> dict[str, str]:

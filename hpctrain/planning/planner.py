@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpctrain.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.cluster.gpus import fitting_backend
+from hpctrain.cluster.launcher import TORCHRUN
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
@@ -201,6 +202,11 @@ def _require_backend(backend: str, plan: Plan) -> None:
             f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
         )
     require_strategy(plan, backend, capable)
+    if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
+        raise HpctrainError(
+            f"backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
+            "choose --backend gloo or nccl, or --launcher auto",
+        )
     if not plan.mesh.replicates_only and not capable.has_meshes:
         raise HpctrainError(
             f"backend {backend!r} has no groups of ranks for the mesh {plan.mesh}", "choose --backend nccl, mpi or gloo"
@@ -241,11 +247,22 @@ def _backend(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str,
     # One rank of an elastic run may be what is left of several, which others join.
     if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
         return "single", f"one rank on {machine.host}"
+    if plan.start.launcher == TORCHRUN:
+        return _without_mpi(plan, hosts, machine)
     if plan.fault_tolerant:
         return "mpi", "fault_tolerance: shrink"
     if _sends_largest(plan):
         return "mpi", "communication.compression: top_k"
     return _fitting(plan, hosts, machine)
+
+
+def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:
+    """The backend among those whose ranks torchrun may start, and why."""
+    backend, reason = _fitting(plan, hosts, machine)
+    if not CAPABILITIES[backend].meets_without_mpi:
+        backend, reason = "gloo", "torchrun"
+    _require_backend(backend, plan)
+    return backend, reason
 
 
 def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:

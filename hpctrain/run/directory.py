@@ -108,7 +108,7 @@ class RunDirectory:
         Raises:
             HpctrainError: it already holds a run, or cannot be made.
         """
-        text = _plan_text(plan)
+        text = plan_text(plan)
         try:
             make_folder(self.path)
             # Of several runs that are started in one place, one makes this file.
@@ -134,7 +134,7 @@ class RunDirectory:
         Raises:
             HpctrainError: it cannot be written.
         """
-        write_whole(self.plan, _plan_text(plan), opener=private, elsewhere="choose another place with --run-dir")
+        write_whole(self.plan, plan_text(plan), opener=private, elsewhere="choose another place with --run-dir")
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
@@ -145,7 +145,12 @@ class RunDirectory:
             raise disk_error(error, self.path) from error
 
 
-def _plan_text(plan: BaseModel) -> bytes:
+def plan_text(plan: BaseModel) -> bytes:
+    """The content of ``plan.json``.
+
+    Raises:
+        HpctrainError: it holds text that is not UTF-8.
+    """
     try:
         return f"{plan.model_dump_json(indent=2)}\n".encode()
     except PydanticSerializationError as error:

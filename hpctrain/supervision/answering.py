@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import OF_THE_JOB, Launcher
+from hpctrain.launch.command import OF_THE_JOB, Launcher, Torchrun
 from hpctrain.launch.launcher_choice import in_allocation
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.run.plan import Plan
@@ -45,7 +45,10 @@ def silent_hosts(
     """
     question = _question(plan, environment)
     others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
-    if launcher is None or question is None or not others or shutil.which(question[0]) is None:
+    # Each host's torchrun is started by whoever is there.
+    if launcher is None or isinstance(launcher, Torchrun):
+        return ()
+    if question is None or not others or shutil.which(question[0]) is None:
         return ()
 
     def answers(host: str) -> bool:

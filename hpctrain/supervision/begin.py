@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from hpctrain.cluster.pod import in_pod, pod_index
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import job_id
 from hpctrain.planning.machine import this_machine
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.plan import Plan
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted
 from hpctrain.supervision.one_run import begin_run, resume_run
+from hpctrain.supervision.pods import take_part
 from hpctrain.supervision.repeats import read_series, require_count, require_no_series
 from hpctrain.supervision.request import Output, RunRequest
 from hpctrain.supervision.seeds import begin_series, go_on_with_series
@@ -27,7 +30,8 @@ def begin_or_resume(request: RunRequest, output: Output, *, resume: bool) -> int
         return _resume(request, output) if resume else _begin(request, output)
     except Interrupted as interrupted:
         output.notice(str(interrupted))
-        return RESUMABLE if job_id() or (request.run_dir and _holds_a_run(RunDirectory(request.run_dir))) else 1
+        comes_back = job_id() or in_pod() or (request.run_dir and _holds_a_run(RunDirectory(request.run_dir)))
+        return RESUMABLE if comes_back else 1
 
 
 def _begin(request: RunRequest, output: Output) -> int:
@@ -43,9 +47,14 @@ def _resume(request: RunRequest, output: Output) -> int:
     if request.run_dir is None:
         raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
     directory = RunDirectory(request.run_dir)
+    if pod_index():
+        # The first pod has the say.
+        return take_part(directory)
     if series := read_series(directory.path):
         require_count(series, request.repeat)
         return go_on_with_series(request, series, output)
+    if request.submitted and not directory.plan.exists():
+        directory.create(read_model(request.submitted, Plan))
     if not directory.plan.exists():
         if request.work is None:
             raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")

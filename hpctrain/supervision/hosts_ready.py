@@ -18,7 +18,7 @@ from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.way_back import own_addresses
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import temporary_folder
-from hpctrain.launch.command import Launcher
+from hpctrain.launch.command import Launcher, Torchrun
 from hpctrain.launch.launcher_choice import in_allocation
 from hpctrain.launch.networks import CHOICES, Networks, choose_networks, require_interface
 from hpctrain.launch.resume import plan_without
@@ -26,6 +26,7 @@ from hpctrain.planning.machine import Machine
 from hpctrain.run.plan import Plan, Slots
 from hpctrain.supervision.answering import other_agent, silent_hosts
 from hpctrain.supervision.asking import Answer, Questions, addresses_of, ask_hosts, is_here, is_misled
+from hpctrain.supervision.pod_names import await_names
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
@@ -76,7 +77,7 @@ def ready_hosts(
 ) -> Plan:
     """The plan with the networks that its hosts share, after a check that ranks can start on all of them.
 
-    Where ranks are started by srun, or by a program of the user's own, nobody is asked.
+    Where ranks are started by srun, or by a program of the user's own, nobody is asked. Pods are waited for.
 
     Args:
         plan: with its hosts.
@@ -90,6 +91,8 @@ def ready_hosts(
             this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
             for what may pass, else 2.
     """
+    if isinstance(launcher, Torchrun):
+        await_names([host.host for host in plan.hosts], notice=notice)
     look = _look(plan, launcher, folder, environment)
     if look is None:
         return plan

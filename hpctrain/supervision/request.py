@@ -32,6 +32,7 @@ class RunRequest:
         accept_changes: resume with another recipe or script than the run was begun with.
         ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
         run_dir: the run directory; None for a new one.
+        submitted: a plan's file, with which a resumed run begins where its directory holds none.
         repeat: the number of seeds; None for a single run.
         dry_run: start nothing and write nothing.
         oversubscribe: allow more ranks than cores.
@@ -46,6 +47,7 @@ class RunRequest:
     backend: str | None = None
     framework: str | None = None
     run_dir: Path | None = None
+    submitted: Path | None = None
     repeat: int | None = None
     dry_run: bool = False
     oversubscribe: bool = False

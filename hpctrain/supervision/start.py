@@ -130,6 +130,7 @@ def command_for(
     machine: Machine,
     launcher: Launcher | None,
     work: Sequence[str] | None = None,
+    attempt: int = 1,
 ) -> Command:
     """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
     return launch_command(
@@ -146,6 +147,7 @@ def command_for(
         # Ranks of this machine inherit them.
         settings=() if all(same_host(host.host, machine.host) for host in plan.hosts) else settings_of(os.environ),
         work=work,
+        attempt=attempt,
     )
 
 
@@ -205,7 +207,7 @@ def launch_attempt(
 
     The rest is as of :func:`launch_plan`.
     """
-    command = command_for(plan, directory, machine, launcher)
+    command = command_for(plan, directory, machine, launcher, attempt=attempt.number)
     command.write_files()
     return launch(
         command,

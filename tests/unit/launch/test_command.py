@@ -19,16 +19,17 @@ import needs
 import pytest
 
 from hpctrain.cluster.container import Container
+from hpctrain.cluster.launcher import MPI_LAUNCHERS
 from hpctrain.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.command import Command, Launcher, Srun, launch_command, rank_environment, settings_of
+from hpctrain.launch.command import Command, Launcher, Srun, Torchrun, launch_command, rank_environment, settings_of
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import bindable_cores, first_launcher, needs_proof
 from hpctrain.planning.hosts import Hosts
 from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
-from hpctrain.run.plan import Slots, Start
+from hpctrain.run.plan import Plan, Slots, Start
 from hpctrain.topology.node_map import Slot
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
@@ -41,7 +42,7 @@ def mpi(flavour: Flavour) -> MpiInstallation:
 
 
 def command(
-    flavour: Flavour | Srun | None,
+    flavour: Flavour | Srun | Torchrun | None,
     ranks: int,
     *,
     hosts: dict[str, int] | None = None,
@@ -78,6 +79,7 @@ SRUN = Srun(mpi="pmix")
 IN_JOB = {"SLURM_OVERLAP": "1"}
 USERS = {"A": "1,2", "OMP_NUM_THREADS": "3"}
 SIF = Container(runtime="apptainer", image="/images/it's.sif", mounts=("/data:/data:ro",))
+TORCHRUN = Torchrun(node=1, port=29500)
 NGC = Container(runtime="pyxis", image="nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/data", "/a:/b:ro"))
 CASES = {
     "single": command(None, 1),
@@ -90,6 +92,7 @@ CASES = {
         "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
     ),
     "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
+    "torchrun": command(TORCHRUN, 6, hosts=UNEVEN, environment=USERS, launcher="torchrun"),
 }
 for each in get_args(Flavour):
     CASES[each] = command(each, 2)
@@ -166,6 +169,31 @@ def test_slurm_nodes_on_one_machine_are_not_bound(monkeypatch: pytest.MonkeyPatc
     assert bindable_cores(8, {}) == bindable_cores(8, {"SLURMD_NODENAME": "n1"}) == 8
     assert bindable_cores(8, {"SLURMD_NODENAME": "n2"}) == 0
     assert bindable_cores(8, {"SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "0"}) == 0
+
+
+def test_ranks_of_a_pod_are_not_bound() -> None:
+    """It has a share of the time of all cores, and its neighbours have theirs."""
+    assert bindable_cores(8, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == 0
+    assert bindable_cores(8, {"JOB_COMPLETION_INDEX": "0"}) == 0
+
+
+def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
+    def plan(hosts: int, backend: str = "auto") -> Plan:
+        slots = tuple(Slots(host=f"n{host}", slots=2) for host in range(hosts))
+        start = Start(launcher="torchrun")
+        return make_plan(load_recipe("digits"), MACHINE, hosts=Hosts(slots=slots), backend=backend, start=start)
+
+    assert first_launcher(plan(1), {}) == Torchrun(node=0, port=29500)
+    pod = {"JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
+    assert first_launcher(plan(2), pod) == Torchrun(node=1, port=4000)
+    assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
+    with pytest.raises(HpctrainError, match=r"its own host alone, and the run has 2 hosts(.|\n)*--cluster kubernetes"):
+        first_launcher(plan(2), {})
+    with pytest.raises(HpctrainError, match=r"this is pod 1, from 0, and the run has 1 host\n"):
+        first_launcher(plan(1), pod)
+    with pytest.raises(HpctrainError, match=r"'mpi' needs ranks that MPI started(.|\n)*gloo or nccl"):
+        plan(2, "mpi")
+    assert MPI_LAUNCHERS == ("mpirun", "srun-pmix", "srun-pmi2"), "a job of Slurm would try it, where nobody asked"
 
 
 def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:

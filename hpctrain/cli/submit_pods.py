@@ -1,0 +1,95 @@
+"""``hpctrain submit`` to Kubernetes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hpctrain.batch.kubernetes import apply, prepare_pods, refuse_slurm
+from hpctrain.batch.manifests import manifest_text, manifests
+from hpctrain.batch.places import kubectl_commands
+from hpctrain.batch.preparation import host_options
+from hpctrain.batch.request import JobRequest
+from hpctrain.cli.forecast import print_forecast
+from hpctrain.cli.host_options import JobHosts
+from hpctrain.cli.run_options import JobStart, WorkOptions
+from hpctrain.cli.submit_options import ScriptOptions
+from hpctrain.cli.work import read_work
+from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.run.plan import Start
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSubmission:
+    """What ``submit`` was given, as far as it means the same to Slurm; ``asked`` are the options about the job."""
+
+    profile: ClusterProfile
+    request: JobRequest
+    work: str
+    arguments: Sequence[str]
+    training: WorkOptions
+    asked: Mapping[str, Any]
+    run_dir: Path | None
+    restarts: int | None
+    gpu: str | None
+
+
+def submit_pods(
+    given: PodSubmission, start: JobStart, hosts: JobHosts, script: ScriptOptions, *, dry_run: bool, wait: bool
+) -> None:
+    """Print the manifests, or give them to kubectl.
+
+    Raises:
+        HpctrainError: an option of Slurm's, or as of :func:`hpctrain.batch.kubernetes.prepare_pods` and
+            :func:`hpctrain.batch.kubernetes.apply`.
+    """
+    refuse_slurm(
+        given.asked,
+        {
+            "--container-runtime": bool(start.container_runtime),
+            "--fabric": bool(hosts.fabric),
+            "--launcher": bool(start.launcher),
+            "--mount": bool(start.mounts),
+            "--stage": bool(script.stage),
+            "--stage-environment": bool(script.stage_environment),
+            "--template": bool(script.template),
+            "--wait": wait,
+        },
+    )
+    changes = start.changes()
+    changes.pop("container", None)
+    training = given.training
+    overrides = training.overrides or []
+    work = read_work(given.work, overrides, given.arguments, mesh=training.mesh, small=training.small)
+    run, job = prepare_pods(
+        given.profile,
+        given.request,
+        work,
+        name=given.asked.get("name"),
+        image=start.container,
+        run_directory=given.run_dir,
+        framework=training.framework,
+        backend=training.backend or "auto",
+        hosts=host_options(given.profile, None, hosts.node, hosts.interface),
+        start=Start(**changes),
+        restarts=given.restarts,
+    )
+    for line in job.notices:
+        typer.echo(line, err=True)
+    if dry_run:
+        typer.echo(manifest_text(run), nl=False)
+        # What is printed are manifests alone, for another program to read.
+        with contextlib.redirect_stdout(sys.stderr):
+            print_forecast(job, work, given.gpu)
+        return
+    typer.echo(apply(run), err=True)
+    kind = str(manifests(run)[-1]["kind"]).lower()
+    typer.echo(run.run_directory)
+    typer.echo(f"{kind}/{run.name}")
+    typer.echo(kubectl_commands(kind, run.name, run.kubernetes.namespace), err=True)

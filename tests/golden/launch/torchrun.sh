@@ -1,0 +1,27 @@
+env \
+  -u OMPI_COMM_WORLD_SIZE \
+  -u PMI_SIZE \
+  -u SLURM_STEP_NUM_TASKS \
+  -u TORCHELASTIC_RUN_ID \
+  HPCTRAIN_BACKEND=gloo \
+  HPCTRAIN_BACKEND_REASON=torchrun \
+  MKL_NUM_THREADS=2 \
+  OMP_NUM_THREADS=3 \
+  OPENBLAS_NUM_THREADS=2 \
+  PYTHONUNBUFFERED=1 \
+  TF_CPP_MIN_LOG_LEVEL=2 \
+  TF_NUM_INTEROP_THREADS=1 \
+  TF_NUM_INTRAOP_THREADS=2 \
+  A=1,2 \
+  /venv/bin/python \
+  -P \
+  -m torch.distributed.run \
+  --nnodes=2 \
+  --node-rank=1 \
+  --nproc-per-node=2 \
+  --max-restarts=0 \
+  --rdzv-backend=static \
+  --rdzv-endpoint=n3:29500 \
+  --rdzv-id=attempt-1 \
+  --no-python \
+  /venv/bin/python -P -m hpctrain.train '/home/me/it'"'"'s a run'

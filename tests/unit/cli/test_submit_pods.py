@@ -1,0 +1,137 @@
+"""``hpctrain submit`` to Kubernetes: what goes to kubectl, and what is refused with the words that mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpctrain.cli.main import main
+from hpctrain.run.plan import Plan
+
+# In place of kubectl: keeps what it was given, and does as kubectl does where the cluster has no operator.
+KUBECTL = """\
+#!{python}
+import json, sys
+given = sys.stdin.read()
+with open({notes!r}, "w") as file:
+    json.dump([sys.argv[1:], given], file)
+if "MPIJob" in given:
+    sys.exit('error: resource mapping not found for name: "digits" namespace: "default" from "STDIN": no matches for '
+             'kind "MPIJob" in version "kubeflow.org/v2beta1"\\nensure CRDs are installed first')
+print("job.batch/digits created")
+"""
+SUBMIT = ["submit", "digits", "--cluster", "kubernetes", "--container", "hpctrain:test", "--job-name", "digits"]
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a stand-in for kubectl, the only program on the PATH, writes its arguments and what it read."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = folder / "kubectl"
+    path.write_text(KUBECTL.format(python=sys.executable, notes=str(tmp_path / "notes")))
+    path.chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "notes"
+
+
+def test_a_dry_run_prints_manifests_and_nothing_else(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--nodes", "2", "--gpu", "h100-sxm", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    kinds = [each["kind"] for each in yaml.safe_load_all(printed.out)]
+    assert kinds == ["ConfigMap", "Service", "Job"]
+    assert "digits on h100-sxm" in printed.err and "queue" not in printed.err
+    assert not notes.exists() and list(notes.parent.iterdir()) == [notes.parent / "bin"]
+
+
+def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--nodes", "3", "--set", "epochs=2", "--time", "90", "--env", "A=it's"]
+    assert main([*SUBMIT, *options, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert main([*SUBMIT, *options]) == 0
+    arguments, given = json.loads(notes.read_text())
+    assert (arguments, given) == (["apply", "-f", "-"], shown)
+    printed = capsys.readouterr()
+    assert printed.out == "/hpctrain/runs/digits\njob/digits\n"
+    assert "kubectl logs -f -l app.kubernetes.io/instance=digits -n default" in printed.err
+    configuration, _, job = yaml.safe_load_all(given)
+    plan = Plan.model_validate_json(configuration["data"]["plan.json"])
+    assert plan.recipe is not None and plan.recipe.epochs == 2
+    assert (plan.ranks, plan.start.environment) == (24, {"A": "it's"})
+    assert job["spec"]["activeDeadlineSeconds"] == 90 * 60
+
+
+def test_a_deadline_that_is_too_short(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpu", "h100-sxm", "--dry-run", "--set", "epochs=100000", "--time"]
+    assert main([*SUBMIT, *options, "1"]) == 0
+    assert "warning: --time 1 ends before the run is done, and with it the job" in capsys.readouterr().err
+    assert main([*SUBMIT, *options, "30-0"]) == 0
+    assert "--time" not in capsys.readouterr().err
+
+
+def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT[:-2], "--dry-run"]) == 0
+    name = next(yaml.safe_load_all(capsys.readouterr().out))["metadata"]["name"]
+    assert name.startswith("digits-20") and name.endswith("-plan")
+
+
+def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--backend", "mpi"]) == 2
+    said = capsys.readouterr().err
+    assert "kubectl apply fails: error: resource mapping not found" in said
+    assert "install mpi-operator there, or choose --backend gloo or nccl, which needs none" in said
+
+
+def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (notes.parent / "bin" / "kubectl").unlink()
+    assert main(SUBMIT) == 2
+    assert "kubectl is not on the PATH\n  --dry-run prints the manifests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--partition", "gpu"], "--partition is not for a cluster of Kubernetes\n  name the nodes' labels"),
+        (["--array", "0-3", "--set", "seed=%a"], "--array is not for a cluster of Kubernetes\n  submit each"),
+        (["--wait"], "kubectl wait --for=condition=complete job/NAME"),
+        (["--launcher", "mpirun"], "choose a --backend"),
+        (["--mount", "/data"], "name the claims in the profile: volumes"),
+        (["--sbatch", "mail-type=END"], "change the manifests"),
+        (["--run-dir", "runs/one"], "for example --run-dir /hpctrain/runs/one"),
+        (["--backend", "gloo", "--framework", "keras"], "backend 'gloo' reduces PyTorch's gradients"),
+        (["--env", "MY_TOKEN"], "kubernetes.secrets"),
+    ],
+)
+def test_misuse(
+    notes: Path,
+    options: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hush")
+    assert main([*SUBMIT, *options, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+    assert not notes.exists()
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+@pytest.mark.parametrize("target", ["job/digits-1", "mpijob.kubeflow.org/digits-1"])
+def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, target]) == 2
+    said = capsys.readouterr().err
+    assert f"{target} is a job of Kubernetes" in said
+    kind = target.partition("/")[0].partition(".")[0]
+    assert f"kubectl delete {kind},service,configmap -l app.kubernetes.io/instance=digits-1" in said
+
+
+def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "--plan", "plan.json"]) == 2
+    assert "--plan says what --resume begins" in capsys.readouterr().err
+    assert main(["run", "--resume", "--run-dir", "run", "--plan", "none.json"]) == 2
+    assert "cannot read none.json" in capsys.readouterr().err
