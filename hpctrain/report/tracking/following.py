@@ -49,10 +49,13 @@ class Tracking(Protocol):
     rewrites: bool
 
     def open(self) -> Progress:
-        """Find or make the run there; where it rewrites, without what it had. Returns what it has already."""
+        """Find or make the run there; where it rewrites, without what it had. Returns what it has already.
+
+        Called first, after an error of any method, and where it rewrites, at each resume.
+        """
 
     def send(self, entries: Sequence[Entry]) -> None:
-        """Hand over events, in order. May be called with the same ones again after an error."""
+        """Hand over events, in order. An error is followed by :meth:`open`, and by what the tracker then lacks."""
 
     def close(self) -> None:
         """End what :meth:`open` began."""
@@ -144,14 +147,14 @@ def follow(
         except Exception as error:
             took = time.monotonic() - began
             if not follower.failures:
-                say(f"{describe(error)}; training goes on, and what is missing is sent later")
-            follower.failures += 1
+                say(f"{describe(error)}; nothing waits for it, and what is missing is sent later")
+            follower.failed()
             if last or (took > _SLOW_SECONDS and ended(0)):
                 return False
         else:
             if follower.failures:
                 say("is back, and has all that was missing")
-            follower.failures = 0
+                follower.failures = 0
             if last:
                 return True
         last = ended(min(_PAUSE_SECONDS * 2 ** min(follower.failures, _DOUBLINGS), _LONGEST_PAUSE_SECONDS))
@@ -165,6 +168,11 @@ class _Follower:
         self._directory = directory
         self._tracking = tracking
         self._backlog: Backlog | None = None
+
+    def failed(self) -> None:
+        """Begin anew at the next turn, with what the tracker has by then: who knows what it took, or forgot."""
+        self.failures += 1
+        self._backlog = None
 
     def turn(self) -> None:
         """Hand over all that is new."""

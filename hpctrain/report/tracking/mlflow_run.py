@@ -58,6 +58,7 @@ class MlflowRun:
         self._say = say
         self._progress = read_progress(directory, "mlflow")
         self._client: Any = None
+        self._told = ""
 
     def open(self) -> Progress:
         # It takes seconds, which the training does not wait for.
@@ -75,7 +76,9 @@ class MlflowRun:
             values = texts(parameters(self._plan))
             for part in _parts(values.items(), _OTHERS):
                 self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
-        self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
+        if self._run != self._told:
+            self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
+            self._told = self._run
         return self._progress
 
     def send(self, entries: Sequence[Entry]) -> None:

@@ -16,7 +16,9 @@ def secrets(environment: Mapping[str, str], address: str | None) -> tuple[str, .
     """The texts that no message may have: values of secret variables, and parts of an address with a token in them."""
     found = {value for name, value in environment.items() if is_secret(name) and len(value) >= _SHORTEST_VALUE}
     if address:
-        found |= {address, *(part for part in _parts(address) if len(part) >= _SHORTEST_PART)}
+        # One that can be shown whole is to be.
+        found |= {address} - {server(address)}
+        found |= {part for part in _parts(address) if len(part) >= _SHORTEST_PART}
     found |= {written for text in found for written in (quote(text, safe=""), unquote(text))}
     return tuple(sorted(found, key=len, reverse=True))
 

@@ -85,3 +85,7 @@ def test_no_message_has_a_secret(address: str) -> None:
     assert "gehe" not in said
     assert "abcdef" not in said
     assert said.endswith("/home/anna")
+
+
+def test_an_address_without_a_secret_is_shown() -> None:
+    assert without("http://host:5000/#/runs", secrets({}, "http://host:5000")) == "http://host:5000/#/runs"
