@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_START_SECONDS = 90.0
+_START_SECONDS = 240.0
 _PROGRAM = """
 import os, sys
 folder, port = sys.argv[1:]
@@ -78,7 +78,7 @@ class MlflowServer:
         request = urllib.request.Request(
             f"{self.address}/api/2.0/mlflow/{path}", data=data, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return dict(json.load(answer))
 
     def runs(self) -> list[dict[str, Any]]:
