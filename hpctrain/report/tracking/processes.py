@@ -63,7 +63,7 @@ class TrackerProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def close(self, seconds: float = END_SECONDS) -> bool:
+    def close(self, seconds: float) -> bool:
         """Let it send the rest; returns whether the tracker has all.
 
         Args:
@@ -118,5 +118,6 @@ def tracked(
         # All of them first, so that they end at the same time.
         for process in processes:
             process.end_input()
+        deadline = time.monotonic() + END_SECONDS
         for process in processes:
-            process.close()
+            process.close(deadline - time.monotonic())
