@@ -13,6 +13,8 @@ MODULES = {
     "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
     "text": ("tokenizers",),
     "report": ("matplotlib",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
     "torch": ("torch",),
     "keras": ("keras", "tensorflow"),
     "deepspeed": ("deepspeed",),

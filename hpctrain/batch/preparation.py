@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.planning.planner import unplaced_plan
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.supervision.trackers import require_trackers
 
 # Of the time between the signal and the limit; the rest is for leaving and the requeue.
 _STOP_SHARE = 0.8
@@ -141,6 +143,8 @@ def prepare(
     plans = {task: plan(work) for task, work in works.items()}
     for each in plans.values():
         require_choices(each)
+        if not look_only:
+            require_trackers(each.trackers, {**os.environ, **cluster.profile.environment})
     return Job(
         profile=cluster.profile,
         request=request,

@@ -18,6 +18,14 @@ def report(
             metavar="FILE", help="Output of `hpctrain plan --gpu … --json` to keep in RUN_DIR, and to compare with."
         ),
     ] = None,
+    tracking: Annotated[
+        str | None,
+        typer.Option(
+            "--tracking",
+            metavar="NAME,…",
+            help="Send what tensorboard, mlflow or wandb does not have of the run yet; write no page.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
 ) -> None:
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path.
@@ -25,14 +33,20 @@ def report(
     Where the run was predicted, what it took is set beside that.
     """
     import json
+    import sys
 
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.errors import HpctrainError
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
+    from hpctrain.report.say import say
     from hpctrain.run.directory import RunDirectory
     from hpctrain.supervision.repeats import read_series
 
+    if tracking is not None:
+        from hpctrain.report.tracking.later import send_later
+
+        raise typer.Exit(send_later(run_dir, tracking, lambda text: say(f"hpctrain: {text}", sys.stderr)))
     directory = RunDirectory(run_dir)
     if series := read_series(run_dir):
         if prediction:

@@ -87,6 +87,7 @@ def run(
         work=_work(work, arguments or [], training, resume=resume),
         overrides=() if work else tuple(training.overrides or ()),
         mesh=None if work else training.mesh,
+        tracking=training.trackers,
         accept_changes=accept_changes,
         ranks=ranks,
         backend=training.backend,
@@ -102,7 +103,8 @@ def run(
 
 def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:
     if work is not None:
-        return read_work(work, training.overrides or [], arguments, mesh=training.mesh, small=training.small)
+        read = read_work(work, training.overrides or [], arguments, mesh=training.mesh, small=training.small)
+        return training.tracked(read)
     if not resume or training.small:
         raise HpctrainError(
             "which recipe or script?", "name it: hpctrain run digits; `hpctrain recipes list` lists them"

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -21,7 +21,12 @@ from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.recipes.load import mesh_overrides
 from hpctrain.recipes.mesh import AXES
+from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.tracking import TRACKERS, Tracker, parse_trackers
+from hpctrain.run.plan import Script
 from hpctrain.run.stopping import STOP_SIGNALS
+
+Work = TypeVar("Work", Recipe, Script, Recipe | Script)
 
 _HOW = "How ranks are started"
 _STOP = "How they are stopped"
@@ -86,6 +91,27 @@ class WorkOptions(TrainingOptions):
         bool,
         typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that."),
     ] = False
+    tracking: Annotated[
+        str | None,
+        typer.Option(
+            "--tracking",
+            metavar="NAME,…",
+            help=f"Where curves go: {', '.join(TRACKERS)}, or none; by default as the recipe has it, or tensorboard.",
+        ),
+    ] = None
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...] | None:
+        """Those of ``--tracking``; None where it was not given.
+
+        Raises:
+            HpctrainError: as of :func:`hpctrain.recipes.tracking.parse_trackers`.
+        """
+        return None if self.tracking is None else parse_trackers(self.tracking)
+
+    def tracked(self, work: Work) -> Work:
+        """The same recipe or script, whose curves go where ``--tracking`` says."""
+        return work if self.trackers is None else work.model_copy(update={"tracking": self.trackers})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.planning.mesh import mesh_lines
 from hpctrain.recipes.schema import Recipe
 from hpctrain.report.say import say
-from hpctrain.run.directory import RunDirectory, write_json
+from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.resuming import resume_command
 from hpctrain.supervision.request import ReadyRun
@@ -75,13 +75,20 @@ class Terminal:
     def follow(self, directory: RunDirectory) -> Iterator[Audience]:
         from hpctrain.report.console import Console
         from hpctrain.report.tensorboard import TensorBoardWriter
+        from hpctrain.report.tracking.processes import tracked
         from hpctrain.supervision.execution import Audience
 
-        with Console() as console, TensorBoardWriter(directory) as tensorboard:
+        names = read_model(directory.plan, Plan).trackers
+        with contextlib.ExitStack() as stack:
+            console = stack.enter_context(Console())
+            look = stack.enter_context(tracked(names, directory, console.notice))
+            tensorboard = stack.enter_context(TensorBoardWriter(directory)) if "tensorboard" in names else None
 
             def show(event: Event) -> None:
                 console.show(event)
-                tensorboard.show(event)
+                if tensorboard:
+                    tensorboard.show(event)
+                look()
 
             def failed(failure: Failure) -> None:
                 console.close()

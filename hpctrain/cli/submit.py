@@ -91,6 +91,7 @@ def submit(
     works = read_tasks(
         work, training.overrides or [], arguments or [], request.tasks, mesh=training.mesh, small=training.small
     )
+    works = {task: training.tracked(each) for task, each in works.items()}
     made = prepare(
         found,
         request,

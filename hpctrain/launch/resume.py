@@ -19,6 +19,7 @@ from hpctrain.recipes.difference import differences
 from hpctrain.recipes.load import mesh_overrides, override_recipe
 from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.tracking import Tracker
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import ChangedEvent
@@ -56,6 +57,7 @@ def resumption(
     work: Recipe | Script | None,
     overrides: Sequence[str] = (),
     mesh: str | None = None,
+    tracking: tuple[Tracker, ...] | None = None,
     accept_changes: bool = False,
     ranks: int | None,
     backend: str | None,
@@ -70,6 +72,7 @@ def resumption(
         work: to be compared with the plan's; None for whatever it is.
         overrides: ``key=value`` each, of the plan's recipe where ``work`` is None.
         mesh: as ``--mesh`` has it, where ``work`` is None.
+        tracking: where curves go from now on; None for where the plan's go, or ``work``'s.
         accept_changes: go on with ``work`` where it is another than the plan's.
         ranks, backend, framework, changes: as of :func:`resumed_plan`.
         look_only: nothing will be started, so it does not matter whether somebody else does.
@@ -80,7 +83,12 @@ def resumption(
             :func:`resumed_plan`.
     """
     before = read_model(directory.plan, Plan)
-    now, changed = changed_work(before, work or _overridden(before, overrides, mesh), accept=accept_changes)
+    asked = work or _overridden(before, overrides, mesh)
+    if tracking is not None:
+        begun = before.recipe or before.script
+        assert begun is not None
+        asked = (asked or begun).model_copy(update={"tracking": tracking})
+    now, changed = changed_work(before, asked, accept=accept_changes)
     events = run_events(directory)
     if changed and is_done(events):
         # More epochs, for example.
@@ -133,13 +141,16 @@ def changed_work(
         return plan, {}
     if type(begun) is not type(work):
         raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
+    # Who follows a run is no difference of it: taken over where it is said, and else as it was.
+    begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
+    work = work.model_copy(update={"tracking": begun.tracking})
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # Ranks may have changed since.
         work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))
     changed = differences(begun, work)
     if changed and not accept:
         raise HpctrainError("\n".join(("the run is not what was asked for:", *_table(changed))), _HINT_CHANGED)
-    return plan.model_copy(update={"recipe" if plan.recipe else "script": work} if changed else {}), changed
+    return plan.model_copy(update={"recipe" if plan.recipe else "script": work if changed else begun}), changed
 
 
 def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:

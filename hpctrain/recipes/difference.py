@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from hpctrain.recipes.schema import Recipe
 
-# What a recipe says of itself, and not of the training.
-_ABOUT = {"name", "source", "cost", "reported", "notes"}
+# What a recipe says of itself and of who follows it, and not of the training.
+_ABOUT = {"name", "source", "cost", "reported", "notes", "tracking"}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

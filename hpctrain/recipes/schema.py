@@ -18,6 +18,7 @@ from hpctrain.recipes.own_keys import SectionOfKind, require_own_keys
 from hpctrain.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.sync import Sync, clash, in_one_word
+from hpctrain.recipes.tracking import Trackers
 from hpctrain.recipes.weights import InitialWeights
 
 Framework = Literal["torch", "keras"]
@@ -358,6 +359,9 @@ class Recipe(Section):
     fault_tolerance: FaultTolerance = FaultTolerance()
     checkpoints: Checkpointing = Checkpointing()
     numbers: Numbers = Numbers()
+    tracking: Trackers | None = Field(
+        None, description="where curves go: tensorboard (the default), mlflow, wandb; decides no number of the run"
+    )
 
     @property
     def global_batch(self) -> int:

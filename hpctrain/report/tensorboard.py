@@ -12,16 +12,17 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
+from hpctrain.report.tracking.curves import Curves, Point
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, kept, read_events
-from hpctrain.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
+from hpctrain.run.events.kinds import StartEvent
 
 # TensorBoard recognises an event file by this part of its name. One fixed name: writing again replaces.
 _FILE_NAME = "events.out.tfevents.0000000000.hpctrain"
 
 
 class TensorBoardWriter:
-    """Writes events as TensorBoard scalars over the number of the step: ``step/…``, ``epoch/…``, and what scripts log.
+    """Writes events as TensorBoard scalars over the number of the step: :mod:`hpctrain.report.tracking.curves`.
 
     The file is made at the first of them, so a script that takes no step and logs nothing leaves none.
 
@@ -31,7 +32,7 @@ class TensorBoardWriter:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._records: RecordWriter | None = None
-        self._iteration = 0
+        self._curves = Curves()
 
     def __enter__(self) -> Self:
         return self
@@ -48,31 +49,25 @@ class TensorBoardWriter:
         Raises:
             HpctrainError: the disk is full.
         """
-        match event:
-            case StartEvent() if event.attempt > 1:
-                self._begin_again(event)
-            case StepEvent():
-                self._iteration = event.iteration
-                self._write(event, _named("step", _step_scalars(event)))
-            case EpochEvent():
-                self._write(event, _named("epoch", {**event.metrics, **event.speeds}))
-            case LogEvent():
-                self._iteration = event.iteration
-                self._write(event, event.values)
+        if isinstance(event, StartEvent) and event.attempt > 1:
+            self._begin_again(event)
+        elif point := self._curves.point(event):
+            self._write(point)
 
     def _begin_again(self, start: StartEvent) -> None:
         """Write the file anew with what the run keeps of its earlier attempts."""
         if self._records:
             self._records.close()
             self._records = None
+        self._curves = Curves()
         earlier = itertools.takewhile(lambda event: event != start, read_events(self._directory.events))
-        for event in kept([*earlier, start]):
-            if not isinstance(event, StartEvent):
-                self.show(event)
+        for point in map(self._curves.point, kept([*earlier, start])):
+            if point:
+                self._write(point)
 
-    def _write(self, event: Event, scalars: dict[str, float | None]) -> None:
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
-        self._append(TensorBoardEvent(wall_time=event.time, step=self._iteration, summary=Summary(value=values)))
+    def _write(self, point: Point) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        self._append(TensorBoardEvent(wall_time=point.time, step=point.iteration, summary=Summary(value=values)))
 
     def _append(self, entry: TensorBoardEvent) -> None:
         try:
@@ -87,16 +82,13 @@ class TensorBoardWriter:
             raise disk_error(error, self._directory.tensorboard) from error
 
 
-def _step_scalars(step: StepEvent) -> dict[str, float | None]:
-    communication, samples = step.communication_seconds, step.samples
-    return {
-        "loss": step.loss,
-        "learning_rate": step.learning_rate,
-        "seconds": step.seconds,
-        "samples_per_s": None if samples is None or not step.seconds else samples / step.seconds,
-        "communication_share": None if communication is None else communication / step.seconds,
-    }
+def write_tensorboard(directory: RunDirectory) -> None:
+    """Write the curves of a run, finished or not, that has been recorded.
 
-
-def _named(group: str, scalars: dict[str, float | None]) -> dict[str, float | None]:
-    return {f"{group}/{name}": value for name, value in scalars.items()}
+    Raises:
+        HpctrainError: its events cannot be read, or the disk is full.
+    """
+    with TensorBoardWriter(directory) as writer:
+        for event in kept(read_events(directory.events)):
+            if not isinstance(event, StartEvent):
+                writer.show(event)

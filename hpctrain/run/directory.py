@@ -14,6 +14,8 @@
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
     RUN_DIR/tensorboard/         curves for TensorBoard
+    RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
+    RUN_DIR/tracking/            NAME.json each: what a tracker has of the events, see hpctrain.report.tracking
     RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
     RUN_DIR/report.html          the report
 """
@@ -87,6 +89,14 @@ class RunDirectory:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def tracking(self) -> Path:
+        return self.path / "tracking"
 
     @property
     def logs(self) -> Path:

@@ -13,6 +13,7 @@ from hpctrain.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.cluster.container import Container
 from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Framework, Recipe
+from hpctrain.recipes.tracking import DEFAULT, Tracker, Trackers
 from hpctrain.topology.mesh_traffic import MeshTraffic
 from hpctrain.topology.node_map import Slot
 
@@ -27,6 +28,7 @@ class Script(BaseModel):
     path: Path
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh(), description="that it makes with ht.mesh()")
+    tracking: Trackers | None = Field(None, description="as a recipe's")
 
 
 class Slots(BaseModel):
@@ -180,9 +182,18 @@ class Plan(BaseModel):
     @property
     def asked_mesh(self) -> Mesh:
         """The mesh that the recipe or the command line names."""
+        return self._work.mesh
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Where the run's curves go."""
+        return DEFAULT if self._work.tracking is None else self._work.tracking
+
+    @property
+    def _work(self) -> Recipe | Script:
         work = self.recipe or self.script
         assert work is not None
-        return work.mesh
+        return work
 
     @property
     def mesh(self) -> Mesh:

@@ -21,6 +21,7 @@ from hpctrain.supervision.hosts_ready import ready_or_fewer
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.request import Output, ReadyRun, RunRequest
 from hpctrain.supervision.start import available_launcher, require_packages
+from hpctrain.supervision.trackers import require_trackers
 
 
 def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
@@ -39,6 +40,7 @@ def begin_run(request: RunRequest, machine: Machine, output: Output) -> int:
             output.would_start(run, RunDirectory(request.run_dir or default))
             return 0
         require_packages(run.plan)
+        require_trackers(run.plan.trackers)
         with interrupts.raised():
             run = _on_ready_hosts(run, request.run_dir or default, output)
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
@@ -110,6 +112,7 @@ def _go_on(
             work=request.work,
             overrides=request.overrides,
             mesh=request.mesh,
+            tracking=request.tracking,
             accept_changes=request.accept_changes,
             ranks=request.ranks,
             backend=request.backend,
@@ -128,6 +131,9 @@ def _go_on(
         output.would_start(run, directory)
         return 0
     require_packages(run.plan)
+    # A job that goes on at night does so even where its tracker would get nothing.
+    if request.tracking is not None:
+        require_trackers(request.tracking)
     with interrupts.raised():
         run = _on_ready_hosts(run, directory.path, output)
     replace(further, plan=run.plan).begin(directory)

@@ -12,6 +12,7 @@ from hpctrain.launch.attempts import Attempt
 from hpctrain.launch.command import Launcher
 from hpctrain.planning.machine import Machine
 from hpctrain.recipes.schema import Recipe
+from hpctrain.recipes.tracking import Tracker
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan, Script
 
@@ -29,6 +30,7 @@ class RunRequest:
         work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
         overrides: ``key=value`` each, for the recipe of the resumed run where ``work`` is None.
         mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
+        tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
         accept_changes: resume with another recipe or script than the run was begun with.
         ranks: their number; None for as many as the hosts have slots, or as the resumed run had.
         run_dir: the run directory; None for a new one.
@@ -42,6 +44,7 @@ class RunRequest:
     work: Recipe | Script | None
     overrides: tuple[str, ...] = ()
     mesh: str | None = None
+    tracking: tuple[Tracker, ...] | None = None
     accept_changes: bool = False
     ranks: int | None = None
     backend: str | None = None

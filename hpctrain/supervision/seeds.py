@@ -13,6 +13,7 @@ from hpctrain.supervision.one_run import new_plan, ready, resume_run
 from hpctrain.supervision.repeats import Series, create_series, repeated
 from hpctrain.supervision.request import Output, RunRequest
 from hpctrain.supervision.start import require_packages
+from hpctrain.supervision.trackers import require_trackers
 
 
 def begin_series(request: RunRequest, count: int, machine: Machine, output: Output) -> int:
@@ -32,6 +33,7 @@ def begin_series(request: RunRequest, count: int, machine: Machine, output: Outp
             output.would_start(replace(run, plan=plans[seed]), directory)
         return 0
     require_packages(plan)
+    require_trackers(plan.trackers)
     series = create_series(path if request.run_dir else new_directory(path).path, plans)
     for seed, directory in series.runs.items():
         output.begun(plans[seed], directory)

@@ -14,6 +14,7 @@ from hpctrain.cluster.backends import BACKENDS
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe, mesh_overrides
 from hpctrain.recipes.mesh import parse_mesh
+from hpctrain.recipes.tracking import parse_trackers
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
@@ -56,6 +57,8 @@ def check_values(given: dict[str, Any]) -> None:
     elif mesh := given.get("mesh"):
         for each in [mesh] if isinstance(mesh, str) else mesh:
             parse_mesh(each)
+    if (tracking := given.get("tracking")) is not None:
+        parse_trackers(tracking)
     if given.get("backend") not in (None, *BACKENDS):
         raise HpctrainError(f"unknown backend {given['backend']!r}", f"valid: {', '.join(BACKENDS)}")
 

@@ -1,0 +1,50 @@
+"""Sends runs that were recorded to trackers that were down, or were not thought of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.tracking import Tracker, parse_trackers
+from hpctrain.report.tracking.processes import TrackerProcess
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervision.repeats import read_series
+from hpctrain.supervision.trackers import require_trackers
+
+# What a server refuses ends it at once; this is for one that takes a long run slowly.
+_LIMIT_SECONDS = 1800.0
+
+
+def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
+    """Send what trackers do not have yet of a run or a series; returns 0 if they have all, else 1.
+
+    Args:
+        run_dir: of the run or the series.
+        names: of the trackers, with commas between them.
+        notice: gets what the user has to know.
+
+    Raises:
+        HpctrainError: an unknown name, no run, or a tracker's package or address is missing.
+    """
+    trackers = parse_trackers(names)
+    require_trackers(trackers)
+    series = read_series(run_dir)
+    runs = [run for run in series.runs.values() if run.events.exists()] if series else [RunDirectory(run_dir)]
+    for run in runs:
+        if not run.events.exists():
+            raise HpctrainError(f"{run_dir} holds no events", "is this a run directory?")
+    # Each gets its chance, also after one that failed.
+    sent = [_send(run, trackers, notice) for run in runs]
+    return 0 if all(sent) else 1
+
+
+def _send(run: RunDirectory, trackers: Sequence[Tracker], notice: Callable[[str], None]) -> bool:
+    processes = [TrackerProcess(name, run, notice) for name in trackers if name != "tensorboard"]
+    if "tensorboard" in trackers:
+        # It is of another extra than the others.
+        from hpctrain.report.tensorboard import write_tensorboard
+
+        write_tensorboard(run)
+    sent = [process.close(_LIMIT_SECONDS) for process in processes]
+    return all(sent)

@@ -1,0 +1,169 @@
+"""A run on an MLflow server, by MLflow's own client."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from hpctrain.report.tracking.following import Entry
+from hpctrain.report.tracking.parameters import facts, parameters, texts, title
+from hpctrain.report.tracking.progress import Progress, read_progress, write_progress
+from hpctrain.report.tracking.redaction import server
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import read_events
+from hpctrain.run.events.kinds import EndEvent, StartEvent
+from hpctrain.run.plan import Plan
+
+# Of a request (mlflow/utils/validation.py).
+_METRICS, _OTHERS = 1000, 100
+# After so many it is recorded that the server has them.
+_ENTRIES = 2000
+_TAG = "hpctrain.id"
+_STATUS = {"done": "FINISHED", "failed": "FAILED", "resumable": "KILLED"}
+# Read by MLflow's client: one request has one try, after which all is tried again.
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+T = TypeVar("T")
+
+
+class MlflowRun:
+    """Implements :class:`hpctrain.report.tracking.following.Tracking`.
+
+    The server's run is found again by a tag. Metrics that the server has already are sent again without harm: a metric
+    is one only once by name, step, time and value. What was lost with a resume and done again is there twice, because
+    MLflow takes no metric back.
+
+    Args:
+        directory: the run.
+        plan: of the run.
+        address: of the server.
+        say: gets where the run can be seen.
+    """
+
+    rewrites = False
+
+    def __init__(self, directory: RunDirectory, plan: Plan, address: str, say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._address = address
+        self._say = say
+        self._progress = read_progress(directory, "mlflow")
+        self._client: Any = None
+        self._told = ""
+
+    def open(self) -> Progress:
+        # It takes seconds, which the training does not wait for.
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(self._address)
+        experiment = self._experiment()
+        found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{self._progress.id}'", max_results=1)
+        run = found[0] if found else self._new(experiment)
+        if run.info.run_id != self._progress.run:
+            # Another server than the last time, or a run that was deleted there.
+            self._keep(run=run.info.run_id, sent=0, time=None)
+        if not run.data.params:
+            values = texts(parameters(self._plan))
+            for part in _parts(values.items(), _OTHERS):
+                self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
+        if self._run != self._told:
+            self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
+            self._told = self._run
+        return self._progress
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        from mlflow.entities import RunTag
+
+        tags = texts(facts(entry.event for entry in entries))
+        for part in _parts(tags.items(), _OTHERS):
+            self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in part])
+        for some in _parts(entries, _ENTRIES):
+            for values in _parts(_values(some), _METRICS):
+                self._client.log_batch(self._run, metrics=values)
+            # How the run ended comes last, and is told again after an error.
+            if some[-1] is not entries[-1]:
+                self._keep(sent=some[-1].number, time=some[-1].event.time)
+        self._tell_status(entries)
+        self._keep(sent=entries[-1].number, time=entries[-1].event.time)
+
+    def close(self) -> None:
+        """Nothing is to be ended: the server is asked anew each time."""
+
+    @property
+    def _run(self) -> str:
+        assert self._progress.run is not None
+        return self._progress.run
+
+    def _keep(self, **changes: Any) -> None:
+        self._progress = self._progress.model_copy(update=changes)
+        write_progress(self._directory, "mlflow", self._progress)
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return given
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._plan.title
+        if found := self._client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:
+            # Another run has just made it.
+            if found := self._client.get_experiment_by_name(name):
+                return str(found.experiment_id)
+            raise
+
+    def _new(self, experiment: str) -> Any:
+        tags = {
+            _TAG: self._progress.id,
+            "hpctrain.run_dir": str(self._directory.path.absolute()),
+            "mlflow.source.name": self._plan.title,
+        }
+        # Not every container knows its user's name.
+        with contextlib.suppress(KeyError, OSError):
+            tags["mlflow.user"] = getpass.getuser()
+        name = title(self._plan, self._directory)
+        return self._client.create_run(experiment, start_time=self._began(), tags=tags, run_name=name)
+
+    def _began(self) -> int | None:
+        """When the run began, in milliseconds; None where it has no event yet."""
+        if not self._directory.events.exists():
+            return None
+        return next((_milliseconds(event.time) for event in read_events(self._directory.events)), None)
+
+    def _tell_status(self, entries: Sequence[Entry]) -> None:
+        told = [entry.event for entry in entries if isinstance(entry.event, StartEvent | EndEvent)]
+        match told[-1:]:
+            case [EndEvent(status=status) as event]:
+                self._client.set_terminated(self._run, _STATUS[status], _milliseconds(event.time))
+            case [StartEvent()]:
+                self._client.update_run(self._run, "RUNNING")
+
+
+def _values(entries: Iterable[Entry]) -> Iterator[Any]:
+    from mlflow.entities import Metric
+
+    for point in (entry.point for entry in entries if entry.point):
+        for name, value in point.values.items():
+            yield Metric(name, value, _milliseconds(point.time), point.iteration)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _parts(values: Iterable[T], most: int) -> Iterator[list[T]]:
+    iterator = iter(values)
+    while part := list(itertools.islice(iterator, most)):
+        yield part

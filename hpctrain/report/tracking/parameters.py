@@ -1,0 +1,82 @@
+"""What a tracker is told of a run beside its curves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpctrain.cluster.secrets import is_secret
+from hpctrain.recipes.difference import flat, settings
+from hpctrain.recipes.used import used_values
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import Event
+from hpctrain.run.events.kinds import ChangedEvent, RunEvent, StartEvent
+from hpctrain.run.plan import Plan
+
+_HIDDEN = "…"
+_OPTION = re.compile(r"-{1,2}([^=]+)(=.*)?", re.DOTALL)
+# The user and the password of an address.
+_ADDRESSED = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+def parameters(plan: Plan) -> dict[str, Any]:
+    """What the run was begun with, by dotted key.
+
+    Of a recipe those values that take effect; of a script its name and its arguments, without what looks like a secret.
+    """
+    if plan.recipe:
+        known = settings(plan.recipe)
+        used = {key: value for key, value in flat(used_values(plan.recipe)) if key in known}
+        found = {"recipe": plan.recipe.name, **used}
+    else:
+        assert plan.script is not None
+        arguments = shlex.join(_open(plan.script.arguments))
+        found = {"script": plan.script.path.name, "arguments": arguments}
+    found |= {"framework": plan.framework} | {f"versions.{name}": version for name, version in plan.versions.items()}
+    return {key: value for key, value in found.items() if value not in (None, "", ())}
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """The same as texts, for trackers that know nothing else."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+
+def facts(events: Iterable[Event]) -> dict[str, Any]:
+    """What can be another in each attempt, by name; of the last of these events that say it."""
+    found: dict[str, Any] = {}
+    for event in events:
+        match event:
+            case StartEvent():
+                found |= {"attempt": event.attempt, "job": event.job, "hosts": event.hosts and len(event.hosts)}
+            case RunEvent():
+                found |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
+            case ChangedEvent():
+                found |= {
+                    f"changed.{key}": f"{json.dumps(old)} -> {json.dumps(new)}"
+                    for key, (old, new) in event.differences.items()
+                }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def title(plan: Plan, directory: RunDirectory) -> str:
+    """The name of a run among others of its recipe or script."""
+    folder = directory.path.absolute().name
+    return folder if folder.startswith(plan.title.removesuffix(".py")) else f"{plan.title} {folder}"
+
+
+def _open(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments of a script, without the values of those whose names suggest a secret."""
+    hide = False
+    for argument in arguments:
+        option = _OPTION.fullmatch(argument)
+        secret = option is not None and is_secret(option[1].replace("-", "_"))
+        if hide and not option:
+            yield _HIDDEN
+        elif option and secret and option[2]:
+            yield f"{argument.partition('=')[0]}={_HIDDEN}"
+        else:
+            yield _ADDRESSED.sub(f"{_HIDDEN}@", argument)
+        hide = secret and not (option and option[2])

@@ -1,0 +1,123 @@
+"""Starts the processes that feed trackers, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from hpctrain.recipes.tracking import Tracker
+from hpctrain.run.directory import RunDirectory
+
+# For what a server that hangs lets wait: a request has 10 s.
+END_SECONDS = 15.0
+_KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+class TrackerProcess:
+    """The process that sends a run to one tracker. It outlives nobody: when its input ends, it sends the rest.
+
+    Args:
+        name: of the tracker.
+        directory: the run.
+        notice: gets what the user has to know.
+    """
+
+    def __init__(self, name: Tracker, directory: RunDirectory, notice: Callable[[str], None]) -> None:
+        self._name = name
+        self._directory = directory
+        self._notice = notice
+        self._text = b""
+        command = [sys.executable, "-P", "-m", "hpctrain.report.tracking", name, str(directory.path.absolute())]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Files that a run writes are sent to nobody.
+            env={name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"},
+            # Ctrl-C is for the ranks, whose last steps are to be sent as well.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def look(self) -> None:
+        """Pass on what the process has said since."""
+        assert self._process.stdout is not None
+        while part := self._process.stdout.read():
+            self._text += part
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            self._notice(f"{self._name}: {line.decode(errors='replace')}")
+
+    def end_input(self) -> None:
+        """Tell it that nobody writes any more."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self, seconds: float) -> bool:
+        """Let it send the rest; returns whether the tracker has all.
+
+        Args:
+            seconds: how long that may take.
+        """
+        self.end_input()
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(_POLL_SECONDS)
+        if self._process.poll() is None:
+            # With the helpers that its library started.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_SECONDS)
+        self.look()
+        if self._process.returncode == 0:
+            return True
+        place = shlex.quote(str(self._directory.path))
+        self._notice(
+            f"{self._name} does not have all of this run; what is missing is sent by: "
+            f"hpctrain report {place} --tracking {self._name}"
+        )
+        return False
+
+
+@contextlib.contextmanager
+def tracked(
+    names: Sequence[Tracker], directory: RunDirectory, notice: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Feed these trackers while the block runs; TensorBoard's files are not written by a process.
+
+    Yields:
+        A function that passes on what the processes say; to be called now and then.
+    """
+    processes: list[TrackerProcess] = []
+    for name in names:
+        if name == "tensorboard":
+            continue
+        try:
+            processes.append(TrackerProcess(name, directory, notice))
+        except OSError as error:
+            notice(f"warning: {name} gets nothing of this run: its process cannot be started: {error.strerror}")
+
+    def look() -> None:
+        for process in processes:
+            process.look()
+
+    try:
+        yield look
+    finally:
+        # All of them first, so that they end at the same time.
+        for process in processes:
+            process.end_input()
+        deadline = time.monotonic() + END_SECONDS
+        for process in processes:
+            process.close(deadline - time.monotonic())

@@ -1,0 +1,83 @@
+"""How far a tracker has the events of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from hpctrain.errors import HpctrainError
+from hpctrain.files.disk import disk_error
+from hpctrain.files.locks import lock
+from hpctrain.files.private import make_folder
+from hpctrain.run.directory import RunDirectory, read_model, write_json
+
+# That of a launcher that was killed still sends what it has.
+_LOCK_SECONDS = 30.0
+
+
+class Progress(BaseModel):
+    """``tracking/NAME.json``.
+
+    Attributes:
+        id: of the run, the same at every server.
+        run: what the server calls it; None until that is known.
+        sent: how many of the events the server has.
+        time: of the last of them; None for none.
+    """
+
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    run: str | None = None
+    sent: int = Field(0, ge=0)
+    time: float | None = None
+
+
+def read_progress(directory: RunDirectory, name: str) -> Progress:
+    """What was written last; a new one where there is none.
+
+    Raises:
+        HpctrainError: it cannot be read or written.
+    """
+    if _path(directory, name).exists():
+        return read_model(_path(directory, name), Progress)
+    progress = Progress()
+    write_progress(directory, name, progress)
+    return progress
+
+
+def write_progress(directory: RunDirectory, name: str, progress: Progress) -> None:
+    """Write or replace it.
+
+    Raises:
+        HpctrainError: the disk is full.
+    """
+    write_json(_path(directory, name), progress.model_dump())
+
+
+@contextlib.contextmanager
+def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
+    """Be the only process that sends this run to that tracker.
+
+    Raises:
+        HpctrainError: another one still does, or the folder cannot be made.
+    """
+    path = directory.tracking / f"{name}.lock"
+    try:
+        make_folder(directory.tracking)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    try:
+        if not lock(descriptor, path, _LOCK_SECONDS, "remove that folder"):
+            raise HpctrainError(f"another process sends {directory.path} there", "it sends all of it", exit_code=1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _path(directory: RunDirectory, name: str) -> Path:
+    return directory.tracking / f"{name}.json"

@@ -1,0 +1,54 @@
+"""Takes out of messages what nobody but its owner is to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from hpctrain.cluster.secrets import is_secret
+
+_HIDDEN = "…"
+# What is shorter is in too many words: of a variable that only looks like a secret, and of an address.
+_SHORTEST_VALUE, _SHORTEST_PART = 6, 3
+
+
+def secrets(environment: Mapping[str, str], address: str | None) -> tuple[str, ...]:
+    """The texts that no message may have: values of secret variables, and parts of an address with a token in them."""
+    found = {value for name, value in environment.items() if is_secret(name) and len(value) >= _SHORTEST_VALUE}
+    if address:
+        # One that can be shown whole is to be.
+        found |= {address} - {server(address)}
+        found |= {part for part in _parts(address) if len(part) >= _SHORTEST_PART}
+    found |= {written for text in found for written in (quote(text, safe=""), unquote(text))}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def without(text: str, hidden: tuple[str, ...]) -> str:
+    """The text without those."""
+    for secret in hidden:
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def server(address: str) -> str:
+    """Scheme, host and port of an address: what may be shown of it."""
+    try:
+        found = urlsplit(address)
+        host, port = found.hostname, found.port
+    except ValueError:
+        return "the server"
+    if not host:
+        return "the server"
+    return f"{found.scheme}://{host}{f':{port}' if port else ''}"
+
+
+def _parts(address: str) -> Iterator[str]:
+    try:
+        found = urlsplit(address)
+    except ValueError:
+        return
+    user, _, _ = found.netloc.rpartition("@")
+    # A name without a password is a token.
+    secret = found.password or found.username
+    values = [value for _, value in parse_qsl(found.query)]
+    yield from (part for part in (user, secret, found.query, found.fragment, *values) if part)

@@ -1,0 +1,81 @@
+"""Which events a tracker still lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.report.written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.errors import HpctrainError
+from hpctrain.report.tracking.following import Backlog
+from hpctrain.report.tracking.progress import Progress, only_sender, read_progress, write_progress
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import kept, read_events
+
+START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
+AGAIN = {**START, "attempt": 2, "iteration": 4, "time": 1_700_000_050.0}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """Of a run that was cut off in its second epoch, at step 8."""
+    return write_run(tmp_path / "run", recipe_plan(), [START, *run_events(2)])
+
+
+def add(directory: RunDirectory, *events: dict[str, Any]) -> None:
+    with directory.events.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def test_what_was_lost_before_it_was_sent_is_not_sent(directory: RunDirectory) -> None:
+    """Whether it is read before or after the attempt that undoes it."""
+    early = Backlog(directory, Progress())
+    assert not early.read()
+    add(directory, AGAIN, *run_events()[6:])
+    assert early.read()
+    late = Backlog(directory, Progress())
+    assert late.read()
+    expected = kept(read_events(directory.events))
+    assert [entry.event for entry in early.entries] == [entry.event for entry in late.entries] == expected
+
+
+def test_only_what_is_not_sent_yet(directory: RunDirectory) -> None:
+    events = [*read_events(directory.events)]
+    backlog = Backlog(directory, Progress(sent=5, time=events[4].time))
+    backlog.read()
+    assert backlog.fits
+    assert [entry.event for entry in backlog.entries] == events[5:]
+    # The epoch's step is known, though that was sent.
+    points = [entry.point for entry in backlog.entries if entry.point]
+    assert [point.iteration for point in points if "epoch/test_loss" in point.values] == [4, 8]
+
+
+def test_lines_that_a_crash_took_back_are_noticed(directory: RunDirectory) -> None:
+    lines = directory.events.read_bytes().splitlines(keepends=True)
+    events = [*read_events(directory.events)]
+    has = Progress(sent=len(events), time=events[-1].time)
+    directory.events.write_bytes(b"".join(lines[:-3]) + b"\0\0\0\n")
+    backlog = Backlog(directory, has)
+    backlog.read()
+    assert not backlog.fits
+    add(directory, AGAIN, *run_events()[6:8])
+    backlog.read()
+    assert not backlog.fits
+
+
+def test_a_line_that_is_no_event_is_named(directory: RunDirectory) -> None:
+    add(directory, {"no": "event"})
+    with pytest.raises(HpctrainError, match=r"events\.jsonl:\d+: not an event"):
+        Backlog(directory, Progress()).read()
+
+
+def test_progress_is_kept(directory: RunDirectory) -> None:
+    with only_sender(directory, "mlflow"):
+        progress = read_progress(directory, "mlflow")
+        assert read_progress(directory, "mlflow") == progress
+        assert read_progress(directory, "wandb").id != progress.id
+        write_progress(directory, "mlflow", progress.model_copy(update={"run": "a", "sent": 3, "time": 1.5}))
+        assert read_progress(directory, "mlflow") == Progress(id=progress.id, run="a", sent=3, time=1.5)

@@ -1,0 +1,91 @@
+"""A curve has one name, wherever it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import needs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from unit.report.written_runs import recipe_plan, run_events, typed_run, write_run
+
+from hpctrain.report.tensorboard import write_tensorboard
+from hpctrain.report.tracking.curves import Curves, curve_name
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events.kinds import LogEvent, StartEvent, StepEvent
+
+
+@needs.mlflow
+@given(st.text(max_size=400) | st.text("./ab@:é", max_size=300))
+def test_mlflow_takes_every_name(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    _validate_metric_name(curve_name(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("step/loss", "step/loss"),
+        ("top-5 accuracy: all", "top-5 accuracy: all"),
+        ("acc@5", "acc_5"),
+        ("verlust/größe", "verlust/gr__e"),
+        ("/loss", "_/loss"),
+        ("a//b/../c", "a/_/b/_/c"),
+        ("..a/..b", "__a/..b"),
+        ("", "_"),
+    ],
+)
+def test_a_name(name: str, shown: str) -> None:
+    assert curve_name(name) == shown
+
+
+def test_two_names_stay_two() -> None:
+    point = Curves().point(LogEvent(iteration=1, values={"acc@5": 0.5, "acc#5": 0.75, "acc_5": 1.0}))
+    assert point is not None
+    assert point.values == {"acc_5": 0.5, "acc_5_2": 0.75, "acc_5_3": 1.0}
+
+
+def test_an_epoch_is_at_its_last_step() -> None:
+    curves = Curves()
+    points = [point for point in map(curves.point, typed_run()) if point]
+    assert [point.iteration for point in points if "epoch/test_loss" in point.values] == [4, 8, 12]
+
+
+def test_what_was_not_measured_has_no_value() -> None:
+    step = StepEvent(
+        epoch=1,
+        iteration=3,
+        loss=float("nan"),
+        learning_rate=None,
+        samples=None,
+        seconds=0.0,
+        communication_seconds=0.0,
+    )
+    point = Curves().point(step)
+    assert point is not None
+    assert point.values == {"step/seconds": 0.0}
+    assert Curves().point(LogEvent(iteration=1, values={"loss": float("inf")})) is None
+    assert Curves().point(StartEvent(attempt=1, iteration=0)) is None
+
+
+def test_tensorboard_has_these_names(tmp_path: Path) -> None:
+    log = {"time": 1.7e9 + 30, "event": "log", "iteration": 12, "values": {"acc@5": 0.5, "loss": None}}
+    directory: RunDirectory = write_run(tmp_path / "run", recipe_plan(), [*run_events()[:-1], log])
+    write_tensorboard(directory)
+    accumulator = EventAccumulator(str(directory.tensorboard))
+    accumulator.Reload()
+    assert sorted(accumulator.Tags()["scalars"]) == [
+        "acc_5",
+        "epoch/samples_per_s",
+        "epoch/test_accuracy",
+        "epoch/test_loss",
+        "epoch/train_loss",
+        "step/communication_share",
+        "step/learning_rate",
+        "step/loss",
+        "step/samples_per_s",
+        "step/seconds",
+    ]

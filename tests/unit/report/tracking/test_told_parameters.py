@@ -1,0 +1,91 @@
+"""What trackers are told of a run, and what nobody is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unit.report.written_runs import recipe_plan, script_plan
+
+from hpctrain.report.tracking.parameters import facts, parameters, texts, title
+from hpctrain.report.tracking.redaction import secrets, server, without
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events.kinds import ChangedEvent, RunEvent
+from hpctrain.run.plan import Script
+
+
+def test_a_recipes_values_that_take_effect() -> None:
+    told = texts(parameters(recipe_plan()))
+    assert told["recipe"] == "digits"
+    assert told["optimizer.learning_rate"] == "0.025"
+    assert told["schedule.name"] == "cosine"
+    assert told["versions.torch"] == "2.13.0"
+    # Keys of other networks, what says nothing of the training, and what has no value.
+    assert not {"model.heads", "images.size", "source", "name", "tracking", "mixing"} & told.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--lr", "0.1"), "--lr 0.1"),
+        (("--token", "geheim", "--lr", "1"), "--token … --lr 1"),
+        (("--api-key=geheim", "x"), "--api-key=… x"),
+        (("--data", "s3://user:geheim@host/x"), "--data s3://…@host/x"),
+        (("--password", "--lr", "1"), "--password --lr 1"),
+        (("--monkey", "1"), "--monkey 1"),
+    ],
+)
+def test_a_scripts_arguments_without_secrets(arguments: tuple[str, ...], told: str) -> None:
+    plan = recipe_plan(recipe=None, script=Script(path=Path("train.py"), arguments=arguments), framework=None)
+    found = parameters(plan)
+    assert found["script"] == "train.py"
+    assert found["arguments"].replace("'", "") == told
+
+
+def test_the_newest_facts() -> None:
+    run = {"framework": "torch", "backend": "mpi", "epochs": 1, "iterations_per_epoch": 2, "parameters": 7}
+    events = [
+        RunEvent(recipe="digits", ranks=4, **run),
+        ChangedEvent(differences={"epochs": (1, 2)}),
+        RunEvent(recipe="digits", ranks=2, **run),
+    ]
+    assert facts(events) == {"ranks": 2, "backend": "mpi", "model_parameters": 7, "changed.epochs": "1 -> 2"}
+
+
+def test_a_runs_name_is_its_own() -> None:
+    assert title(recipe_plan(), RunDirectory(Path("runs/digits-20260101-120000"))) == "digits-20260101-120000"
+    assert title(script_plan("train.py"), RunDirectory(Path("runs/seed-3"))) == "train.py seed-3"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://host:5000", "http://host:5000"),
+        ("https://user:geheim@host/path?token=geheim", "https://host"),
+        ("http://host:port", "the server"),
+        ("databricks", "the server"),
+    ],
+)
+def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
+    assert server(address) == shown
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://anna:gehe%2Fim@host:5000",
+        "http://gehe%2Fim@host:5000",
+        "http://host:5000/?key=gehe%2Fim",
+        "http://host:5000/#gehe%2Fim",
+    ],
+)
+def test_no_message_has_a_secret(address: str) -> None:
+    hidden = secrets({"MLFLOW_TRACKING_TOKEN": "abcdef", "HOME": "/home/anna"}, address)
+    said = without(f"no answer from {address}: user=anna, gehe/im or gehe%2Fim, abcdef, /home/anna", hidden)
+    assert "gehe" not in said
+    assert "abcdef" not in said
+    assert said.endswith("/home/anna")
+
+
+def test_an_address_without_a_secret_is_shown() -> None:
+    assert without("http://host:5000/#/runs", secrets({}, "http://host:5000")) == "http://host:5000/#/runs"

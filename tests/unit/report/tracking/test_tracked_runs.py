@@ -1,0 +1,103 @@
+"""Runs with trackers, from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from unit.report.written_runs import recipe_plan, run_events, write_run
+
+from hpctrain.cli.main import main
+from hpctrain.run.directory import RunDirectory, read_model
+from hpctrain.run.plan import Plan
+from hpctrain.supervision.trackers import require_trackers
+
+SCRIPT = "import hpctrain as ht\nht.init()\nht.log(loss=0.5, step=1)\n"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("train.py").write_text(SCRIPT)
+
+
+def run(*options: str) -> int:
+    return main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", *options])
+
+
+def test_tensorboard_is_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """And can be left out, taken up, and written later."""
+    directory = RunDirectory(Path("run"))
+    assert run("--tracking", "none") == 0
+    assert not directory.tensorboard.exists()
+    assert read_model(directory.plan, Plan).trackers == ()
+    assert main(["report", "run", "--tracking", "tensorboard"]) == 0
+    assert list(directory.tensorboard.iterdir())
+    assert not directory.report.exists()
+
+
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run"],
+        ["run", "digits", "--backend", "single", "-np", "1", "--run-dir", "run", "--repeat", "2"],
+        ["submit", "train.py", "--cluster", "cpu", "--run-dir", "run"],
+        ["report", "."],
+    ],
+    ids=["run", "repeat", "submit", "report"],
+)
+def test_a_missing_package_is_named(
+    package: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([*command, "--tracking", package]) == 2
+    error = capsys.readouterr().err
+    assert f"{package} is not installed in this Python" in error
+    assert f"pip install 'hpctrain[{package}]'" in error
+    assert not Path("run").exists()
+
+
+def test_a_server_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hpctrain.supervision.trackers.require", lambda *names: None)
+    assert run("--tracking", "mlflow") == 2
+    assert "export MLFLOW_TRACKING_URI=http://HOST:PORT" in capsys.readouterr().err
+    assert not Path("run").exists()
+    require_trackers(("mlflow",), {"MLFLOW_TRACKING_URI": "http://host:5000"})
+
+
+@pytest.mark.parametrize("command", [["run", "train.py"], ["submit", "train.py", "--cluster", "cpu"], ["report", "."]])
+def test_an_unknown_tracker(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--tracking", "mlfow"]) == 2
+    assert "did you mean 'mlflow'? valid: mlflow, none, tensorboard, wandb" in capsys.readouterr().err
+
+
+def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """What its program says is told, and how the curves get there later."""
+    recipe_run = Path("train.py").resolve()
+    Path("train.py").write_text(f"import sys\n{SCRIPT}sys.exit(4)\n")
+    assert run("--tracking", "none") == 1
+    plan = read_model(RunDirectory(Path("run")).plan, Plan)
+    assert plan.script is not None and plan.script.path == recipe_run
+    tracked = plan.model_copy(update={"script": plan.script.model_copy(update={"tracking": ("mlflow",)})})
+    RunDirectory(Path("run")).plan.write_text(tracked.model_dump_json())
+    Path("train.py").write_text(SCRIPT)
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    error = capfd.readouterr().err
+    assert "mlflow: tracking: mlflow needs the address of a server" in error
+    assert "hpctrain report run --tracking mlflow" in error
+
+
+def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", ".", "--tracking", "tensorboard"]) == 2
+    assert "holds no events" in capsys.readouterr().err
+
+
+def test_each_run_of_a_series_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("series").mkdir()
+    Path("series/repeats.json").write_text('{"recipe": "digits", "seeds": [1, 2]}')
+    runs = [write_run(Path(f"series/seed-{seed}"), recipe_plan(), run_events()) for seed in (1, 2)]
+    assert main(["report", "series", "--tracking", "tensorboard"]) == 0
+    assert all(list(each.tensorboard.iterdir()) for each in runs)
