@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning
 import torch
 import torch.distributed as dist
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 import hpctrain as ht
 
@@ -17,8 +18,7 @@ CPU = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "en
 
 
 def fit(**settings: object) -> None:
-    model = lightning.pytorch.demos.boring_classes.BoringModel()
-    lightning.Trainer(**CPU, max_steps=1, **settings).fit(model)
+    lightning.Trainer(**CPU, max_steps=1, **settings).fit(BoringModel())
 
 
 def wrapped_twice() -> None:
