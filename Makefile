@@ -23,7 +23,7 @@ check: lint
 # they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
 MODULES := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
-test: horovod .mpich/installed.stamp .deepspeed/installed.stamp
+test: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp
 	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
 	$(call tests,--numprocesses 2 $(MODULES) --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
 	$(call tests,tests/hosts)
@@ -102,5 +102,11 @@ horovod: .venv/packages.stamp
 		einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 tqdm==4.70.1
 	touch $@
 
+# And so are these, for the same reason.
+.frameworks/installed.stamp: .venv/packages.stamp
+	$(BIN)/python -m pip install --no-deps --target .frameworks lightning==2.6.6 lightning-utilities==0.15.3 \
+		torchmetrics==1.9.0 accelerate==1.15.0 transformers==5.23.0 regex==2026.11.15
+	touch $@
+
 clean:
-	rm -rf .venv .mpich .deepspeed .fuzz dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .deepspeed .frameworks .fuzz dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpctrain.adapters import gather as gather
     from hpctrain.adapters import join as join
     from hpctrain.adapters import keras as keras
+    from hpctrain.adapters import lightning as lightning
     from hpctrain.adapters import log as log
     from hpctrain.adapters import mean as mean
     from hpctrain.adapters import no_sync as no_sync
@@ -56,6 +57,7 @@ _HOME = {
     "shutdown": "hpctrain.comm",
     "trace": "hpctrain.tracing.trace",
 }
+_MODULES = ("keras", "lightning")
 
 __all__ = [
     "RESUMABLE",
@@ -69,6 +71,7 @@ __all__ = [
     "init",
     "join",
     "keras",
+    "lightning",
     "log",
     "mean",
     "mesh",
@@ -81,8 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":
-        return importlib.import_module("hpctrain.adapters.keras")
+    if name in _MODULES:
+        return importlib.import_module(f"hpctrain.adapters.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'hpctrain' has no attribute {name!r}")

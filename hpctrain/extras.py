@@ -18,7 +18,12 @@ MODULES = {
     "torch": ("torch",),
     "keras": ("keras", "tensorflow"),
     "deepspeed": ("deepspeed",),
+    "lightning": ("lightning",),
+    "huggingface": ("accelerate", "transformers"),
 }
+
+# These bring train along.
+_BRING_TRAIN = {"torch", "keras", "imagenet", "deepspeed", "lightning", "huggingface"}
 
 
 def require(*extras: str) -> None:
@@ -41,10 +46,7 @@ def missing_extra(error: ModuleNotFoundError) -> HpctrainError | None:
 
 def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
     verb = "is" if len(modules) == 1 else "are"
-    # These bring train along.
-    named = [
-        extra for extra in extras if extra != "train" or not {"torch", "keras", "imagenet", "deepspeed"} & {*extras}
-    ]
+    named = [extra for extra in extras if extra != "train" or not _BRING_TRAIN & {*extras}]
     install = f"pip install 'hpctrain[{','.join(named)}]'"
     if "deepspeed" in extras:
         # Its setup asks the PyTorch that is there, and would compile.

@@ -25,7 +25,9 @@ class LauncherClaim:
 
 
 # Set by it alone; RANK and WORLD_SIZE are also set by scripts that start no ranks.
-_TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
+# The mark's value where hpctrain sets torchrun's variables, for libraries that look for them.
+AS_TORCHRUN = "hpctrain"
 
 # In this order, because an mpirun inside a Slurm job sets its own variables beside Slurm's.
 _KNOWN = (
@@ -36,13 +38,14 @@ _KNOWN = (
 )
 
 # A process without these is nobody's rank.
-SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), _TORCHRUN_MARK)
+SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), TORCHRUN_MARK)
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
     """The launcher that started this process; None for a process started by hand."""
     # An srun or mpirun that starts torchrun on each host leaves its own variables to torchrun's ranks.
-    torchrun = ((TORCHRUN, "WORLD_SIZE", "RANK"),) if environment.get(_TORCHRUN_MARK) else ()
+    mark = environment.get(TORCHRUN_MARK)
+    torchrun = ((TORCHRUN, "WORLD_SIZE", "RANK"),) if mark and mark != AS_TORCHRUN else ()
     for name, size, rank in (*torchrun, *_KNOWN):
         if environment.get(size, "").isdigit():
             rank_text = environment.get(rank, "0")

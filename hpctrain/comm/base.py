@@ -178,11 +178,14 @@ class Communicator(ABC):
         in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
         has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
         strategy: of tf.distribute, where the backend is one.
+        store_address: host and port of the store that torch.distributed's default group met at; None where none did,
+            or where torchrun knows it.
     """
 
     in_host_memory = False
     has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
+    store_address: tuple[str, int] | None = None
     backend: str
     rank: int
     size: int

@@ -9,6 +9,7 @@ import torch
 
 from hpctrain.comm.deepspeed_checks import watch_deepspeed
 from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
+from hpctrain.comm.torchrun import set_torchrun_variables
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -32,15 +33,7 @@ class DeepSpeedCommunicator(TorchDistributedCommunicator):
         self.backend = "deepspeed"
         # It has a proof of its own neither for nor against: what a script trains with it is distributed.
         self.distributed = True
-        address, port = self.store_address
-        os.environ.update(
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.size),
-            LOCAL_RANK=str(self.local_rank),
-            LOCAL_WORLD_SIZE=str(self.local_size),
-            MASTER_ADDR=address,
-            MASTER_PORT=str(port),
-        )
+        set_torchrun_variables(self)
         # Or else it takes GPUs that it sees, where there are too few for the ranks too.
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if gpus else "cpu")
         watch_deepspeed()

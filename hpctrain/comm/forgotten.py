@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 # Who uses one of these knows of the other ranks without hpctrain.
-_OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed", "lightning.fabric")
+_OTHERS = ("mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed")
+
+# Who imports one may have built on torch.distributed's default group, if there is one.
+_ON_GROUPS = ("accelerate", "lightning_fabric", "lightning.fabric")
 
 
 def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
@@ -22,6 +25,8 @@ def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
     if ranks == 1 or distributed:
         return None
     if joined:
+        if _may_use_groups():
+            return None
         return (
             f"{ranks} ranks trained, each by itself: the script made an optimizer, and ht.distribute got none. Its "
             "results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
@@ -34,6 +39,11 @@ def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
         f"the script never called ht.init(): unless it meets the other ranks in another way, it ran {ranks} times, "
         "each rank by itself. help(hpctrain) shows the lines that make it one training"
     )
+
+
+def _may_use_groups() -> bool:
+    groups = sys.modules.get("torch.distributed")
+    return groups is not None and groups.is_initialized() and any(name in sys.modules for name in _ON_GROUPS)
 
 
 def _trained() -> bool:

@@ -63,7 +63,7 @@ class MpiCommunicator(MpiControl):
         return self._tensorflow
 
     def process_group(self) -> None:
-        self.process_groups().join()
+        self.store_address = self.process_groups().join() or self.store_address
 
     def process_groups(self) -> Groups:
         """Those of torch.distributed's backend ``hpctrain``, which from now on can make some. Collective."""

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from hpctrain.adapters import recording
+from hpctrain.adapters.frameworks import serve_frameworks
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
@@ -37,7 +38,7 @@ from hpctrain.run.records import RankError, RankRecord, is_own_record, write_rec
 from hpctrain.run.stall_reports import Stall, reports
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
-# Libraries that start torch.distributed where they see a launcher's variables.
+# Libraries that start torch.distributed where they see a launcher's variables, also over a backend that has no groups.
 _WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
 
 
@@ -161,6 +162,7 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
                     from hpctrain.comm import init
 
                     init()
+                serve_frameworks(plan, rank)
                 _run_script(script)
             finally:
                 recording.end()
@@ -260,8 +262,8 @@ def _of_a_wrapper(error: BaseException) -> str:
     if library is None or "MASTER_ADDR expected" not in str(error):
         return ""
     return (
-        f"; {library} distributes the training by itself, over torch.distributed, and hpctrain does it too: use one of "
-        f"the two. Start {library}'s script with torchrun, or let it train as on one device (Lightning: devices=1)"
+        f"; {library} distributes the training by itself, over process groups of torch.distributed: choose --backend "
+        "mpi, gloo or nccl, which have them, or let it train as on one device (Lightning: devices=1)"
     )
 
 

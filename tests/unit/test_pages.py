@@ -37,7 +37,8 @@ def test_the_picture_of_the_layers_is_the_contract():
 
 
 def test_scripts_are_those_that_are_run():
-    assert set(scripts()) == {"digits_torch.py", "digits_keras.py"}
+    names = ("torch", "keras", "lightning", "fabric", "accelerate", "trainer")
+    assert set(scripts()) == {f"digits_{name}.py" for name in names}
 
 
 def test_files_named_on_the_pages_exist():

@@ -17,8 +17,12 @@ def step_recorder(comm: Communicator, model: torch.nn.Module) -> Callable[[torch
         return None
 
     def step_done(optimizer: torch.optim.Optimizer) -> None:
-        rate = optimizer.param_groups[0].get("lr")
-        # One on a GPU would have to be waited for.
-        own.step_done(None if rate is None or getattr(rate, "is_cuda", False) else float(rate))
+        own.step_done(learning_rate(optimizer))
 
     return step_done
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """That of the first group; None where it has none, or one on a GPU, which would have to be waited for."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None or getattr(rate, "is_cuda", False) else float(rate)

@@ -67,8 +67,7 @@ def refuse_wrapped(what: str) -> None:
     """Raise HpctrainError for something that reduces gradients a second time."""
     raise HpctrainError(
         f"gradients would be reduced twice: {what}, and ht.distribute reduces them too",
-        "give ht.distribute the plain model and optimizer, and leave the wrapper out (Accelerate and Transformers wrap "
-        "a model in DDP where torch.distributed is in use: choose a backend other than gloo and nccl, or leave "
-        "ht.distribute out)",
+        "give ht.distribute the plain model and optimizer, and leave the wrapper out; or leave ht.distribute out, if "
+        "Lightning, Accelerate or the Trainer of Transformers wraps the model",
         exit_code=1,
     )

@@ -59,22 +59,28 @@ class Groups:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         _groups = self
 
-    def join(self) -> None:
+    def join(self) -> tuple[str, int] | None:
         """Make all ranks torch.distributed's default group, if it has none. Collective.
+
+        Returns:
+            Host and port of the group's store; None where there was a group.
 
         Raises:
             HpctrainError: there is a default group of other ranks.
         """
         if dist.is_initialized():
             require_ranks(self._world.rank, self._world.size)
-            return
+            return None
         limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
         # For what else is made of these ranks: a group over Gloo meets there.
-        store = rendezvous(self._world, self._host, limit).store
+        met = rendezvous(self._world, self._host, limit)
         show = sys.excepthook
-        dist.init_process_group(NAME, store=store, rank=self._world.rank, world_size=self._world.size, timeout=limit)
+        dist.init_process_group(
+            NAME, store=met.store, rank=self._world.rank, world_size=self._world.size, timeout=limit
+        )
         # PyTorch's own would hold back what it shows until the process has ended.
         sys.excepthook = show
+        return met.store_address
 
     def make(self, ranks: list[int], name: str) -> HpctrainGroup:
         """A group of some ranks. Collective over them."""

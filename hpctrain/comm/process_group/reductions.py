@@ -23,7 +23,7 @@ _COMBINE: dict[str, _Combine] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_OF_FLOATS = ("AVG", "PREMUL_SUM")
+_OF_FLOATS = ("PREMUL_SUM",)
 _OF_INTEGERS = ("BAND", "BOR", "BXOR")
 # Of one tensor at a time: the blocks of all ranks stay in a core's second-level cache from the first pass to the last.
 _BLOCK_BYTES = 131072
@@ -40,7 +40,7 @@ class Reduction:
         dtype: of the tensors.
         within: the type in which they are combined.
         factor: by which the result is multiplied.
-        divisor: by which it is divided.
+        divisor: by which it is divided; the mean of integers is rounded towards zero.
     """
 
     name: str
@@ -91,6 +91,10 @@ class Reduction:
             if scratch is not None:
                 block.copy_(total)
 
+    @property
+    def _rounding(self) -> str | None:
+        return None if self.dtype.is_floating_point or self.dtype.is_complex else "trunc"
+
     def _direct(self, out: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
         """Whether it can be built up in ``out``: not over a term that is still to come."""
         if any(tensor.dtype != self.within for tensor in (out, terms[0])):
@@ -110,13 +114,14 @@ class Reduction:
 
     def _scale(self, total: torch.Tensor) -> None:
         if self.divisor is not None:
-            total.div_(self.divisor)
+            total.div_(self.divisor, rounding_mode=self._rounding)
         if self.factor is not None:
             total.mul_(self.factor)
 
 
 def _check(name: str, dtype: torch.dtype) -> None:
     floats = dtype.is_floating_point or dtype.is_complex
-    if (name in _OF_FLOATS and not floats) or (name in _OF_INTEGERS and floats):
-        kind = "floating-point" if name in _OF_FLOATS else "integer"
+    of_floats = name in _OF_FLOATS or (name == "AVG" and dtype == torch.bool)
+    if (of_floats and not floats) or (name in _OF_INTEGERS and floats):
+        kind = "floating-point" if of_floats else "integer"
         raise HpctrainError(f"the reduce operation {name} is for {kind} tensors, and this one is of {dtype}")

@@ -43,3 +43,15 @@ def test_a_hint_that_cannot_be_had_ends_nothing(optimizers, monkeypatch):
     monkeypatch.setattr(comm, "_joined", True)
     monkeypatch.setattr(comm, "_distributed", False)
     comm.mention_forgotten(0, 2)
+
+
+def test_who_may_have_built_on_the_default_group_is_told_nothing(optimizers, monkeypatch):
+    used = optimizers()
+    used.iterations = 3
+    assert forgotten(2, joined=True, distributed=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: True))
+    assert forgotten(2, joined=True, distributed=False)
+    monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
+    assert forgotten(2, joined=True, distributed=False) is None
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(is_initialized=lambda: False))
+    assert forgotten(2, joined=True, distributed=False)

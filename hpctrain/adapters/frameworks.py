@@ -1,0 +1,73 @@
+"""Lets Lightning, Accelerate and the Hugging Face Trainer find a run of ``hpctrain run`` as they find one of torchrun.
+
+They distribute a training by themselves over torch.distributed, if the variables of a launcher that they know say so.
+A script that imports one of them gets torchrun's variables, and the default group that they ask torch.distributed for
+is that of the run's backend: hpctrain's own over ``mpi``. Other scripts get nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from hpctrain.comm.torchrun import torchrun_variables
+from hpctrain.run.plan import Plan
+
+# Transformers imports Accelerate.
+FRAMEWORKS = frozenset(("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"))
+_IN_HOST_MEMORY = ("gloo", "mpi")
+
+
+def serve_frameworks(plan: Plan, rank: int) -> None:
+    """Prepare this rank for a framework, as soon as the script imports one. Called before the script begins."""
+    capable = plan.capabilities
+    if plan.script and capable and capable.joins_ranks and capable.has_meshes:
+        sys.meta_path.insert(0, _Watch(framework_variables(plan, rank)))
+
+
+def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
+    """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves."""
+    homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
+    node, local_rank = homes[rank]
+    host = plan.hosts[node]
+    variables = torchrun_variables(
+        rank=rank,
+        size=plan.ranks,
+        local_rank=local_rank,
+        local_size=host.slots,
+        node=node,
+        address=(plan.hosts[0].host, 0),
+    )
+    # What a Trainer of Lightning takes where the script leaves it out. By itself it takes one CPU, or all GPUs.
+    variables |= {"PL_TRAINER_DEVICES": str(host.slots), "PL_TRAINER_NUM_NODES": str(len(plan.hosts))}
+    if plan.backend in _IN_HOST_MEMORY:
+        # Accelerate distributes on CPUs only if it is told to; both would take GPUs, of which these backends know none.
+        variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
+    return variables
+
+
+class _Watch(MetaPathFinder):
+    """Finds nothing, and prepares this process before the first of the frameworks is imported."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in FRAMEWORKS:
+            sys.meta_path.remove(self)
+            from hpctrain.adapters.torch.default_group import give_default_group
+
+            for name, value in self._variables.items():
+                # What the user has set stays, unless it is about which rank this is.
+                if name.startswith(("PL_", "ACCELERATE_")):
+                    os.environ.setdefault(name, value)
+                else:
+                    os.environ[name] = value
+            give_default_group()
+        return None

@@ -1,0 +1,59 @@
+"""``python framework_misuse.py FOLDER``: asks for what a run of two ranks is not, and writes what it is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+import hpctrain as ht
+
+CPU = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+def fit(**settings: object) -> None:
+    lightning.Trainer(**CPU, max_steps=1, **settings).fit(BoringModel())
+
+
+def wrapped_twice() -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def ask_anew(backend: str, **settings: int) -> None:
+    """Ask for a default group where there is none any more."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(backend, **settings)
+
+
+CASES: dict[str, Callable[[], object]] = {
+    "strategy": lambda: fit(strategy=ht.lightning.Strategy(), devices=3),
+    "nodes": lambda: fit(strategy="hpctrain", num_nodes=2),
+    "fabric": lambda: lightning.Fabric(accelerator="cpu", devices=3, strategy="hpctrain"),
+    "ddp": lambda: fit(strategy="ddp", devices=3),
+    "twice": wrapped_twice,
+    "nccl": lambda: ask_anew("nccl"),
+    "size": lambda: ask_anew("gloo", world_size=5),
+}
+
+
+def main(folder: str) -> None:
+    told = {}
+    for name, case in CASES.items():
+        try:
+            case()
+            told[name] = "nothing was refused"
+        except Exception as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    Path(folder, f"told-{ht.init().rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,161 @@
+"""Scripts of Lightning, Fabric, Accelerate and the Trainer on the ranks of a run, against each framework by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from framework_scripts import (
+    REPORT,
+    SCRIPTS,
+    TOLERANCE,
+    VARIABLES,
+    losses,
+    losses_alone,
+    losses_of_all,
+    missing,
+    write_all,
+)
+from launching import Launch
+
+pytest.importorskip("torch")
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+PROGRAM = Path(__file__).parent / "programs" / "framework_misuse.py"
+LIMITED = {**VARIABLES, "HPCTRAIN_TIMEOUT": "120"}
+
+Alone = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The losses of each script in one process."""
+    return losses_alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: Alone, ranks: int) -> None:
+    options = ("-np", str(ranks), "--backend", "mpi", "--oversubscribe", "--run-dir", "run")
+    result = hpctrain("run", write_all(tmp_path), *options, **LIMITED)
+    assert result.returncode == 0, result.stdout
+    found = losses_of_all(result.stdout)
+    assert found.keys() == alone.keys()
+    for name, each in found.items():
+        assert each == pytest.approx(alone[name], rel=0, abs=TOLERANCE), name
+    assert f"group of {ranks} over hpctrain" in result.stdout
+    assert "each rank by itself" not in result.stdout
+    # Of the first optimizer that makes one: a fit of Lightning on several ranks, Fabric's on one.
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    steps = [event["iteration"] for event in events if event["event"] == "step"]
+    assert steps == [*range(1, 30 * len(alone["digits_lightning.py" if ranks > 1 else "digits_fabric.py"]) + 1)]
+
+
+# Rank 1 dies in the third epoch, the first time.
+KILL = """
+class Kill(lightning.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        if (trainer.current_epoch, index, trainer.global_rank) == (2, 7, 1) and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+"""
+# Lightning makes a group over Gloo for it.
+PREPARE = """\
+    def prepare_data(self):
+        open(f"prepared-by-{self.trainer.global_rank}", "w").close()
+
+    def train_dataloader"""
+
+
+def test_a_killed_rank_under_lightning_resumes_from_its_checkpoint(
+    hpctrain: Launch, tmp_path: Path, alone: Alone
+) -> None:
+    name = "digits_lightning.py"
+    text = SCRIPTS[name].replace('if __name__ == "__main__":', f'{KILL}\nif __name__ == "__main__":')
+    text = text.replace("callbacks=[", "callbacks=[Kill(), ").replace("    def train_dataloader", PREPARE)
+    (tmp_path / name).write_text(f"import os, signal\n{text}")
+    options = ("-np", "2", "--backend", "mpi", "--restarts", "1", "--run-dir", "run")
+    result = hpctrain("run", name, *options, **LIMITED)
+    assert result.returncode == 0, result.stdout
+    assert (tmp_path / "killed").exists()
+    assert [path.name for path in tmp_path.glob("prepared-*")] == ["prepared-by-0"]
+    assert "rank 1 on" in result.stdout and "was killed by signal 9 (SIGKILL)" in result.stdout
+    # Two epochs ahead of the kill, and those from the checkpoint on.
+    assert losses(result.stdout) == pytest.approx(alone[name], rel=0, abs=TOLERANCE)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize(("launcher", "backend"), [("mpirun", "hpctrain"), ("torchrun", "gloo")])
+def test_the_strategy_among_ranks_that_were_started_by_hand(
+    mpirun: Launch, tmp_path: Path, alone: Alone, launcher: str, backend: str
+) -> None:
+    name = "digits_fabric.py"
+    script = tmp_path / name
+    script.write_text(SCRIPTS[name] + REPORT)
+    output = mpirun(script, 2, cwd=tmp_path, **LIMITED).stdout if launcher == "mpirun" else _torchrun(script)
+    assert losses(output) == pytest.approx(alone[name], rel=0, abs=TOLERANCE)
+    assert f"group of 2 over {backend}" in output
+
+
+def _torchrun(script: Path) -> str:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script.name],
+        cwd=script.parent,
+        env={**os.environ, **LIMITED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        # It ends its ranks with it.
+        process.terminate()
+        process.wait(timeout=100)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) -> None:
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--backend", "mpi", "--", str(tmp_path), **LIMITED)
+    assert result.returncode == 0, result.stdout
+    wanted = {
+        "strategy": "HpctrainError: strategy 'hpctrain' with devices=3: the run has 2 ranks on",
+        "nodes": "HpctrainError: strategy 'hpctrain' with num_nodes=2: the run is on 1 host",
+        "fabric": "HpctrainError: strategy 'hpctrain' with devices=3: the run has 2 ranks on",
+        "ddp": "ValueError: You set `devices=3` and `num_nodes=1` in Lightning, but the product",
+        "size": "HpctrainError: init_process_group(world_size=5), and in the run it is 2",
+        "nccl": "HpctrainError: the script asks torch.distributed for nccl, which is for tensors on GPUs",
+        "twice": "HpctrainError: gradients would be reduced twice: the model is wrapped in DDP",
+    }
+    for rank in range(2):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told.keys() == wanted.keys()
+        for name, text in wanted.items():
+            assert told[name].startswith(text), told[name]
+
+
+def test_a_strategy_outside_of_a_run_says_how_to_start_one(tmp_path: Path) -> None:
+    script = "import hpctrain as ht, lightning\nlightning.Trainer(strategy=ht.lightning.Strategy(), devices=2)\n"
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, **LIMITED}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode != 0
+    assert "strategy 'hpctrain' with devices=2: the run has 1 rank on" in done.stderr
+    assert "start as many ranks: hpctrain run SCRIPT -np 2" in done.stderr
+
+
+def test_a_backend_without_process_groups_names_those_that_have_some(hpctrain: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    (tmp_path / "digits_fabric.py").write_text(SCRIPTS["digits_fabric.py"])
+    result = hpctrain("run", "digits_fabric.py", "-np", "2", "--backend", "horovod", **LIMITED)
+    assert result.returncode == 2, result.stdout
+    assert "backend 'horovod' has no process groups of torch.distributed" in result.stdout
+    assert "choose --backend mpi, gloo or nccl" in result.stdout
