@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpctrain.batch.manifests import indexed_hosts, manifest_text, mpi_hosts
+from hpctrain.batch.manifests import indexed_hosts, manifest_text, manifests, mpi_hosts
+from hpctrain.batch.places import kubectl_commands
 from hpctrain.batch.pod_template import CONFIGURATION, PodRun
 from hpctrain.batch.request import JobRequest
 from hpctrain.batch.submission import Job
@@ -32,11 +33,11 @@ from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
 _STOP_SHARE = 0.8
 # The longest that is a host's name with an index, or -launcher, behind it (63).
 _LONGEST_NAME = 48
-# A ConfigMap holds 1 MiB, but `kubectl apply` notes all of it in an annotation, which holds 256 KiB, quotes escaped:
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/.
+# A ConfigMap holds 1 MiB, but `kubectl apply` of what --dry-run prints notes all of it in an annotation, which holds
+# 256 KiB, quotes escaped: https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/.
 _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
-_BY_HAND = "--dry-run prints the manifests, for `kubectl apply -f -` where it reaches the cluster"
+_BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
 # What to do instead of giving an option of Slurm's.
 _INSTEAD = {
@@ -72,7 +73,7 @@ def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
     given = {**{f"--{name}": bool(value) for name, value in asked.items()}, **further}
     for option, instead in _INSTEAD.items():
         if given.get(option):
-            raise HpctrainError(f"{option} is not for a cluster of Kubernetes", instead)
+            raise HpctrainError(f"{option} has no meaning on Kubernetes", instead)
 
 
 def prepare_pods(
@@ -279,18 +280,24 @@ def _notices(work: Recipe | Script, kubernetes: KubernetesProfile) -> list[str]:
     return [f"warning: data.path {folder} is on no volume of the profile ({volumes}), so the image has to have it"]
 
 
-def apply(run: PodRun) -> str:
-    """Give the manifests to kubectl; returns what it says.
+def create(run: PodRun) -> str:
+    """Give the manifests to kubectl; returns what it says. A job of this name that is there already is left alone.
 
     Raises:
         HpctrainError: there is no kubectl, or the cluster cannot be reached or refuses.
     """
     try:
-        done = run_program("kubectl", "apply", "-f", "-", seconds=_KUBECTL_SECONDS, given=manifest_text(run))
+        done = run_program("kubectl", "create", "-f", "-", seconds=_KUBECTL_SECONDS, given=manifest_text(run))
     except HpctrainError as error:
         raise HpctrainError(error.message, _BY_HAND, exit_code=error.exit_code) from error
     if done.returncode != 0:
         said = "\n  ".join(done.stderr.strip().splitlines())
-        hint = _NO_OPERATOR if 'kind "MPIJob"' in said else f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
-        raise HpctrainError(f"kubectl apply fails: {said}", hint)
+        hint = f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
+        if 'kind "MPIJob"' in said:
+            hint = _NO_OPERATOR
+        elif "AlreadyExists" in said:
+            kind = str(manifests(run)[-1]["kind"]).lower()
+            commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
+            hint = f"choose another --job-name, or end this one first\n  {commands}"
+        raise HpctrainError(f"kubectl create fails: {said}", hint)
     return done.stdout.strip()

@@ -44,7 +44,7 @@ def manifests(run: PodRun) -> list[dict[str, Any]]:
 
 
 def manifest_text(run: PodRun) -> str:
-    """The manifests as YAML, for ``kubectl apply``."""
+    """The manifests as YAML, for ``kubectl create``."""
     return dump_all(manifests(run))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.batch.places import INSTANCE
 from hpctrain.batch.request import JobRequest
 from hpctrain.cluster.kubernetes import KubernetesProfile, Toleration, TopologyLabel
-from hpctrain.cluster.pod import CPUS
+from hpctrain.cluster.pod import CPUS, RUN
 from hpctrain.cluster.profile import NodeProfile
 from hpctrain.run.plan import Plan
 
@@ -96,6 +96,7 @@ def _template(
 ) -> dict[str, Any]:
     kubernetes = run.kubernetes
     mounts, volumes = _volumes(run, configured=configured)
+    variables = {RUN: run.name, **variables} if configured else variables
     container = {
         "name": CONTAINER,
         "image": run.image,

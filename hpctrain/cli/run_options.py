@@ -17,7 +17,7 @@ from hpctrain.cli.option_groups import given
 from hpctrain.cluster.backends import BACKENDS
 from hpctrain.cluster.container import Container, Runtime
 from hpctrain.cluster.launcher import LAUNCHERS
-from hpctrain.cluster.secrets import is_secret
+from hpctrain.cluster.secrets import has_credentials, is_secret
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.recipes.load import mesh_overrides
 from hpctrain.recipes.mesh import AXES
@@ -160,8 +160,8 @@ class JobStart:
         return given(
             launcher=self.launcher,
             container=_container(self.container, self.container_runtime, self.mounts),
-            environment=variables and {name: value for name, value in variables if not is_secret(name)},
-            passed=variables and tuple(name for name, _ in variables if is_secret(name)),
+            environment=variables and {name: value for name, value in variables if not _hidden(name, value)},
+            passed=variables and tuple(name for name, value in variables if _hidden(name, value)),
         )
 
 
@@ -250,6 +250,11 @@ def _require_no_secret(words: Sequence[str]) -> None:
         raise _seen_by_all(f"--launcher-arguments with {name}", name)
 
 
+def _hidden(name: str, value: str) -> bool:
+    """Whether a value is written nowhere."""
+    return is_secret(name) or has_credentials(value)
+
+
 def _seen_by_all(where: str, name: str) -> HpctrainError:
     return HpctrainError(
         f"{where}: a secret on a command line is for all to see",
@@ -264,6 +269,8 @@ def _variable(text: str) -> tuple[str, str]:
     if has_value and is_secret(name):
         raise _seen_by_all(f"--env {name}=…", name)
     if has_value:
+        if has_credentials(value):
+            raise _seen_by_all(f"--env {name}=…, an address with a password or token", name)
         return name, value
     if name not in os.environ:
         hint = f"export {name}=…" if is_secret(name) else f"give it a value: --env {name}=VALUE"

@@ -78,22 +78,25 @@ class Terminal:
         from hpctrain.report.tracking.processes import tracked
         from hpctrain.supervision.execution import Audience
 
-        names = read_model(directory.plan, Plan).trackers
+        plan = read_model(directory.plan, Plan)
+        names = plan.trackers
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())
-            look = stack.enter_context(tracked(names, directory, console.notice))
+            trackers = stack.enter_context(tracked(names, directory, console.notice))
             tensorboard = stack.enter_context(TensorBoardWriter(directory)) if "tensorboard" in names else None
 
             def show(event: Event) -> None:
                 console.show(event)
                 if tensorboard:
                     tensorboard.show(event)
-                look()
+                trackers.look()
 
             def failed(failure: Failure) -> None:
                 console.close()
                 self.notice(failure.told_after(shown=0))
                 if failure.status == "resumable":
+                    # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
+                    trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
                     say(f"  to go on: {resume_command(directory)}", sys.stderr)
 
             yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)

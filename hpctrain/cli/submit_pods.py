@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from hpctrain.batch.kubernetes import apply, prepare_pods, refuse_slurm
+from hpctrain.batch.kubernetes import create, prepare_pods, refuse_slurm
 from hpctrain.batch.manifests import manifest_text, manifests
 from hpctrain.batch.places import kubectl_commands
 from hpctrain.batch.preparation import host_options
@@ -47,7 +47,7 @@ def submit_pods(
 
     Raises:
         HpctrainError: an option of Slurm's, or as of :func:`hpctrain.batch.kubernetes.prepare_pods` and
-            :func:`hpctrain.batch.kubernetes.apply`.
+            :func:`hpctrain.batch.kubernetes.create`.
     """
     refuse_slurm(
         given.asked,
@@ -66,7 +66,7 @@ def submit_pods(
     changes.pop("container", None)
     training = given.training
     overrides = training.overrides or []
-    work = read_work(given.work, overrides, given.arguments, mesh=training.mesh, small=training.small)
+    work = training.tracked(read_work(given.work, overrides, given.arguments, mesh=training.mesh, small=training.small))
     run, job = prepare_pods(
         given.profile,
         given.request,
@@ -88,7 +88,7 @@ def submit_pods(
         with contextlib.redirect_stdout(sys.stderr):
             print_forecast(job, work, given.gpu)
         return
-    typer.echo(apply(run), err=True)
+    typer.echo(create(run), err=True)
     kind = str(manifests(run)[-1]["kind"]).lower()
     typer.echo(run.run_directory)
     typer.echo(f"{kind}/{run.name}")

@@ -1,4 +1,4 @@
-"""Recognises environment variables that hold secrets by their names."""
+"""Recognises environment variables that hold secrets, by their names and by their values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ _NAMES = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+
+
+_CREDENTIALS = re.compile(r"://[^/\s@]+@")
+
+
+def has_credentials(address: str) -> bool:
+    """Whether it is an address with a password or a token, as ``https://user:password@host``."""
+    return _CREDENTIALS.search(address) is not None
 
 
 def is_secret(name: str) -> bool:

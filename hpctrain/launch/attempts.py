@@ -22,6 +22,7 @@ from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, Sta
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
+from hpctrain.run.stopping import RESUMABLE
 
 _SQUEUE_SECONDS = 20.0
 # A job that was requeued or follows another can start while the launcher before it still ends.
@@ -94,7 +95,8 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
             raise HpctrainError(
                 f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
                 "wait for its end, or stop it",
-                exit_code=1 if job or pod else 2,
+                # Another pod of this number is made until the lock is free.
+                exit_code=RESUMABLE if pod else 1 if job else 2,
             )
         warning = f"{directory.path}/lock is still held by {holder}: this job before it was requeued, so it goes on"
     # For whoever is refused; a full disk is found by what follows.

@@ -175,7 +175,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     if name == "mpirun":
         return find_mpi()
     if name == TORCHRUN:
-        return Torchrun(node=pod_index(environment) or 0, port=int(environment.get("MASTER_PORT", _TORCHRUN_PORT)))
+        return Torchrun(node=pod_index(environment) or 0, port=_torchrun_port(environment))
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
@@ -188,6 +188,13 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
             "choose --launcher mpirun",
         )
     return srun
+
+
+def _torchrun_port(environment: Mapping[str, str]) -> int:
+    port = environment.get("MASTER_PORT", _TORCHRUN_PORT)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise HpctrainError(f"MASTER_PORT is {port!r}, and no port", f"for example export MASTER_PORT={_TORCHRUN_PORT}")
+    return int(port)
 
 
 def _plugins() -> list[str]:

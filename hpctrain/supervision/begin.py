@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpctrain.cluster.pod import in_pod, pod_index
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import job_id
@@ -47,14 +49,18 @@ def _resume(request: RunRequest, output: Output) -> int:
     if request.run_dir is None:
         raise HpctrainError("--resume: which run?", "name its directory: --run-dir runs/…")
     directory = RunDirectory(request.run_dir)
-    if pod_index():
+    if request.submitted and pod_index() and not request.dry_run:
         # The first pod has the say.
         return take_part(directory)
     if series := read_series(directory.path):
         require_count(series, request.repeat)
         return go_on_with_series(request, series, output)
-    if request.submitted and not directory.plan.exists():
-        directory.create(read_model(request.submitted, Plan))
+    if request.submitted:
+        submitted = read_model(request.submitted, Plan)
+        if directory.plan.exists():
+            request = _on_submitted_hosts(request, submitted, read_model(directory.plan, Plan))
+        else:
+            directory.create(submitted)
     if not directory.plan.exists():
         if request.work is None:
             raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")
@@ -62,6 +68,18 @@ def _resume(request: RunRequest, output: Output) -> int:
     if request.repeat is not None:
         raise HpctrainError(f"{directory.path} holds one run", "--repeat needs a directory of its own: --run-dir DIR")
     return resume_run(request, directory, output)
+
+
+def _on_submitted_hosts(request: RunRequest, submitted: Plan, begun: Plan) -> RunRequest:
+    """The request to resume a run on the hosts of a later submission, whose pods have names of their own."""
+    other = submitted.ranks != (begun.begun_ranks or begun.ranks)
+    return replace(
+        request,
+        ranks=submitted.ranks if other else None,
+        host_options={**dict(submitted.host_options), **request.host_options},
+        start={**dict(submitted.start), **request.start},
+        stop={**dict(submitted.stop), **request.stop},
+    )
 
 
 def _holds_a_run(directory: RunDirectory) -> bool:

@@ -15,6 +15,7 @@ import hpctrain
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.cluster.interfaces import read_interfaces
 from hpctrain.cluster.mpi import MpiInstallation
+from hpctrain.cluster.pod import in_pod
 from hpctrain.cluster.way_back import own_addresses
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import temporary_folder
@@ -91,7 +92,7 @@ def ready_hosts(
             this hpctrain, still have ranks of the run, or have no network for the ranks; and what mends it. Exit code 1
             for what may pass, else 2.
     """
-    if isinstance(launcher, Torchrun):
+    if isinstance(launcher, Torchrun) and in_pod(environment):
         await_names([host.host for host in plan.hosts], notice=notice)
     look = _look(plan, launcher, folder, environment)
     if look is None:

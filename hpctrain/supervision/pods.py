@@ -16,16 +16,17 @@ from collections.abc import Sequence
 import psutil
 
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.attempts import is_done, run_events
+from hpctrain.launch.attempts import is_done
 from hpctrain.launch.command import Torchrun
 from hpctrain.launch.launcher_choice import first_launcher
 from hpctrain.planning.machine import this_machine
 from hpctrain.run.directory import RunDirectory, read_model
-from hpctrain.run.events import Event
+from hpctrain.run.events import Event, parse_event
 from hpctrain.run.events.kinds import EndEvent, StartEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
+from hpctrain.supervision.follow import Tail
 from hpctrain.supervision.interrupts import Interrupts
 from hpctrain.supervision.pod_names import PODS_SECONDS
 from hpctrain.supervision.start import command_for
@@ -35,6 +36,7 @@ _POLL_SECONDS = 0.5
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0
 _KILL_SECONDS = 5.0
+_UNREAD_SECONDS = 60.0
 _EXIT_CODES = {"done": 0, "failed": 1, "resumable": RESUMABLE}
 
 
@@ -75,6 +77,10 @@ class _Pod:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._since = time.monotonic()
+        self._unread_since: float | None = None
+        self._events: list[Event] = []
+        self._size = 0
+        self._tail = Tail(directory.events, whole=True)
         # The last attempt that this pod took part in, or came too late for; None before the first look.
         self._attempt: int | None = None
         self._missed: int | None = None
@@ -88,7 +94,7 @@ class _Pod:
         """Follow the events; returns the exit code when the run has ended."""
         if self._process and self._process.poll() is not None:
             self.stop()
-        events = run_events(self._directory)
+        events = self._newest()
         if is_done(events):
             # Rank 0 says so while the ranks are still leaving.
             leaving = self._process is not None and time.time() - events[-1].time < _FINALIZE_SECONDS
@@ -104,6 +110,41 @@ class _Pod:
         if newest != self._attempt:
             self._begin(newest)
         return None
+
+    def _newest(self) -> list[Event]:
+        """The begins and ends of attempts, with those since the last look.
+
+        A file server may show the end of a growing file late, or as zeros for a while.
+
+        Raises:
+            HpctrainError: that lasts; with the exit code of a resumable run.
+        """
+        path = self._directory.events
+        try:
+            size = path.stat().st_size if path.exists() else 0
+            if size < self._size:
+                # An attempt that goes on takes a last line away that a crash has cut short.
+                self._read_anew()
+            self._size = size
+            # Of a long run nearly all are steps.
+            lines = [line for line in self._tail.lines() if b'"start"' in line or b'"end"' in line]
+            events = (parse_event(line, str(path)) for line in lines)
+            self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
+        except (OSError, HpctrainError) as error:
+            self._read_anew()
+            self._unread_since = self._unread_since or time.monotonic()
+            if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
+                raise HpctrainError(
+                    f"{path} cannot be read for {_UNREAD_SECONDS:g} s: {error}",
+                    "is the volume there? kubectl describe pod NAME",
+                    exit_code=RESUMABLE,
+                ) from error
+        else:
+            self._unread_since = None
+        return self._events
+
+    def _read_anew(self) -> None:
+        self._tail, self._size, self._events = Tail(self._directory.events, whole=True), 0, []
 
     def leave(self, interrupts: Interrupts) -> int:
         """Ask all ranks to save their state and leave, and wait for those of this pod; returns the exit code."""

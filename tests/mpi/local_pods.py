@@ -120,7 +120,7 @@ class LocalJob:
             "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(_ROOT),
             "JOB_COMPLETION_INDEX": str(pod),
-            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "HPCTRAIN_POD": "digits",
             "HPCTRAIN_POD_CPUS": "1",
             "MASTER_PORT": str(self._port),
             # A pod's own name has its address there.

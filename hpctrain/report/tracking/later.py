@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.launch.attempts import hold
 from hpctrain.recipes.tracking import Tracker, parse_trackers
 from hpctrain.report.tracking.processes import TrackerProcess
 from hpctrain.run.directory import RunDirectory
@@ -45,6 +46,8 @@ def _send(run: RunDirectory, trackers: Sequence[Tracker], notice: Callable[[str]
         # It is of another extra than the others.
         from hpctrain.report.tensorboard import write_tensorboard
 
-        write_tensorboard(run)
+        # Two writers would spoil the file.
+        with hold(run):
+            write_tensorboard(run)
     sent = [process.close(_LIMIT_SECONDS) for process in processes]
     return all(sent)

@@ -72,10 +72,10 @@ class MlflowRun:
         if run.info.run_id != self._progress.run:
             # Another server than the last time, or a run that was deleted there.
             self._keep(run=run.info.run_id, sent=0, time=None)
-        if not run.data.params:
-            values = texts(parameters(self._plan))
-            for part in _parts(values.items(), _OTHERS):
-                self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
+        # A server that went away in between may have a part of them.
+        values = {key: value for key, value in texts(parameters(self._plan)).items() if key not in run.data.params}
+        for part in _parts(values.items(), _OTHERS):
+            self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
         if self._run != self._told:
             self._say(f"{server(self._address)}/#/experiments/{experiment}/runs/{self._run}")
             self._told = self._run

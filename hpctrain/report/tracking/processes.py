@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hpctrain.recipes.tracking import Tracker
 from hpctrain.run.directory import RunDirectory
 
-# For what a server that hangs lets wait: a request has 10 s.
+# What trackers may still take at the end of a run, with a server that hangs: a request has 10 s.
 END_SECONDS = 15.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -90,15 +90,35 @@ class TrackerProcess:
         return False
 
 
-@contextlib.contextmanager
-def tracked(
-    names: Sequence[Tracker], directory: RunDirectory, notice: Callable[[str], None]
-) -> Iterator[Callable[[], None]]:
-    """Feed these trackers while the block runs; TensorBoard's files are not written by a process.
+class Trackers:
+    """The processes that feed a run's trackers.
 
-    Yields:
-        A function that passes on what the processes say; to be called now and then.
+    Attributes:
+        end_seconds: how long they may take when the run has ended.
     """
+
+    def __init__(self, processes: Sequence[TrackerProcess]) -> None:
+        self._processes = processes
+        self.end_seconds = END_SECONDS
+
+    def look(self) -> None:
+        """Pass on what they have said since."""
+        for process in self._processes:
+            process.look()
+
+    def close(self) -> None:
+        """Let them send the rest."""
+        # All of them first, so that they end at the same time.
+        for process in self._processes:
+            process.end_input()
+        deadline = time.monotonic() + self.end_seconds
+        for process in self._processes:
+            process.close(deadline - time.monotonic())
+
+
+@contextlib.contextmanager
+def tracked(names: Sequence[Tracker], directory: RunDirectory, notice: Callable[[str], None]) -> Iterator[Trackers]:
+    """Feed these trackers while the block runs; TensorBoard's files are not written by a process."""
     processes: list[TrackerProcess] = []
     for name in names:
         if name == "tensorboard":
@@ -108,16 +128,8 @@ def tracked(
         except OSError as error:
             notice(f"warning: {name} gets nothing of this run: its process cannot be started: {error.strerror}")
 
-    def look() -> None:
-        for process in processes:
-            process.look()
-
+    trackers = Trackers(processes)
     try:
-        yield look
+        yield trackers
     finally:
-        # All of them first, so that they end at the same time.
-        for process in processes:
-            process.end_input()
-        deadline = time.monotonic() + END_SECONDS
-        for process in processes:
-            process.close(deadline - time.monotonic())
+        trackers.close()

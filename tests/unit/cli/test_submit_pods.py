@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from hpctrain.cli.main import main
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
 
 # In place of kubectl: keeps what it was given, and does as kubectl does where the cluster has no operator.
@@ -22,6 +23,8 @@ with open({notes!r}, "w") as file:
 if "MPIJob" in given:
     sys.exit('error: resource mapping not found for name: "digits" namespace: "default" from "STDIN": no matches for '
              'kind "MPIJob" in version "kubeflow.org/v2beta1"\\nensure CRDs are installed first')
+if "name: taken" in given:
+    sys.exit('Error from server (AlreadyExists): error when creating "STDIN": jobs.batch "taken" already exists')
 print("job.batch/digits created")
 """
 SUBMIT = ["submit", "digits", "--cluster", "kubernetes", "--container", "hpctrain:test", "--job-name", "digits"]
@@ -55,7 +58,7 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert main([*SUBMIT, *options]) == 0
     arguments, given = json.loads(notes.read_text())
-    assert (arguments, given) == (["apply", "-f", "-"], shown)
+    assert (arguments, given) == (["create", "-f", "-"], shown)
     printed = capsys.readouterr()
     assert printed.out == "/hpctrain/runs/digits\njob/digits\n"
     assert "kubectl logs -f -l app.kubernetes.io/instance=digits -n default" in printed.err
@@ -83,8 +86,45 @@ def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixtu
 def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SUBMIT, "--backend", "mpi"]) == 2
     said = capsys.readouterr().err
-    assert "kubectl apply fails: error: resource mapping not found" in said
+    assert "kubectl create fails: error: resource mapping not found" in said
     assert "install mpi-operator there, or choose --backend gloo or nccl, which needs none" in said
+
+
+def test_a_job_of_this_name_is_not_taken_for_a_new_one(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT[:-1], "taken"]) == 2
+    said = capsys.readouterr()
+    assert "kubectl create fails: Error from server (AlreadyExists)" in said.err
+    assert "choose another --job-name, or end this one first" in said.err
+    assert "kubectl delete job,service,configmap -l app.kubernetes.io/instance=taken" in said.err
+    assert said.out == ""
+
+
+def test_submitted_again_a_run_goes_on_in_the_pods_of_the_new_job(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+    for name, nodes in (("one", "2"), ("two", "2"), ("three", "3")):
+        assert main([*SUBMIT[:-1], name, "--nodes", nodes, "--dry-run"]) == 0
+        configuration, *_ = yaml.safe_load_all(capsys.readouterr().out)
+        plans.append(tmp_path / f"{name}.json")
+        plans[-1].write_text(configuration["data"]["plan.json"])
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(Plan.model_validate_json(plans[0].read_text()))
+    monkeypatch.setenv("HPCTRAIN_POD", "digits")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    for path, ranks in zip(plans, (16, 16, 24), strict=True):
+        assert main(["run", "--resume", "--run-dir", str(directory.path), "--plan", str(path), "--dry-run"]) == 0
+        shown = capsys.readouterr().out
+        assert f"{path.stem}-0.{path.stem}:29500" in shown
+        assert f"--nnodes={ranks // 8}" in shown.replace("--nnodes ", "--nnodes=")
+
+
+def test_where_curves_go_is_in_the_plan(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--tracking", "tensorboard", "--dry-run"]) == 0
+    configuration, *_ = yaml.safe_load_all(capsys.readouterr().out)
+    assert Plan.model_validate_json(configuration["data"]["plan.json"]).trackers == ("tensorboard",)
+    assert main([*SUBMIT, "--tracking", "tensorbord", "--dry-run"]) == 2
+    assert "tensorboard" in capsys.readouterr().err
 
 
 def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +136,8 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--partition", "gpu"], "--partition is not for a cluster of Kubernetes\n  name the nodes' labels"),
-        (["--array", "0-3", "--set", "seed=%a"], "--array is not for a cluster of Kubernetes\n  submit each"),
+        (["--partition", "gpu"], "--partition has no meaning on Kubernetes\n  name the nodes' labels"),
+        (["--array", "0-3", "--set", "seed=%a"], "--array has no meaning on Kubernetes\n  submit each"),
         (["--wait"], "kubectl wait --for=condition=complete job/NAME"),
         (["--launcher", "mpirun"], "choose a --backend"),
         (["--mount", "/data"], "name the claims in the profile: volumes"),

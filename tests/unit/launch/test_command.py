@@ -173,8 +173,9 @@ def test_slurm_nodes_on_one_machine_are_not_bound(monkeypatch: pytest.MonkeyPatc
 
 def test_ranks_of_a_pod_are_not_bound() -> None:
     """It has a share of the time of all cores, and its neighbours have theirs."""
-    assert bindable_cores(8, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == 0
-    assert bindable_cores(8, {"JOB_COMPLETION_INDEX": "0"}) == 0
+    assert bindable_cores(8, {"HPCTRAIN_POD": "digits"}) == 0
+    # Of somebody else's Indexed Job.
+    assert bindable_cores(8, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}) == 8
 
 
 def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
@@ -184,7 +185,7 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
         return make_plan(load_recipe("digits"), MACHINE, hosts=Hosts(slots=slots), backend=backend, start=start)
 
     assert first_launcher(plan(1), {}) == Torchrun(node=0, port=29500)
-    pod = {"JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
+    pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
     assert first_launcher(plan(2), pod) == Torchrun(node=1, port=4000)
     assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
     with pytest.raises(HpctrainError, match=r"its own host alone, and the run has 2 hosts(.|\n)*--cluster kubernetes"):

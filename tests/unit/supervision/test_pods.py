@@ -32,6 +32,7 @@ RECORD = RankRecord(rank=1, host="a pod that is gone", pid=1, started=0.0, statu
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run on two hosts of a rank each, of which this is the second."""
+    monkeypatch.setenv("HPCTRAIN_POD", "digits")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     machine = Machine(host="a", cores=1, frameworks=frozenset({"torch"}), versions={})
     hosts = Hosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
