@@ -14,6 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from hpctrain.cluster.launcher import TORCHRUN, detect
 from hpctrain.comm.torchrun import torchrun_variables
 from hpctrain.run.plan import Plan
 
@@ -26,7 +27,12 @@ def serve_frameworks(plan: Plan, rank: int) -> None:
     """Prepare this rank for a framework, as soon as the script imports one. Called before the script begins."""
     capable = plan.capabilities
     if plan.script and capable and capable.joins_ranks and capable.has_meshes:
-        sys.meta_path.insert(0, _Watch(framework_variables(plan, rank)))
+        variables = framework_variables(plan, rank)
+        launcher = detect()
+        if launcher and launcher.name == TORCHRUN:
+            # Its own say where its store is.
+            variables = {name: value for name, value in variables.items() if _is_of_a_framework(name)}
+        sys.meta_path.insert(0, _Watch(variables))
 
 
 def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
@@ -50,24 +56,45 @@ def framework_variables(plan: Plan, rank: int) -> dict[str, str]:
     return variables
 
 
+def _is_of_a_framework(name: str) -> bool:
+    return name.startswith(("PL_", "ACCELERATE_"))
+
+
 class _Watch(MetaPathFinder):
-    """Finds nothing, and prepares this process before the first of the frameworks is imported."""
+    """Prepares this process before the first of the frameworks is imported. Whoever only asks for one gets no more."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
+        self._ready = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in FRAMEWORKS:
-            sys.meta_path.remove(self)
-            from hpctrain.adapters.torch.default_group import give_default_group
+        if fullname not in FRAMEWORKS or self._ready:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
 
-            for name, value in self._variables.items():
-                # What the user has set stays, unless it is about which rank this is.
-                if name.startswith(("PL_", "ACCELERATE_")):
-                    os.environ.setdefault(name, value)
-                else:
-                    os.environ[name] = value
-            give_default_group()
-        return None
+        def prepared(module: ModuleType) -> None:
+            self._prepare()
+            execute(module)
+
+        spec.loader.exec_module = prepared  # type: ignore[method-assign]
+        return spec
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        from hpctrain.adapters.torch.default_group import give_default_group
+
+        for name, value in self._variables.items():
+            # What the user has set stays, unless it is about which rank this is.
+            if _is_of_a_framework(name):
+                os.environ.setdefault(name, value)
+            else:
+                os.environ[name] = value
+        give_default_group()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +21,7 @@ from hpctrain.cluster.launcher import TORCHRUN
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
+from hpctrain.files.checked_yaml import dump_all
 from hpctrain.files.utf8 import encodable
 from hpctrain.launch.fault_tolerance import require_choices
 from hpctrain.planning.hosts import Hosts
@@ -286,18 +289,35 @@ def create(run: PodRun) -> str:
     Raises:
         HpctrainError: there is no kubectl, or the cluster cannot be reached or refuses.
     """
+    *needed, job = manifests(run)
+    said = _create(run, needed)
     try:
-        done = run_program("kubectl", "create", "-f", "-", seconds=_KUBECTL_SECONDS, given=manifest_text(run))
+        return f"{said}\n{_create(run, [job])}"
+    except HpctrainError:
+        # They were made just now, and the next try is to find none of them.
+        with contextlib.suppress(HpctrainError):
+            _kubectl("delete", given=dump_all(needed))
+        raise
+
+
+def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
+    # kubectl goes on after an object that it could not create.
+    done = _kubectl("create", given=dump_all(objects))
+    if done.returncode == 0:
+        return done.stdout.strip()
+    said = "\n  ".join(done.stderr.strip().splitlines())
+    hint = f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
+    if 'kind "MPIJob"' in said:
+        hint = _NO_OPERATOR
+    elif "AlreadyExists" in said:
+        kind = str(manifests(run)[-1]["kind"]).lower()
+        commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
+        hint = f"choose another --job-name, or end this one first\n  {commands}"
+    raise HpctrainError(f"kubectl create fails: {said}", hint)
+
+
+def _kubectl(verb: str, *, given: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return run_program("kubectl", verb, "-f", "-", seconds=_KUBECTL_SECONDS, given=given)
     except HpctrainError as error:
         raise HpctrainError(error.message, _BY_HAND, exit_code=error.exit_code) from error
-    if done.returncode != 0:
-        said = "\n  ".join(done.stderr.strip().splitlines())
-        hint = f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
-        if 'kind "MPIJob"' in said:
-            hint = _NO_OPERATOR
-        elif "AlreadyExists" in said:
-            kind = str(manifests(run)[-1]["kind"]).lower()
-            commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
-            hint = f"choose another --job-name, or end this one first\n  {commands}"
-        raise HpctrainError(f"kubectl create fails: {said}", hint)
-    return done.stdout.strip()

@@ -46,7 +46,9 @@ def report(
     if tracking is not None:
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"
-            raise HpctrainError(f"--tracking sends a run, and {other} is about its report", "give them one by one")
+            raise HpctrainError(
+                f"--tracking sends a run, and {other} is about its report", "give them in separate commands"
+            )
         from hpctrain.report.tracking.later import send_later
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: say(f"hpctrain: {text}", sys.stderr)))

@@ -16,7 +16,8 @@ _NAMES = re.compile(
 )
 
 
-_CREDENTIALS = re.compile(r"://[^/\s@]+@")
+# A user of ssh is no secret.
+_CREDENTIALS = re.compile(r"(?<!\bssh)://[^/\s@]+@")
 
 
 def has_credentials(address: str) -> bool:

@@ -211,7 +211,11 @@ class TorchDistributedCommunicator(Communicator):
         return self._engine
 
     def process_group(self) -> None:
-        """It is there as long as this is."""
+        if not dist.is_initialized():
+            raise HpctrainError(
+                "torch.distributed's group was destroyed, and with it the connections of the run",
+                "leave destroy_process_group, or what calls it, to the end of the script",
+            )
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(

@@ -193,7 +193,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
 def _torchrun_port(environment: Mapping[str, str]) -> int:
     port = environment.get("MASTER_PORT", _TORCHRUN_PORT)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise HpctrainError(f"MASTER_PORT is {port!r}, and no port", f"for example export MASTER_PORT={_TORCHRUN_PORT}")
+        raise HpctrainError(f"MASTER_PORT={port} is not a port", f"for example export MASTER_PORT={_TORCHRUN_PORT}")
     return int(port)
 
 

@@ -75,6 +75,7 @@ def _on_submitted_hosts(request: RunRequest, submitted: Plan, begun: Plan) -> Ru
     other = submitted.ranks != (begun.begun_ranks or begun.ranks)
     return replace(
         request,
+        backend=request.backend or submitted.asked_backend,
         ranks=submitted.ranks if other else None,
         host_options={**dict(submitted.host_options), **request.host_options},
         start={**dict(submitted.start), **request.start},

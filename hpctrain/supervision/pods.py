@@ -95,6 +95,8 @@ class _Pod:
         if self._process and self._process.poll() is not None:
             self.stop()
         events = self._newest()
+        if events is None:
+            return None
         if is_done(events):
             # Rank 0 says so while the ranks are still leaving.
             leaving = self._process is not None and time.time() - events[-1].time < _FINALIZE_SECONDS
@@ -111,8 +113,8 @@ class _Pod:
             self._begin(newest)
         return None
 
-    def _newest(self) -> list[Event]:
-        """The begins and ends of attempts, with those since the last look.
+    def _newest(self) -> list[Event] | None:
+        """The begins and ends of attempts, with those since the last look; None where they cannot be read now.
 
         A file server may show the end of a growing file late, or as zeros for a while.
 
@@ -126,9 +128,9 @@ class _Pod:
                 # An attempt that goes on takes a last line away that a crash has cut short.
                 self._read_anew()
             self._size = size
-            # Of a long run nearly all are steps.
-            lines = [line for line in self._tail.lines() if b'"start"' in line or b'"end"' in line]
-            events = (parse_event(line, str(path)) for line in lines)
+            # Of a long run nearly all are steps; a line that is not there yet can be any.
+            kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
+            events = (parse_event(line, str(path)) for line in kept)
             self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
         except (OSError, HpctrainError) as error:
             self._read_anew()
@@ -139,8 +141,8 @@ class _Pod:
                     "is the volume there? kubectl describe pod NAME",
                     exit_code=RESUMABLE,
                 ) from error
-        else:
-            self._unread_since = None
+            return None
+        self._unread_since = None
         return self._events
 
     def _read_anew(self) -> None:

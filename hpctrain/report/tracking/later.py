@@ -41,13 +41,21 @@ def send_later(run_dir: Path, names: str, notice: Callable[[str], None]) -> int:
 
 
 def _send(run: RunDirectory, trackers: Sequence[Tracker], notice: Callable[[str], None]) -> bool:
+    sent = [_write_tensorboard(run, notice)] if "tensorboard" in trackers else []
     processes = [TrackerProcess(name, run, notice) for name in trackers if name != "tensorboard"]
-    if "tensorboard" in trackers:
-        # It is of another extra than the others.
-        from hpctrain.report.tensorboard import write_tensorboard
+    sent += [process.close(_LIMIT_SECONDS) for process in processes]
+    return all(sent)
 
+
+def _write_tensorboard(run: RunDirectory, notice: Callable[[str], None]) -> bool:
+    # It is of another extra than the others.
+    from hpctrain.report.tensorboard import write_tensorboard
+
+    try:
         # Two writers would spoil the file.
         with hold(run):
             write_tensorboard(run)
-    sent = [process.close(_LIMIT_SECONDS) for process in processes]
-    return all(sent)
+    except HpctrainError as error:
+        notice(f"tensorboard: {error}")
+        return False
+    return True

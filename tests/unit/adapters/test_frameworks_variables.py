@@ -17,12 +17,14 @@ from hpctrain.run.plan import Plan, Script, Slots
 
 # Each in a Python of its own: a hook on imports stays.
 PROGRAM = """
-import importlib, json, os, sys
+import importlib.util, json, os, sys
 from hpctrain.adapters.frameworks import serve_frameworks
 from hpctrain.run.plan import Plan
 
 serve_frameworks(Plan.model_validate_json(sys.argv[1]), 2)
 import json.decoder, xml.dom
+# As Transformers does, to know whether it is there.
+assert importlib.util.find_spec("accelerate") and not importlib.util.find_spec("pytorch_lightning")
 before = os.environ.get("RANK")
 import accelerate, lightning
 import torch.distributed as dist
@@ -89,6 +91,17 @@ def test_a_script_gets_them_with_its_first_framework(tmp_path: Path, backend: st
         else {"RANK": None, "MASTER_PORT": None, "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": None}
     )
     assert replaced == served
+
+
+@needs.pytorch
+def test_ranks_of_torchrun_keep_its_variables(tmp_path: Path) -> None:
+    for name in ("accelerate", "lightning"):
+        (tmp_path / f"{name}.py").touch()
+    own = {"TORCHELASTIC_RUN_ID": "attempt-1", "RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "29500"}
+    environment = {**os.environ, **own, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", PROGRAM, plan("gloo").model_dump_json(), *own, "ACCELERATE_USE_CPU"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == ["2", {**own, "ACCELERATE_USE_CPU": "true"}, True]
 
 
 GROUPS = """

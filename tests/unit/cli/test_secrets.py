@@ -136,6 +136,22 @@ def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[st
     assert "export HF_TOKEN and give --env HF_TOKEN" in said and "hush-hush" not in said
 
 
+@pytest.mark.parametrize("address", ["https://me:hush-hush@host/x", "postgresql://hush-hush@host"])
+def test_an_address_with_a_password_is_a_secret(
+    address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "digits", "--env", f"PLACE={address}"]) == 2
+    said = capfd.readouterr().err
+    assert "export PLACE and give --env PLACE" in said and "hush-hush" not in said
+    monkeypatch.setenv("PLACE", address)
+    Path("train.py").write_text("import os; assert 'hush' in os.environ['PLACE']\n")
+    assert main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", "--env", "PLACE"]) == 0
+    assert read_model(RunDirectory(Path("run")).plan, Plan).start.passed == ("PLACE",)
+    printed = capfd.readouterr()
+    assert "hush" not in printed.out + printed.err
+    assert not [path for path, content in _files(Path("run")).items() if b"hush" in content]
+
+
 @pytest.mark.parametrize(
     "arguments", ["-x HF_TOKEN=hush-hush", "--export=ALL,HF_TOKEN=hush-hush", "-genv HF_TOKEN hush-hush"]
 )

@@ -18,8 +18,8 @@ KUBECTL = """\
 #!{python}
 import json, sys
 given = sys.stdin.read()
-with open({notes!r}, "w") as file:
-    json.dump([sys.argv[1:], given], file)
+with open({notes!r}, "a") as file:
+    print(json.dumps([sys.argv[1:], given]), file=file)
 if "MPIJob" in given:
     sys.exit('error: resource mapping not found for name: "digits" namespace: "default" from "STDIN": no matches for '
              'kind "MPIJob" in version "kubeflow.org/v2beta1"\\nensure CRDs are installed first')
@@ -57,8 +57,10 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     assert main([*SUBMIT, *options, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert main([*SUBMIT, *options]) == 0
-    arguments, given = json.loads(notes.read_text())
-    assert (arguments, given) == (["create", "-f", "-"], shown)
+    calls = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert [arguments for arguments, _ in calls] == [["create", "-f", "-"]] * 2
+    given = "".join(text if text.startswith("---") else f"---\n{text}" for _, text in calls)
+    assert [*yaml.safe_load_all(given)] == [*yaml.safe_load_all(shown)]
     printed = capsys.readouterr()
     assert printed.out == "/hpctrain/runs/digits\njob/digits\n"
     assert "kubectl logs -f -l app.kubernetes.io/instance=digits -n default" in printed.err
@@ -88,6 +90,10 @@ def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err
     assert "kubectl create fails: error: resource mapping not found" in said
     assert "install mpi-operator there, or choose --backend gloo or nccl, which needs none" in said
+    # What was created for the job before it was refused is gone again.
+    calls = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert [arguments[0] for arguments, _ in calls] == ["create", "create", "delete"]
+    assert calls[2][1] == calls[0][1]
 
 
 def test_a_job_of_this_name_is_not_taken_for_a_new_one(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,31 @@ def test_a_pod_that_waits_leaves_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 5
 
 
+def test_events_that_cannot_be_read_are_read_again(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(run, 1)
+    end(run, "done")
+    text = run.events.read_bytes()
+    run.events.write_bytes(b"\0" * 20 + text[20:])
+    threading.Timer(0.3, lambda: run.events.write_bytes(text)).start()
+    assert take_part(run, seconds=30, poll=0.01) == 0
+    run.events.write_bytes(b"\0" * 20 + text[20:])
+    monkeypatch.setattr("hpctrain.supervision.pods._UNREAD_SECONDS", 0.1)
+    with pytest.raises(HpctrainError, match=r"cannot be read for 0\.1 s") as raised:
+        take_part(run, seconds=30, poll=0.01)
+    # The Job makes another pod, and is not over.
+    assert raised.value.exit_code == 4
+
+
+def test_an_event_that_is_taken_back_is_forgotten(run: RunDirectory) -> None:
+    begin(run, 1)
+    write_record(run, RECORD)
+    text = run.events.read_bytes()
+    end(run, "failed")
+    threading.Timer(0.2, lambda: run.events.write_bytes(text)).start()
+    threading.Timer(0.6, lambda: (begin(run, 2), end(run, "done"))).start()
+    assert take_part(run, seconds=30, poll=0.01) == 0
+
+
 def test_names_are_waited_for() -> None:
     said: list[str] = []
     await_names(["127.0.0.1", "localhost"], notice=said.append, seconds=0)

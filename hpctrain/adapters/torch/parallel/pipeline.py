@@ -97,6 +97,8 @@ class Pipeline:
         guard_every: int = 100,
         comm: Communicator | None = None,
     ) -> None:
+        if guard_every < 1:
+            raise HpctrainError(f"guard_every={guard_every} must be above 0")
         self._comm = comm or current()
         if mesh is not None:
             set_mesh(self._comm, Mesh(**sizes_of(mesh)))
