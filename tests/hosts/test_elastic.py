@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 _VARIABLES = {"HPCTRAIN_HOST_TIMEOUT": "8", "HPCTRAIN_HOST_INTERVAL": "1"}
 _SAMPLES, _BATCH, _SEED = 1437, 64, 7
 # An idle machine does one in a second, and the hosts are to come and go meanwhile.
-_EPOCHS = 20
+_EPOCHS = 60
 
 
 def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
