@@ -35,7 +35,7 @@ def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
         return [tuple(event["hosts"]) for event in events if event["event"] == "start"]
 
     def saved() -> bool:
-        """Whether the newest attempt has a checkpoint: one that has none got nowhere on its hosts, and is taken back."""
+        """Whether the newest attempt has a checkpoint: without one it got nowhere, and is taken back."""
         kinds = [event["event"] for event in read_lines(path)]
         return "checkpoint" in kinds[-1 : -1 - kinds[::-1].index("start") : -1]
 
