@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,8 +15,6 @@ pytest.importorskip("torch")
 
 _VARIABLES = {"HPCTRAIN_HOST_TIMEOUT": "8", "HPCTRAIN_HOST_INTERVAL": "1"}
 _SAMPLES, _BATCH, _SEED = 1437, 64, 7
-# An idle machine does one in a second, and the hosts are to come and go meanwhile.
-_EPOCHS = 60
 
 
 def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
@@ -25,7 +22,7 @@ def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
     hostfile, path, printed = tmp_path / "hosts.txt", tmp_path / "run" / "events.jsonl", tmp_path / "printed"
     hostfile.write_text("h1\nh2\nh3\n")
     hosts.kill("h3")
-    settings = ("fault_tolerance=elastic", "checkpoints.every_steps=5", f"epochs={_EPOCHS}")
+    settings = ("fault_tolerance=elastic", "checkpoints.every_steps=5", "epochs=6")
     options = ("--hostfile", "hosts.txt", "--backend", "mpi", "--run-dir", "run")
     words = ("run", "digits", *options, *(word for setting in settings for word in ("--set", setting)))
     command = hosts.command("h1", "hpctrain", *words, cwd=tmp_path, **_VARIABLES)
@@ -35,9 +32,9 @@ def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
         return [tuple(event["hosts"]) for event in events if event["event"] == "start"]
 
     def saved() -> bool:
-        """Whether the newest attempt has a checkpoint: without one it got nowhere, and is taken back."""
+        """Whether the newest attempt has a checkpoint; without one it got nowhere, and is taken back."""
         kinds = [event["event"] for event in read_lines(path)]
-        return "checkpoint" in kinds[-1 : -1 - kinds[::-1].index("start") : -1]
+        return "checkpoint" in kinds[len(kinds) - kinds[::-1].index("start") :]
 
     with printed.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
 
@@ -58,17 +55,16 @@ def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
             hostfile.write_text("h1\nh2\nh3\nh4\n")
             hosts.boot("h2")
             wait("h2 and h4 join", lambda: set(starts()[-1]) == {"h1", "h2", "h3", "h4"})
-            assert process.wait(300) == 0, printed.read_text()
+            assert process.wait(120) == 0, printed.read_text()
         finally:
             process.kill()
     said = printed.read_text()
     assert "h3 does not answer ssh" in said
     assert "h3 joins" in said
-    # As a host, or as a rank on it, whichever is noticed first.
-    assert re.search(r"\bh2\b.*; going on from step", said), said
+    assert "host h2 was lost, and its ranks with it; going on from step" in said
     events = read_lines(path)
     # As if nothing had been: each sample once an epoch, in the order of the recipe.
     assert list(wrong_order(kept_steps(events), samples=_SAMPLES, seed=_SEED, batch=_BATCH)) == []
     epochs = [event for event in events if event["event"] == "epoch"]
-    assert epochs[-1]["epoch"] == _EPOCHS
+    assert epochs[-1]["epoch"] == 6
     assert epochs[-1]["test_accuracy"] > 0.95
