@@ -10,7 +10,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train check test lint docs bench faults fuzz clean horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test lint docs bench faults fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -68,6 +68,28 @@ fuzz: .fuzz/installed.stamp
 	.fuzz/bin/python -m pip install --editable '.[imagenet]' 'atheris>=3' pytest
 	touch $@
 
+# What only a machine with GPUs shows, in ten minutes, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one
+# that has PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed.
+gpu: .gpu/installed.stamp
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
+		.gpu/bin/python -m pytest tests/gpu
+
+# Packages of another Python are seen through a path file, which works for one in an environment of its own too.
+.gpu/installed.stamp: tests/gpu/wheels.txt
+	$(PYTHON) -m venv --clear .gpu
+	{ $(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")'; echo $(CURDIR); } > \
+		"$$(.gpu/bin/python -c 'import site; print(site.getsitepackages()[0])')/machine.pth"
+	.gpu/bin/python -m pip install --no-index --find-links .wheels --requirement tests/gpu/wheels.txt
+	touch $@
+
+# On a machine with a network: to be carried to the one with GPUs, whose Python has this version.
+GPU_PYTHON ?= 3.12
+gpu-wheels: .venv/packages.stamp
+	rm -rf .wheels
+	$(BIN)/python -m pip download --dest .wheels --no-deps --only-binary :all: --python-version $(GPU_PYTHON) \
+		$(addprefix --platform manylinux,_2_28_x86_64 _2_17_x86_64 2014_x86_64) --requirement tests/gpu/wheels.txt
+	$(BIN)/python -m pip download --dest .wheels --no-deps --no-binary horovod --no-build-isolation horovod==0.28.1
+
 # A Slurm of four nodes on this machine, to try jobs on.
 cluster: .venv/packages.stamp
 	$(BIN)/python tests/slurm/local_slurm.py start
@@ -109,4 +131,4 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .fuzz dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .gpu .wheels dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

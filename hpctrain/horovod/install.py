@@ -20,7 +20,7 @@ from hpctrain.horovod.installed import find_installed
 from hpctrain.horovod.prove import prove
 from hpctrain.horovod.wheel import Progress
 
-_BUILD_MODULES = ("cffi", "cloudpickle", "cmake", "pkg_resources", "wheel")
+_BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
 
 
 def build(progress: Progress, *, force: bool = False) -> tuple[Fingerprint, str]:
@@ -68,6 +68,8 @@ def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
 
 def _require_tools(mpi: MpiInstallation) -> None:
     missing = [name for name in _BUILD_MODULES if importlib.util.find_spec(name) is None]
+    if wheel.find_cmake(Path(sys.prefix) / "bin") is None:
+        missing.append("cmake")
     if missing:
         raise HpctrainError(
             f"the build needs Python packages that are missing: {', '.join(missing)}",

@@ -89,7 +89,7 @@ def build_settings(
         "CMAKE_GENERATOR": "Unix Makefiles",
         # The sources ask for versions of CMake whose behaviour CMake 4 no longer offers.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "HOROVOD_CMAKE": str(programs / "cmake"),
+        "HOROVOD_CMAKE": find_cmake(programs) or "cmake",
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITHOUT_GLOO": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
@@ -115,6 +115,11 @@ def build_settings(
         }
         rpath += ["$ORIGIN/../../nvidia/nccl/lib", str(nccl.libraries)]
     return {**settings, "HPCTRAIN_RPATH": ";".join(rpath)}
+
+
+def find_cmake(programs: Path) -> str | None:
+    """CMake of an environment with these programs, or else the one on the PATH."""
+    return shutil.which("cmake", path=programs) or shutil.which("cmake")
 
 
 def _linkable(nccl: Nccl, work: Path) -> Path:

@@ -1,0 +1,198 @@
+"""What only GPUs show: engines over NCCL, narrow types, compiled and replayed steps, energy, binding, images a second.
+
+Without a GPU the same programs run on the CPU where they can, so that they do not rot; the rest is skipped.
+`make gpu` runs this by itself and writes a report.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpctrain.run.events import read_events
+
+PROGRAMS = Path(__file__).with_name("programs")
+GPUS = torch.cuda.device_count()
+DEVICE = "cuda" if GPUS else "cpu"
+on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
+
+# How far the losses of the same batches may be apart: another order of adding up in this type.
+_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
+
+
+def launch(folder: Path, *arguments: str, seconds: float = 300) -> str:
+    """Run a command of hpctrain in a folder; returns what it printed."""
+    command = [sys.executable, "-m", "hpctrain", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def run(folder: Path, program: str, options: dict[str, object], *, backend: str, ranks: int) -> dict:
+    """What a program found, run by `hpctrain run` on ranks of this machine."""
+    start = ["run", str(PROGRAMS / program), "-np", str(ranks), "--oversubscribe", "--backend", backend]
+    launch(folder, *start, "--run-dir", "run", "--", "out.json", json.dumps(options))
+    found: dict = json.loads((folder / "out.json").read_text())
+    return found
+
+
+@functools.cache
+def alone(precision: str, device: str) -> list[float]:
+    """The losses of one process of plain PyTorch on the whole batches."""
+    options = json.dumps({"alone": True, "precision": precision, "device": device})
+    command = [sys.executable, str(PROGRAMS / "steps.py"), "/dev/stdout", options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    losses: list[float] = json.loads(done.stdout)["losses"]
+    return losses
+
+
+def compare(folder: Path, note, *, backend: str, ranks: int, precision: str, **options: object) -> dict:
+    """Train with and without hpctrain, and compare the losses."""
+    chosen = {"precision": precision, "device": DEVICE, **options}
+    found = run(folder, "steps.py", chosen, backend=backend, ranks=ranks)
+    assert (found["ranks"], found["backend"]) == (ranks, backend)
+    assert found["device"].startswith(DEVICE)
+    expected, losses = np.array(alone(precision, DEVICE)), np.array(found["losses"])
+    apart = float(np.max(np.abs(losses / expected - 1)))
+    note(backend=backend, ranks=ranks, largest_relative_difference_of_a_loss=apart, last_loss=losses[-1])
+    assert expected[-1] < expected[0] / 2, "the network learns, so that a wrong gradient shows"
+    assert apart < _TOLERANCE[precision]
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bf16", "fp16"])
+def test_losses_are_those_of_one_process(tmp_path, note, precision):
+    """Over NCCL with a rank a GPU; over Gloo where there is none."""
+    if not GPUS and precision in ("float32", "fp16"):
+        pytest.skip("PyTorch sees no GPU; on CPUs float64 and bf16 stand for all")
+    compare(tmp_path, note, backend="nccl" if GPUS else "gloo", ranks=GPUS or 2, precision=precision)
+
+
+# What torch.compile calls reduce-overhead records CUDA graphs by itself.
+_WAYS: dict[str, dict[str, object]] = {
+    "compiled": {"compile": "default"},
+    "compiled with CUDA graphs": {"compile": "reduce-overhead"},
+    "replayed": {"graphs": True},
+}
+
+
+@on_gpus
+@pytest.mark.parametrize("way", _WAYS)
+def test_steps_that_are_compiled_or_replayed(tmp_path, note, way):
+    compare(tmp_path, note, backend="nccl", ranks=GPUS, precision="float32", **_WAYS[way])
+
+
+@on_gpus
+def test_mpi_takes_gradients_through_page_locked_memory(tmp_path, note):
+    """Two ranks, which share a GPU where there is one, so that this shows two ranks on any machine."""
+    compare(tmp_path, note, backend="mpi", ranks=max(2, GPUS), precision="float64")
+
+
+def test_horovod_built_for_this_machine(tmp_path, note):
+    """With CUDA and NCCL where they are: compiled, if no such build is cached, and proved on two ranks."""
+    if GPUS and not shutil.which("nvcc"):
+        pytest.skip("no nvcc on the PATH")
+    note(build=launch(tmp_path, "horovod", "build", seconds=540).splitlines()[-1])
+    ranks = GPUS or 2
+    compare(tmp_path, note, backend="horovod", ranks=ranks, precision="float64")
+
+
+@on_gpus
+def test_a_changed_parameter_on_one_gpu_is_noticed(tmp_path, note):
+    """The guard's checksums are computed on the GPU."""
+    ranks = max(2, GPUS)
+    backend = "nccl" if GPUS > 1 else "mpi"
+    options = {"precision": "float32", "device": DEVICE, "corrupt": True}
+    start = ["run", str(PROGRAMS / "steps.py"), "-np", str(ranks), "--oversubscribe", "--backend", backend]
+    command = [sys.executable, "-m", "hpctrain", *start, "--", "out.json", json.dumps(options)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    note(said=[line for line in done.stderr.splitlines() if "differ" in line][:1])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "0.weight" in done.stderr
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_digits(tmp_path, note, precision):
+    """The recipe to its end, with the energy that the GPUs' own counters give."""
+    if not GPUS and precision == "float32":
+        pytest.skip("PyTorch sees no GPU; tests/mpi/test_train_digits.py has the recipe on CPUs")
+    backend, ranks = ("nccl", GPUS) if GPUS else ("gloo", 2)
+    start = ["run", "digits", "-np", str(ranks), "--oversubscribe", "--framework", "torch", "--backend", backend]
+    launch(tmp_path, *start, "--set", f"precision={precision}", "--run-dir", "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    accuracy = summary["metrics"]["test_accuracy"]
+    note(accuracy=accuracy, samples_per_s=summary["samples_per_s"])
+    assert (summary["status"], summary["backend"]) == ("done", backend)
+    # The floor of the recipe's page.
+    assert accuracy >= 0.975
+    if GPUS:
+        joules = [
+            host.joules.get("gpu", 0.0)
+            for event in read_events(tmp_path / "run" / "events.jsonl")
+            if event.event == "energy"
+            for host in event.hosts.values()
+        ]
+        note(gpu_joules=max(joules, default=0.0))
+        assert max(joules, default=0.0) > 0
+
+
+@on_gpus
+def test_ranks_run_on_the_cores_next_to_their_gpus(tmp_path, note):
+    found = compare(tmp_path, note, backend="nccl", ranks=GPUS, precision="float32")
+    near = [_cores_near(index) for index in range(GPUS)]
+    note(cores=found["cores"], cores_near_the_gpu=near)
+    for own, allowed in zip(found["cores"], near, strict=True):
+        assert set(own) <= set(allowed), "a rank runs on cores that are far from its GPU"
+
+
+def _cores_near(gpu: int) -> list[int]:
+    """As NVML has it: https://docs.nvidia.com/deploy/nvml-api/group__nvmlAffinity.html."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByIndex(gpu), math.ceil(os.cpu_count() / 64))
+    finally:
+        pynvml.nvmlShutdown()
+    return [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+
+
+@on_gpus
+def test_doctor(tmp_path, note):
+    """It reads what is there; what it finds wrong with this machine is in the report."""
+    command = [sys.executable, "-m", "hpctrain", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 3), done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    note(**{check["name"]: f"{check['status']}: {check['found']}" for check in checks})
+    assert any(name in done.stdout for name in torch.cuda.get_device_name(0).split()[-1:])
+
+
+def test_images_per_second(tmp_path, note):
+    """ResNet-50 in bfloat16, channels last, compiled; a small network on CPUs, whose figures mean nothing."""
+    options: dict[str, object] = {"device": "cpu", "model": "resnet18", "batch": 4, "image_size": 64, "compile": False}
+    options |= {"workers": 0, "steps": 1, "rounds": 2}
+    if GPUS:
+        options |= {"device": "cuda", "model": "resnet50", "batch": 256, "image_size": 224, "compile": True}
+        options |= {"workers": 12, "steps": 10, "rounds": 5}
+    backend, ranks = ("nccl", GPUS) if GPUS else ("gloo", 1)
+    found = run(tmp_path, "images_per_second.py", options, backend=backend, ranks=ranks)
+    medians = {name: statistics.median(rates) for name, rates in found["images_per_second"].items()}
+    note(**{name: f"{rate:.4g} images/s" for name, rate in medians.items()}, ranks=ranks)
+    for source in ("one batch on the device", "from the loader"):
+        ratio = medians[f"hpctrain, {source}"] / medians[f"PyTorch, {source}"]
+        note(**{f"hpctrain to PyTorch, {source}": f"{ratio:.3f}"})
+    assert all(rate > 0 for rate in medians.values())
