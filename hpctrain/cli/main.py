@@ -89,16 +89,18 @@ for _name, (_, _, _help) in _COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
+        import hpctrain
+        from hpctrain.commit import of_this_package
 
-        typer.echo(metadata.version("hpctrain"))
+        commit = of_this_package()
+        typer.echo(f"{hpctrain.__version__} ({f'commit {commit}' if commit else 'no commit known'})")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print version and commit.")
     ] = False,
 ) -> None:
     """One training script or published recipe, from a laptop to a cluster: the same command, the same numbers."""

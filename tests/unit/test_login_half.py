@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ import needs
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from unit.requirements_of_project import PROJECT, PYPROJECT, closure
 
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
@@ -24,9 +24,6 @@ from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.run.directory import RunDirectory
 
-ROOT = Path(__file__).parents[2]
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROJECT = PYPROJECT["project"]
 # The distributions of each module.
 PACKAGES = metadata.packages_distributions()
 
@@ -72,24 +69,6 @@ from hpctrain.cli.main import main
 codes = [main(command) for command in commands]
 print(json.dumps([codes, sorted(sys.modules)]), file=sys.stderr)
 """
-
-
-def closure(requirements: list[str]) -> set[str]:
-    """The distributions that pip installs for them."""
-    found: set[str] = set()
-    wanted = [Requirement(each) for each in requirements]
-    while wanted:
-        requirement = wanted.pop()
-        name = canonicalize_name(requirement.name)
-        extras = requirement.extras or {""}
-        if name in found or (requirement.marker and not requirement.marker.evaluate()):
-            continue
-        found.add(name)
-        for text in metadata.requires(name) or []:
-            further = Requirement(text)
-            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
-                wanted.append(Requirement(text.partition(";")[0]))
-    return found
 
 
 @pytest.fixture(scope="module")

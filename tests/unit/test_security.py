@@ -53,7 +53,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/unit/shards/test_sharding.py": "that a command that is shown can be pasted",
         "tests/unit/launch/test_command.py": "that a command that is shown can be pasted",
     },
-    'unpacking without filter="data"': {"tests/unit/cluster/test_profiles.py": "the package's own wheel, just built"},
     "torch.load without weights_only=True": {
         "tests/mpi/programs/torch_misuse.py": "that a model's copy is a plain one"
     },

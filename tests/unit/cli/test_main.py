@@ -13,8 +13,10 @@ import pytest
 from unit.report.written_runs import recipe_plan
 
 from hpctrain.cli.main import main
+from hpctrain.commit import of_checkout
 from hpctrain.run.directory import RunDirectory
 
+ROOT = Path(__file__).parents[3]
 LOADED = """
 import importlib, pkgutil, sys
 import hpctrain
@@ -132,7 +134,9 @@ def test_completion(line: str, offered: list[str]) -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{metadata.version('hpctrain')}\n"
+    commit = of_checkout(ROOT)
+    known = f"commit {commit}" if commit else "no commit known"
+    assert capsys.readouterr().out == f"{metadata.version('hpctrain')} ({known})\n"
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "recipes", "topology", "report", "bench", "horovod"])

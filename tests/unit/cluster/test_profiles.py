@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
-from hatchling.builders.wheel import WheelBuilder
 
 from hpctrain.cluster.profile import NodeProfile, sbatch_fault
 from hpctrain.cluster.profiles import describe_profiles, load_profile, profile_names, slurm_folder
@@ -139,25 +134,6 @@ def test_profiles_that_are_not_there(tmp_path: Path) -> None:
         load_profile("dgx-h10")
     with pytest.raises(HpctrainError, match=r"cannot read the cluster profile .*No such file.*\n.*generic"):
         load_profile(str(tmp_path / "none.yaml"))
-
-
-def test_the_wheel_has_the_profiles(tmp_path: Path) -> None:
-    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    program = (
-        "from hpctrain.cluster.profiles import *; "
-        "print(slurm_folder(), *profile_names(), load_profile('dgx-h100').node.gpus)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [str(tmp_path / "installed/hpctrain/slurm"), *profile_names(), "8"]
 
 
 def test_shipped_profiles_read_alike_in_other_readers_of_yaml() -> None:

@@ -1,0 +1,36 @@
+"""The commit that this hpctrain is. Imports the standard library alone, so that the build can load it by itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+_SECONDS = 10
+# What the build of a wheel or source package leaves beside this file.
+FILE = "COMMIT"
+
+
+def of_checkout(root: Path) -> str | None:
+    """The commit of a checkout, with ``-dirty`` where tracked files differ from it.
+
+    Args:
+        root: the checkout's own folder; one that lies within somebody else's has no commit.
+
+    Returns:
+        The commit's first 12 digits, or None where there is no checkout or git cannot tell.
+    """
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def of_this_package() -> str | None:
+    """The commit that the build wrote down, or that of the checkout which this package lies in; None without both."""
+    package = Path(__file__).parent
+    written = package / FILE
+    return written.read_text().strip() if written.is_file() else of_checkout(package.parent)
