@@ -11,6 +11,7 @@ from hpctrain.errors import HpctrainError
 MODULES = {
     "train": ("ml_dtypes", "mpi4py", "safetensors", "sklearn", "tensorboard"),
     "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
+    "parquet": ("pyarrow",),
     "text": ("tokenizers",),
     "report": ("matplotlib",),
     "mlflow": ("mlflow",),

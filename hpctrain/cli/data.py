@@ -52,7 +52,10 @@ def fake(
 @app.command()
 def shard(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="The folder of the original archives, or of train/ and val/.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="The folder of the original archives, of train/ and val/, or of Parquet."
+        ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks of this machine.")] = 1,
@@ -63,10 +66,16 @@ def shard(
         int | None, typer.Option("--shard-samples", metavar="N", min=1, help="Samples per shard.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the training images.")] = 0,
+    image_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Of Parquet files: the images, binary or a struct with bytes.")
+    ] = "image",
+    label_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Of Parquet files: the labels, whole numbers or text.")
+    ] = "label",
     checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make WebDataset shards of ImageNet, or go on with them; remakes shards that are missing or damaged."""
+    """Make WebDataset shards of images, or go on with them; remakes shards that are missing or damaged."""
     from hpctrain.programs.shard import shard as make
     from hpctrain.shards.archives import require_checksums
     from hpctrain.shards.make import Sharding
@@ -78,7 +87,15 @@ def shard(
     if checksums:
         require_checksums(source)
     most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
-    sharding = Sharding(source=source, folder=folder, seed=seed, shard_bytes=most_bytes, shard_samples=samples)
+    sharding = Sharding(
+        source=source,
+        folder=folder,
+        seed=seed,
+        shard_bytes=most_bytes,
+        shard_samples=samples,
+        image_column=image_column,
+        label_column=label_column,
+    )
     manifest = make(sharding, ranks)
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]

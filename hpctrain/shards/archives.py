@@ -1,14 +1,15 @@
-"""Finds ImageNet in a folder: the original archives, or train/ and val/ with class folders."""
+"""Finds the images in a folder: ImageNet's original archives, train/ and val/ with class folders, or Parquet files."""
 
 from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
 from hpctrain.shards.devkit import Devkit, read_devkit
 from hpctrain.shards.listing import (
     DOWNLOAD_AGAIN,
@@ -21,6 +22,7 @@ from hpctrain.shards.listing import (
     whole_members,
 )
 from hpctrain.shards.manifest import SplitName
+from hpctrain.shards.parquet import Columns, parquet_files, row_groups
 
 TRAIN = "ILSVRC2012_img_train.tar"
 VALIDATION = "ILSVRC2012_img_val.tar"
@@ -36,17 +38,28 @@ SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The sorted classes, whose indices are the labels, and the parts to list of each split in label order."""
+    """What is to be sharded.
+
+    Attributes:
+        classes: their indices are the labels.
+        parts: to list of each split, in label order except for Parquet.
+        columns: of Parquet files, the images of one part of which are read together or not at all; None of others.
+    """
 
     classes: tuple[str, ...]
-    parts: Mapping[SplitName, tuple[ArchivePart, ...]]
+    parts: Mapping[SplitName, Sequence[ArchivePart]]
+    columns: Columns | None = None
 
 
-def find_source(folder: Path) -> ImageSource:
+def find_source(folder: Path, columns: Columns = Columns()) -> ImageSource:
     """The source in a folder.
 
+    Args:
+        columns: of Parquet files.
+
     Raises:
-        HpctrainError: neither of the two, an archive is missing or wrong, or classes differ between its parts.
+        HpctrainError: none of the three or several, an archive or a file is missing or wrong, or classes differ between
+            its parts.
     """
     if not folder.is_dir():
         raise HpctrainError(f"{folder} is not a folder", _wanted())
@@ -54,9 +67,13 @@ def find_source(folder: Path) -> ImageSource:
     trees = [split for split in SPLITS if (folder / split).is_dir()]
     if archives and trees:
         raise HpctrainError(f"{folder} holds both {archives[0]} and {trees[0]}/", "move one of them elsewhere")
-    if not archives and not trees:
-        raise HpctrainError(f"{folder} holds neither archives nor folders of ImageNet", _wanted())
     try:
+        if not archives and (files := parquet_files(folder)):
+            return _parquet(folder, files, columns)
+        if not archives and not trees:
+            raise HpctrainError(
+                f"{folder} holds neither archives nor folders of ImageNet, nor Parquet files", _wanted()
+            )
         return _trees(folder) if trees else _archives(folder)
     except OSError as error:
         raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", "make it readable") from error
@@ -125,6 +142,15 @@ def _trees(folder: Path) -> ImageSource:
     )
 
 
+def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns) -> ImageSource:
+    require("parquet")
+    for split in SPLITS:
+        if split not in files:
+            raise HpctrainError(f"{folder} has no Parquet file of {split}", "both train and val need some")
+    classes, groups = row_groups(folder, {split: files[split] for split in SPLITS}, columns)
+    return ImageSource(classes=classes, parts=groups, columns=columns)
+
+
 def _class_names(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise HpctrainError(f"there is no folder {folder}", _wanted())
@@ -140,4 +166,5 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _wanted() -> str:
-    return f"name a folder with {', '.join(CHECKSUMS)}, or with train/CLASS/ and val/CLASS/"
+    parquet = "with train-….parquet and val-….parquet"
+    return f"name a folder with {', '.join(CHECKSUMS)}, with train/CLASS/ and val/CLASS/, or {parquet}"

@@ -20,7 +20,10 @@ _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 class ImageFile(NamedTuple):
-    """One image: its bytes in a file, its label, and its name in the shards."""
+    """One image: its bytes in a file, its label, and its name in the shards.
+
+    ``offset`` is that of its first byte; in a Parquet file it is the number of its row.
+    """
 
     file: str
     offset: int

@@ -1,4 +1,4 @@
-"""Makes shards from ImageNet's archives or folders, with the same bytes for any number of processes."""
+"""Makes shards of images, with the same bytes for any number of processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,12 @@ from hpctrain.shards.archives import find_source
 from hpctrain.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
 from hpctrain.shards.one_shard import RECORDS, ShardTask, make_shard, read_record, tar_bytes
+from hpctrain.shards.parquet import Columns
 from hpctrain.shards.read import index_path
 
+_Item = TypeVar("_Item")
+# Over how many shards images of Parquet files are mixed; each shard has as much to be read for it.
+_MIXED_SHARDS = 8
 # map, or what does it on other processes.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
@@ -39,6 +43,8 @@ class Sharding(BaseModel):
     seed: int = Field(0, ge=0)
     shard_bytes: int | None = Field(None, ge=1)
     shard_samples: int | None = Field(None, ge=1)
+    image_column: str = "image"
+    label_column: str = "label"
 
 
 def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> ShardManifest:
@@ -52,8 +58,10 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         HpctrainError: the source is not whole, the folder is of another source or other settings, another process
             works in it, or the disk is full.
     """
-    source = find_source(sharding.source)
-    splits = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    columns = Columns(image=sharding.image_column, label=sharding.label_column)
+    source = find_source(sharding.source, columns)
+    parts = {split: _list(sharding.source, split, parts, run) for split, parts in source.parts.items()}
+    splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
     settings = Settings(
         source=str(sharding.source.absolute()),
@@ -61,8 +69,10 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         seed=sharding.seed,
         shard_bytes=sharding.shard_bytes,
         shard_samples=sharding.shard_samples,
+        image_column=sharding.image_column,
+        label_column=sharding.label_column,
     )
-    tasks = plan_shards(sharding, splits)
+    tasks = plan_shards(sharding, source.columns, parts)
     # By the process that hands out the work: it may outlive whoever started it.
     with locked(sharding.folder, seconds=0):
         _begin(sharding.folder, settings)
@@ -71,12 +81,14 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         return _finish(sharding.folder, source.classes, settings, tasks)
 
 
-def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[ImageFile]:
-    members = list(chain.from_iterable(run(list_part, parts)))
+def _list(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:
+    """The images of each part."""
+    found = list(run(list_part, parts))
+    members = list(chain.from_iterable(found))
     if not members:
         raise HpctrainError(f"{source} has no image in {split}", "both train and val need some")
     require_distinct(members)
-    return members
+    return found
 
 
 def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
@@ -88,21 +100,51 @@ def listing_digest(splits: Mapping[SplitName, Iterable[ImageFile]]) -> str:
     return digest.hexdigest()
 
 
-def plan_shards(sharding: Sharding, splits: Mapping[SplitName, Sequence[ImageFile]]) -> list[ShardTask]:
+def plan_shards(
+    sharding: Sharding, columns: Columns | None, parts: Mapping[SplitName, Sequence[Sequence[ImageFile]]]
+) -> list[ShardTask]:
     """Which images each shard holds: those of training shuffled by the seed, so that each shard mixes the classes, and
-    those of validation as they are listed.
+    those of validation as they are listed. ``columns`` are those of Parquet files.
     """
     tasks = []
-    for split, members in splits.items():
-        order = (
-            np.random.default_rng(sharding.seed).permutation(len(members)) if split == "train" else range(len(members))
-        )
-        groups = cut_shards([members[index] for index in order], sharding.shard_bytes, sharding.shard_samples)
+    for split, own in parts.items():
+        members = list(chain.from_iterable(own))
+        if split == "train":
+            generator = np.random.default_rng(sharding.seed)
+            members = mix_parts(own, sharding, generator) if columns else _permuted(members, generator)
         tasks += [
-            ShardTask(folder=sharding.folder, split=split, number=number, members=group)
-            for number, group in enumerate(groups)
+            ShardTask(
+                folder=sharding.folder,
+                split=split,
+                number=number,
+                members=group,
+                column=columns.image if columns else None,
+            )
+            for number, group in enumerate(cut_shards(members, sharding.shard_bytes, sharding.shard_samples))
         ]
     return tasks
+
+
+def mix_parts(
+    parts: Sequence[Sequence[ImageFile]], sharding: Sharding, generator: np.random.Generator
+) -> list[ImageFile]:
+    """The images of all parts, shuffled so that a shard holds images of few parts only: each that it does is read as a
+    whole for it. The parts are shuffled, and then the images among the parts that make :data:`_MIXED_SHARDS` shards.
+    """
+    mixed: list[ImageFile] = []
+    window: list[ImageFile] = []
+    filled = 0
+    for part in _permuted(parts, generator):
+        window += part
+        filled += len(part) if sharding.shard_samples else sum(tar_bytes(each.size, each.label) for each in part)
+        if filled >= _MIXED_SHARDS * (sharding.shard_samples or sharding.shard_bytes or 0):
+            mixed += _permuted(window, generator)
+            window, filled = [], 0
+    return mixed + _permuted(window, generator)
+
+
+def _permuted(items: Sequence[_Item], generator: np.random.Generator) -> list[_Item]:
+    return [items[index] for index in generator.permutation(len(items))]
 
 
 def cut_shards(
@@ -131,7 +173,15 @@ def command(settings: Settings, folder: Path) -> str:
         if settings.shard_samples
         else f"--shard-mb {(settings.shard_bytes or 0) / (1 << 20):.17g}"
     )
-    return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}"
+    columns = "".join(
+        f" {option} {quote(name)}"
+        for option, name, default in (
+            ("--image-column", settings.image_column, Columns.image),
+            ("--label-column", settings.label_column, Columns.label),
+        )
+        if name != default
+    )
+    return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}{columns}"
 
 
 def _begin(folder: Path, wanted: Settings) -> None:

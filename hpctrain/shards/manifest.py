@@ -73,13 +73,18 @@ class BrokenImage(_Part):
 
 
 class Settings(_Part):
-    """The settings that determine the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels."""
+    """The settings that determine the bytes of shards.
+
+    ``listing`` is the SHA-256 of all keys, sizes and labels; the columns are those of Parquet files.
+    """
 
     source: str
     listing: str
     seed: int
     shard_bytes: int | None
     shard_samples: int | None
+    image_column: str = "image"
+    label_column: str = "label"
 
 
 class ShardManifest(_Part):

@@ -22,6 +22,7 @@ from hpctrain.shards.decoding import fault
 from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
+from hpctrain.shards.parquet import read_rows
 
 RECORDS = "records"
 
@@ -50,12 +51,16 @@ class ShardRecord(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """The settings of one shard; it is sent to other processes."""
+    """The settings of one shard; it is sent to other processes.
+
+    ``column`` is that of the images where they are in Parquet files; None where they are in others.
+    """
 
     folder: Path
     split: SplitName
     number: int
     members: tuple[ImageFile, ...]
+    column: str | None = None
 
     @property
     def name(self) -> str:
@@ -88,7 +93,7 @@ def make_shard(task: ShardTask) -> bool:
     """
     if is_done(task):
         return False
-    content, rows = _tar(task.members, _contents(task.members))
+    content, rows = _tar(task.members, _contents(task.members, task.column))
     digest = hashlib.sha256(content).hexdigest()
     record = ShardRecord(
         shard=ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest),
@@ -123,23 +128,30 @@ def is_done(task: ShardTask) -> bool:
         return False
 
 
-def _contents(members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
+def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFile, bytes]:
     """The images, read in the order in which they lie on disk."""
-    contents = {}
+    contents = dict.fromkeys(members, b"")
     for name, group in groupby(sorted(members), key=lambda member: member.file):
-        try:
-            with Path(name).open("rb", buffering=0) as file:
-                for member in group:
-                    contents[member] = os.pread(file.fileno(), member.size, member.offset)
-        except OSError as error:
-            raise HpctrainError(f"cannot read {name}: {error.strerror}", "is the source still there?") from error
+        if column is None:
+            contents |= _of_file(Path(name), list(group))
+        else:
+            own = {member.offset: member for member in group}
+            contents |= {own[row]: content for row, content in read_rows(Path(name), column, list(own))}
     for member, content in contents.items():
-        if len(content) < member.size:
+        if len(content) != member.size:
             raise HpctrainError(
                 f"{member.file}: {member.key} has {len(content)} bytes of the {member.size} that were listed",
                 "the source changed meanwhile: begin again with it as it is",
             )
     return contents
+
+
+def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return {member: os.pread(file.fileno(), member.size, member.offset) for member in members}
+    except OSError as error:
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "is the source still there?") from error
 
 
 def _tar(

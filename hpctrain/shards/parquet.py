@@ -1,0 +1,239 @@
+"""Images in a column of Parquet files, with labels in another, as image sets are published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.errors import HpctrainError, nearest
+from hpctrain.shards.listing import ImageFile
+from hpctrain.shards.manifest import SplitName
+
+if TYPE_CHECKING:
+    from pyarrow import DataType
+    from pyarrow.parquet import ParquetFile
+
+_SUFFIX = ".parquet"
+# What the names of files, or of the folders that they lie in, begin with. A test split mostly has no labels.
+_SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
+# Rows that are in memory at a time.
+_BATCH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The names of the columns with the images and with their labels."""
+
+    image: str = "image"
+    label: str = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """The rows of a file that are stored together, the least that can be read of it.
+
+    Attributes:
+        file: the Parquet file.
+        number: of the row group in it.
+        first: number in the file of its first row.
+        labels: of its rows.
+        name: what the keys of the file's images begin with.
+        image: the column.
+    """
+
+    file: Path
+    number: int
+    first: int
+    labels: tuple[int, ...]
+    name: str
+    image: str
+
+    def members(self) -> list[ImageFile]:
+        """The images in the order of the rows; reads the column, as the sizes of its values stand nowhere else.
+
+        Raises:
+            HpctrainError: the file is damaged, or a row has no image.
+        """
+        found = []
+        with _opened(self.file) as file:
+            for row, content in enumerate(_images(file, self.number, self.image), self.first):
+                if not content:
+                    raise HpctrainError(
+                        f"{self.file}, row {row}: there is no image in the column {self.image!r}",
+                        "leave the row out of the file",
+                    )
+                key = f"{self.name}_{row:08}"
+                found.append(ImageFile(str(self.file), row, len(content), self.labels[row - self.first], key))
+        return found
+
+
+def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
+    """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
+
+    Raises:
+        HpctrainError: the name of one does not say of which split it is.
+    """
+    found: dict[SplitName, list[Path]] = {}
+    # No deeper: class folders have a million files there.
+    for path in sorted([*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}")]):
+        split = _split(path.relative_to(folder))
+        if split:
+            found.setdefault(split, []).append(path)
+    return found
+
+
+def row_groups(
+    folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns
+) -> tuple[tuple[str, ...], dict[SplitName, tuple[RowGroup, ...]]]:
+    """The classes, and the row groups of each split; reads the labels alone.
+
+    The classes are those that the files' metadata name for the column (as the library `datasets` writes it), else the
+    sorted labels where these are text, else the numbers from 0.
+
+    Raises:
+        HpctrainError: a file is damaged or lacks a column, or a row has no label.
+    """
+    labels: dict[Path, list[list[Any]]] = {}
+    named: tuple[str, ...] | None = None
+    for path in (path for paths in files.values() for path in paths):
+        with _opened(path) as file:
+            _require_columns(file, path, columns)
+            named = named or _class_names(file, columns.label)
+            labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
+    values = {label for groups in labels.values() for group in groups for label in group}
+    if len({type(label) for label in values}) > 1:
+        raise HpctrainError(f"{folder}: labels are numbers in one file and text in another", "write them alike")
+    classes = _classes(folder, values, named)
+    number_of = {name: number for number, name in enumerate(classes)}
+    parts: dict[SplitName, tuple[RowGroup, ...]] = {
+        split: tuple(
+            RowGroup(
+                file=path,
+                number=number,
+                first=sum(map(len, labels[path][:number])),
+                labels=tuple(label if isinstance(label, int) else number_of[label] for label in group),
+                name=_name(path.relative_to(folder)),
+                image=columns.image,
+            )
+            for path in paths
+            for number, group in enumerate(labels[path])
+        )
+        for split, paths in files.items()
+    }
+    return classes, parts
+
+
+def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """The images of some rows with the rows' numbers, ascending; reads only the row groups that hold some.
+
+    Raises:
+        HpctrainError: the file is damaged, or lacks a row.
+    """
+    wanted = sorted(rows)
+    with _opened(path) as file:
+        first = 0
+        for number in range(file.num_row_groups):
+            after = first + file.metadata.row_group(number).num_rows
+            own = {row for row in wanted if first <= row < after}
+            if own:
+                for row, content in enumerate(_images(file, number, column), first):
+                    if row in own:
+                        yield row, content or b""
+            first = after
+
+
+def _split(path: Path) -> SplitName | None:
+    for part in path.parts:
+        for beginning, split in _SPLITS.items():
+            if part.startswith(beginning):
+                return split
+    raise HpctrainError(
+        f"{path}: neither its name nor a folder of it says of which split it is",
+        "let it begin with train or val (test is left out), as train-00000.parquet or train/00000.parquet",
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[ParquetFile]:
+    """The file; whatever the library finds damaged in it is an error that names it."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        # OSError is also what the library raises for damaged pages.
+        raise HpctrainError(f"{path} cannot be read, or is no whole Parquet file: {error}", "write it again") from error
+
+
+def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
+    import pyarrow.types as kinds
+
+    schema = file.schema_arrow
+    for option, name in (("--image-column", columns.image), ("--label-column", columns.label)):
+        if name not in schema.names:
+            raise HpctrainError(
+                f"{path} has no column {name!r}, but {', '.join(map(repr, schema.names))}",
+                f"{option} NAME says which; {nearest(name, schema.names)}",
+            )
+    if not _holds_bytes(schema.field(columns.image).type):
+        raise HpctrainError(
+            f"{path}: the column {columns.image!r} holds {schema.field(columns.image).type}",
+            "images are binary, or a struct with them as bytes",
+        )
+    kind = schema.field(columns.label).type
+    if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
+        raise HpctrainError(f"{path}: the column {columns.label!r} holds {kind}", "labels are whole numbers or text")
+
+
+def _holds_bytes(kind: DataType) -> bool:
+    import pyarrow.types as kinds
+
+    if kinds.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
+    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+
+
+def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
+    """The names that `datasets` notes for a column of class numbers."""
+    try:
+        noted = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])
+        return tuple(map(str, noted["info"]["features"][column]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
+    labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
+    for row, label in enumerate(labels):
+        if label is None or (isinstance(label, int) and label < 0):
+            raise HpctrainError(
+                f"{path}: row {row} of row group {group} has the label {label}", "leave out rows without a label"
+            )
+    return labels
+
+
+def _classes(folder: Path, values: set[Any], named: tuple[str, ...] | None) -> tuple[str, ...]:
+    numbers = [value for value in values if isinstance(value, int)]
+    if not numbers:
+        return tuple(sorted(values))
+    classes = named or tuple(str(number) for number in range(max(numbers) + 1))
+    if max(numbers) >= len(classes):
+        raise HpctrainError(f"{folder}: a row has the label {max(numbers)}, and {len(classes)} classes have names")
+    return classes
+
+
+def _name(path: Path) -> str:
+    """What keys begin with; WebDataset takes all after the first dot for the ending."""
+    return "_".join(path.with_suffix("").parts).replace(".", "_")
+
+
+def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:
+    for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column]):
+        for value in batch.column(0).to_pylist():
+            yield value.get("bytes") if isinstance(value, dict) else value

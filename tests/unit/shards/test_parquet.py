@@ -1,0 +1,196 @@
+"""Shards of Parquet files: against what was written into them, resumed, damaged, misused."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpctrain.cli.main import main
+from hpctrain.errors import HpctrainError
+from hpctrain.shards.make import Sharding, make_shards
+from hpctrain.shards.manifest import ShardManifest
+from hpctrain.shards.one_shard import ShardTask
+from hpctrain.shards.read import open_shards
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+_CLASSES = ("cat", "dog", "owl")
+
+
+def _image(number: int) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (6, 5 + number % 3, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+IMAGES = [_image(number) for number in range(60)]
+LABELS = [number % 3 for number in range(60)]
+
+
+def write(
+    path: Path,
+    images: Sequence[bytes | None],
+    labels: Sequence[Any],
+    *,
+    names: tuple[str, str] = ("image", "label"),
+    struct: bool = False,
+    rows: int = 7,
+    metadata: dict[bytes, bytes] | None = None,
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = [{"bytes": image, "path": "a.jpg"} for image in images] if struct else list(images)
+    table = pyarrow.table({"further": range(len(images)), names[0]: values, names[1]: labels})
+    parquet.write_table(table.replace_schema_metadata(metadata), path, row_group_size=rows)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two files of train and one of val, as `datasets` writes them."""
+    folder = tmp_path / "source"
+    noted = {b"huggingface": json.dumps({"info": {"features": {"label": {"names": _CLASSES}}}}).encode()}
+    write(folder / "data" / "train-00000-of-00002.parquet", IMAGES[:25], LABELS[:25], struct=True, metadata=noted)
+    write(folder / "data" / "train-00001-of-00002.parquet", IMAGES[25:50], LABELS[25:50], struct=True, metadata=noted)
+    write(folder / "data" / "validation-00000-of-00001.parquet", IMAGES[50:], LABELS[50:], struct=True)
+    write(folder / "data" / "test-00000-of-00001.parquet", IMAGES[:3], [-1] * 3, struct=True)
+    return folder
+
+
+def _make(source: Path, folder: Path, run: Any = map, **settings: Any) -> ShardManifest:
+    settings = {"shard_samples": 4, **settings}
+    return make_shards(Sharding(source=source, folder=folder, **settings), run, lambda text: None)
+
+
+def _samples(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
+    shards = open_shards(folder, split)
+    return [(shards.key(index), int(shards.labels[index]), shards.read(index)) for index in range(len(shards))]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_each_image_is_there_once_with_its_label(source: Path, tmp_path: Path) -> None:
+    manifest = _make(source, tmp_path / "shards")
+    assert manifest.classes == _CLASSES
+    rows = [(0, row) for row in range(25)] + [(1, row) for row in range(25)]
+    keys = [f"data_train-{file:05}-of-00002_{row:08}" for file, row in rows]
+    train = _samples(tmp_path / "shards", "train")
+    assert sorted(train) == sorted(zip(keys, LABELS[:50], IMAGES[:50], strict=True))
+    # Mixed, over more than a row group.
+    assert [key for key, _, _ in train] != keys
+    assert len({(key[:25], int(key[-8:]) // 7) for key, _, _ in train[:20]}) > 3
+    val = _samples(tmp_path / "shards", "val")
+    assert [sample[1:] for sample in val] == list(zip(LABELS[50:], IMAGES[50:], strict=True))
+
+
+def test_a_shard_holds_rows_of_few_row_groups(source: Path, tmp_path: Path) -> None:
+    _make(source, tmp_path / "shards", shard_samples=1)
+    # Of 8 row groups of at most 7 rows, two make more than 8 shards of one image.
+    keys = [key for key, _, _ in _samples(tmp_path / "shards", "train")]
+    assert all(len({(key[:25], int(key[-8:]) // 7) for key in keys[start : start + 8]}) <= 4 for start in range(40))
+
+
+def test_the_bytes_depend_on_seed_and_sizes_alone(source: Path, tmp_path: Path) -> None:
+    def backwards(function: Any, items: Any) -> list[Any]:
+        return [function(item) for item in list(items)[::-1]][::-1]
+
+    _make(source, tmp_path / "shards")
+    _make(source, tmp_path / "other", backwards)
+    wanted = _contents(tmp_path / "shards")
+    assert _contents(tmp_path / "other") == wanted
+    (tmp_path / "other" / "train-000003.tar").unlink()
+    (tmp_path / "other" / "train-000005.tar").write_bytes(b"damaged")
+    _make(source, tmp_path / "other")
+    assert _contents(tmp_path / "other") == wanted
+    _make(source, tmp_path / "seeded", seed=1)
+    assert _contents(tmp_path / "seeded")["train-000000.tar"] != wanted["train-000000.tar"]
+
+
+def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    for split, images in (("train", IMAGES[:9]), ("val", IMAGES[9:12])):
+        labels = [_CLASSES[number % 3] for number in range(len(images))]
+        write(source / split / "one.parquet", images, labels, names=("jpeg", "kind"))
+    command = ["data", "shard", str(source), str(tmp_path / "shards"), "--shard-samples", "4"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "one.parquet has no column 'image', but 'further', 'jpeg', 'kind'" in said
+    assert "--image-column NAME says which" in said
+    assert main([*command, "--image-column", "jpeg", "--label-column", "kind"]) == 0
+    assert open_shards(tmp_path / "shards", "train").classes == _CLASSES
+    assert sorted(label for _, label, _ in _samples(tmp_path / "shards", "train")) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert main([*command, "--image-column", "jpeg", "--label-column", "further"]) == 2
+    assert "--image-column jpeg --label-column kind goes on with it" in capsys.readouterr().err
+
+
+def _cut(source: Path) -> None:
+    path = source / "data" / "train-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _overwrite(source: Path) -> None:
+    path = source / "data" / "train-00001-of-00002.parquet"
+    content = bytearray(path.read_bytes())
+    content[100:400] = b"\xff" * 300
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, "train-00001-of-00002.parquet cannot be read, or is no whole Parquet file"),
+        (_overwrite, "train-00001-of-00002.parquet cannot be read, or is no whole Parquet file"),
+        (lambda source: write(source / "data" / "train-x.parquet", [IMAGES[0], None], [0, 1], struct=True), "row 1"),
+        (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], [0, None], struct=True), "label None"),
+        (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], [0, 3], struct=True), "the label 3"),
+        (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], ["a", "b"], struct=True), "and text"),
+        (lambda source: write(source / "data" / "train-x.parquet", [1, 2], [0, 1]), "holds int64"),
+        (lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
+        (lambda source: write(source / "data_train" / "o.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
+        (
+            lambda source: write(source / "data" / ("train" + "x" * 40 + ".parquet"), IMAGES[:2], [0, 1]),
+            "which has not 1 to 48 bytes",
+        ),
+        (
+            lambda source: [write(source / name, IMAGES[:1], [0]) for name in ("train_a.parquet", "train/a.parquet")],
+            "2 images have the name train_a_00000000",
+        ),
+        (lambda source: next(source.rglob("val*")).unlink(), "has no Parquet file of val"),
+    ],
+)
+def test_wrong_files_are_named(
+    damage: Any, message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(source)
+    assert main(["data", "shard", str(source), str(tmp_path / "shards")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_broken_image_is_named(source: Path, tmp_path: Path) -> None:
+    write(source / "data" / "train-x.parquet", [IMAGES[0], b"no image"], [0, 1], struct=True)
+    (broken,) = _make(source, tmp_path / "shards").broken
+    assert broken.key == "data_train-x_00000001"
+
+
+def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
+    def changes(function: Any, items: Any) -> list[Any]:
+        tasks = list(items)
+        if isinstance(tasks[0], ShardTask):
+            write(source / "data" / "train-00001-of-00002.parquet", IMAGES[:5], LABELS[:5], struct=True)
+        return [function(task) for task in tasks]
+
+    with pytest.raises(HpctrainError, match=r"bytes of the \d+ that were listed"):
+        _make(source, tmp_path / "shards", changes)
