@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.cli.host_options import HostNames
+from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.shard_places import ShardJob, submit_work, submits
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+
+if TYPE_CHECKING:
+    from hpctrain.shards.work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
+
+Ranks = Annotated[
+    int | None,
+    typer.Option("-np", metavar="N", min=1, help="Ranks that share the work: of this machine, or of the hosts."),
+]
 
 _NAMED = 10
 
@@ -50,6 +59,7 @@ def fake(
 
 
 @app.command()
+@with_groups
 def shard(
     source: Annotated[
         Path,
@@ -58,7 +68,7 @@ def shard(
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
-    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks of this machine.")] = 1,
+    ranks: Ranks = None,
     megabytes: Annotated[
         float | None, typer.Option("--shard-mb", metavar="MB", min=0.001, help="Largest size of a shard in MiB (64).")
     ] = None,
@@ -73,12 +83,15 @@ def shard(
         str, typer.Option(metavar="NAME", help="Of Parquet files: the labels, whole numbers or text.")
     ] = "label",
     checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
+    *,
+    hosts: HostNames,
+    job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or go on with them; remakes shards that are missing or damaged."""
-    from hpctrain.programs.shard import shard as make
     from hpctrain.shards.archives import require_checksums
     from hpctrain.shards.make import Sharding
+    from hpctrain.shards.manifest import ShardManifest
 
     if megabytes and samples:
         raise HpctrainError("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -96,7 +109,9 @@ def shard(
         image_column=image_column,
         label_column=label_column,
     )
-    manifest = make(sharding, ranks)
+    manifest = _make(sharding, ranks, hosts, job)
+    if not isinstance(manifest, ShardManifest):
+        return
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
     if as_json:
@@ -113,6 +128,7 @@ def shard(
 
 
 @app.command()
+@with_groups
 def prepare_text(
     sources: Annotated[
         list[Path],
@@ -132,15 +148,19 @@ def prepare_text(
         float, typer.Option(metavar="SHARE", min=0, max=1, help="Of the documents, by a hash of each one's text.")
     ] = 0.0005,
     seed: Annotated[int, typer.Option(min=0, help="Decides which documents are for validation.")] = 0,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes.")] = 1,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes of this machine.")] = None,
+    ranks: Ranks = None,
     megabytes: Annotated[
         float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Text that makes one shard, in MiB.")
     ] = 64,
+    *,
+    hosts: HostNames,
+    job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
     """Make tokens of 16 bits of text, or go on with them; remakes shards that are missing or damaged."""
+    from hpctrain.shards.text.manifest import TextManifest
     from hpctrain.shards.text.prepare import Preparation
-    from hpctrain.shards.text.prepare import prepare_text as make
 
     if not math.isfinite(megabytes):
         raise HpctrainError(f"--part-mb {megabytes} is not a size", "for example --part-mb 64")
@@ -153,7 +173,9 @@ def prepare_text(
         seed=seed,
         part_bytes=int(megabytes * (1 << 20)),
     )
-    manifest = make(wanted, workers, partial(print, file=sys.stderr))
+    manifest = _make(wanted, ranks, hosts, job, workers)
+    if not isinstance(manifest, TextManifest):
+        return
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": each.tokens, "documents": each.documents} for name, each in splits.items()}
     if as_json:
@@ -162,6 +184,23 @@ def prepare_text(
     for name, count in counts.items():
         typer.echo(f"{name}: {count['tokens']:,} tokens of {count['documents']:,} documents")
     typer.echo(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
+
+
+def _make(
+    work: Work, ranks: int | None, hosts: HostNames, job: ShardJob, workers: int | None = None
+) -> Manifest | None:
+    """The manifest of what was made; None where a job makes it."""
+    from hpctrain.programs.shard import in_processes, on_ranks
+    from hpctrain.run.plan import HostOptions
+
+    if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
+        raise HpctrainError("--workers are processes of this machine, beside ranks", "leave --workers out")
+    if submits(job, hosts, ranks):
+        submit_work(work, "shards", job)
+        return None
+    if workers is not None:
+        return in_processes(work, workers)
+    return on_ranks(work, ranks, HostOptions(**hosts.given()))
 
 
 @app.command()

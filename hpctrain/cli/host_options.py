@@ -28,8 +28,8 @@ Interface = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHosts:
-    """The hosts of a run and their network."""
+class HostNames:
+    """Hosts and their network."""
 
     hosts: Annotated[
         str | None,
@@ -39,16 +39,22 @@ class NamedHosts:
         Path | None,
         typer.Option("--hostfile", metavar="FILE", help="Hostfile of Open MPI, Hydra or Slurm."),
     ] = None
-    fabric: FabricFile = None
-    routes: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
-    ] = None
     interface: Interface = None
 
     def given(self) -> dict[str, Any]:
         """The fields of :class:`hpctrain.run.plan.HostOptions` that were given."""
         return given(**vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHosts(HostNames):
+    """The hosts of a run and their network, with the switches between them."""
+
+    fabric: FabricFile = None
+    routes: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

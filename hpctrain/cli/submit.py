@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,23 +9,18 @@ from typing import Annotated
 import typer
 
 from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
-from hpctrain.batch.request import JobRequest, job_request
-from hpctrain.batch.submission import Job, check
-from hpctrain.batch.submission import submit as submit_job
+from hpctrain.batch.request import job_request
 from hpctrain.cli import completion
 from hpctrain.cli.forecast import prediction_records, print_forecast
 from hpctrain.cli.host_options import JobHosts
+from hpctrain.cli.jobs import send_job, show_job
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks
-from hpctrain.run.directory import RunDirectory, default_directory
+from hpctrain.run.directory import default_directory
 from hpctrain.run.plan import Start
-from hpctrain.run.resuming import resume_command
-
-# As shells have it for Ctrl-C.
-_INTERRUPTED = 130
 
 
 @with_groups
@@ -110,44 +104,8 @@ def submit(
         typer.echo(line, err=True)
     path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
-        _show(made, path)
+        show_job(made, path)
         print_forecast(made, next(iter(works.values())), gpu)
         return
     made = replace(made, predictions=prediction_records(made, works, gpu))
-    directory, jobs = submit_job(made, path, numbered=run_dir is None)
-    typer.echo(directory.path)
-    typer.echo(" ".join(jobs))
-    if wait:
-        raise typer.Exit(_wait(directory, request))
-
-
-def _show(job: Job, path: Path) -> None:
-    # Rendering placements takes time that a submission does not need.
-    from hpctrain.batch.preview import preview
-
-    script = job.script(path)
-    typer.echo(preview(job, script), nl=False)
-    if said := check(script):
-        typer.echo(said, err=True)
-
-
-def _wait(directory: RunDirectory, request: JobRequest) -> int:
-    from hpctrain.batch import waiting
-    from hpctrain.report.console import Console
-    from hpctrain.supervision.follow import Follower
-
-    runs = [RunDirectory(directory.path / f"task-{task}") for task in request.tasks] or [directory]
-    try:
-        with Console() as console:
-            follower = None if request.tasks else Follower(directory, console.show, console.line)
-            waiting.wait(directory, follower, lambda text: typer.echo(text, err=True))
-    except KeyboardInterrupt:
-        place = shlex.quote(str(directory.path))
-        typer.echo(f"the job goes on. See how it is: hpctrain status {place}", err=True)
-        typer.echo(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}", err=True)
-        return _INTERRUPTED
-    code = waiting.exit_code(runs)
-    if code:
-        typer.echo(f"hpctrain: not finished; what the jobs printed is in {directory.logs}", err=True)
-        typer.echo(f"  to go on: {resume_command(directory)}", err=True)
-    return code
+    send_job(made, path, numbered=run_dir is None, wait=wait)

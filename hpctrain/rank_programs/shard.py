@@ -1,36 +1,57 @@
-"""What ``hpctrain data shard`` runs on every rank: rank 0 hands out the work, the others do it.
+"""What ``hpctrain data shard`` and ``prepare-text`` run on every rank: rank 0 hands out the work, the others do it.
 
-``python shard_ranks.py OUT SHARDING``, the second a :class:`hpctrain.shards.make.Sharding` as JSON. Rank 0 writes
-OUT: ``{"manifest": …}``, or ``{"error": …}`` for what the user can correct.
+``python shard.py WORK [OUT]``, the first an :data:`hpctrain.shards.work.Work` as JSON. Rank 0 writes OUT:
+``{"manifest": …}``, or ``{"error": …}`` for what the user can correct. Without it that fails the run.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import HpctrainError
+from hpctrain.run import stopping
 from hpctrain.run.directory import write_json
-from hpctrain.shards.make import Sharding, make_shards
+from hpctrain.shards.work import Manifest, make, read_work
 
 
-def main(out: str, sharding: str) -> None:
+def main(work: str, out: str | None = None) -> None:
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
         if executor is None:
             return
-        write_json(Path(out), _made(Sharding.model_validate_json(sharding), executor))
+        try:
+            manifest = _made(work, executor)
+        except HpctrainError as error:
+            if out is None:
+                raise
+            told = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            write_json(Path(out), {"error": told})
+        else:
+            if out is not None:
+                write_json(Path(out), {"manifest": manifest.model_dump(mode="json")})
 
 
-def _made(sharding: Sharding, executor: Any) -> dict[str, Any]:
+def _made(work: str, executor: Any) -> Manifest:
     try:
-        return {"manifest": make_shards(sharding, executor.map, print).model_dump(mode="json")}
-    except HpctrainError as error:
+        return make(read_work(work), partial(_mapped, executor), partial(print, flush=True))
+    except BaseException:
+        # What is being made is finished; the rest waits for the next attempt.
         executor.shutdown(wait=False, cancel_futures=True)
-        return {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+        raise
+
+
+def _mapped(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    for result in executor.map(function, items):
+        if stopping.asked(look=True):
+            print("asked to stop: what is not made yet is left for the next attempt", flush=True)
+            sys.exit(stopping.RESUMABLE)
+        yield result
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -24,13 +24,12 @@ from hpctrain.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.shards.manifest import MANIFEST, SETTINGS, BrokenImage, Settings, ShardManifest, Split, SplitName
 from hpctrain.shards.one_shard import RECORDS, ShardTask, make_shard, read_record, tar_bytes
 from hpctrain.shards.parquet import Columns
+from hpctrain.shards.processes import Map
 from hpctrain.shards.read import index_path
 
 _Item = TypeVar("_Item")
 # Over how many shards images of Parquet files are mixed; each shard has as much to be read for it.
 _MIXED_SHARDS = 8
-# map, or what does it on other processes.
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
 class Sharding(BaseModel):

@@ -56,6 +56,18 @@ def test_any_number_of_ranks_makes_the_same_bytes(
     assert len(list(alone.glob("train-*.tar"))) > 20
 
 
+def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} " * 100)
+    text = ("--tokenizer", "bytes", "--validation-share", "0.2", "--part-mb", "0.001")
+    for name, further in (("alone", ()), ("tokens", ("-np", "2"))):
+        result = hpctrain("data", "prepare-text", "texts", name, *text, *further)
+        assert result.returncode == 0, result.stdout
+    assert _contents(tmp_path / "tokens") == _contents(tmp_path / "alone")
+    assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 2
+
+
 def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
     command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +20,7 @@ from hpctrain.files.whole import remove_leftovers, write_whole
 from hpctrain.run.directory import read_model
 from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.manifest import MANIFEST, SplitName
+from hpctrain.shards.processes import Map
 from hpctrain.shards.text.documents import Span, divide, documents, list_files, listing_digest
 from hpctrain.shards.text.manifest import SETTINGS, TOKEN, TextManifest, TextSettings, TokenFile, TokenSplit, command
 from hpctrain.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer
@@ -34,8 +29,7 @@ RECORDS = "records"
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
+class Preparation(BaseModel):
     """What to make.
 
     Attributes:
@@ -47,6 +41,8 @@ class Preparation:
         seed: decides which these are.
         part_bytes: text that one process turns into a shard at once.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     sources: tuple[Path, ...]
     folder: Path
@@ -84,11 +80,11 @@ class PartTask:
         return self.folder / f"{split}-{self.number:06}.bin"
 
 
-def prepare_text(preparation: Preparation, workers: int, say: Callable[[str], None]) -> TextManifest:
+def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None]) -> TextManifest:
     """Make the folder, or its missing and damaged parts; the manifest comes last.
 
     Args:
-        workers: processes.
+        run: does the work, its results in order.
         say: gets progress in words.
 
     Raises:
@@ -112,7 +108,7 @@ def prepare_text(preparation: Preparation, workers: int, say: Callable[[str], No
     say(f"{len(files)} files of {sum(file.size for file in files) / 1e6:.3g} MB, {len(tasks)} parts")
     with locked(folder, seconds=0):
         _begin(folder, settings)
-        _work(tasks, workers, say)
+        _work(tasks, run, say)
         return _finish(folder, settings, tasks)
 
 
@@ -142,46 +138,11 @@ def _require_same(folder: Path, begun: TextSettings, wanted: TextSettings) -> No
         )
 
 
-def _work(tasks: Sequence[PartTask], workers: int, say: Callable[[str], None]) -> None:
+def _work(tasks: Sequence[PartTask], run: Map, say: Callable[[str], None]) -> None:
     made = 0
-    with _mapped(tasks, workers) as results:
-        for number, fresh in enumerate(results, 1):
-            made += fresh
-            say(f"{number} of {len(tasks)} parts are done, {made} of them made now")
-
-
-@contextlib.contextmanager
-def _mapped(tasks: Sequence[PartTask], workers: int) -> Iterator[Iterable[bool]]:
-    """Whether each part had to be made, as it is done."""
-    if workers == 1:
-        yield map(make_part, tasks)
-        return
-    # Not forked: the tokenisers' library has threads.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
-    try:
-        yield pool.map(make_part, tasks)
-    except BrokenProcessPool as error:
-        again = command(tasks[0].settings, tasks[0].folder)
-        raise HpctrainError(
-            "a process that makes tokens was ended from outside, as where memory runs out",
-            f"{again} goes on, with fewer --workers where memory was short",
-            exit_code=1,
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    # The processes share the cores already.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A pool's processes would wait for ever for the work of one that was killed."""
-    if parent := parent_process():
-        parent.join()
-    os._exit(1)
+    for number, fresh in enumerate(run(make_part, tasks), 1):
+        made += fresh
+        say(f"{number} of {len(tasks)} parts are done, {made} of them made now")
 
 
 @cache

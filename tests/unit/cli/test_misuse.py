@@ -66,6 +66,19 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
+        (
+            ["data", "shard", ".", "out", "--nodes", "2"],
+            "--nodes is about a job of Slurm",
+        ),
+        (
+            ["data", "shard", ".", "out", "--cluster", "generic", "-np", "2"],
+            "the ranks of a job are",
+        ),
+        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "made in jobs of Slurm alone"),
+        (
+            ["data", "prepare-text", ".", "out", "--tokenizer", "bytes", "--workers", "2", "-H", "h1"],
+            "--workers are processes of this machine",
+        ),
         (["run"], "which recipe or script?\n  name it: hpctrain run digits"),
         (["rum"], "No such command 'rum'. Did you mean 'run'?"),
         (["recipes", "show", "digit"], "did you mean 'digits'?"),

@@ -19,6 +19,7 @@ from hpctrain.cli.main import main
 from hpctrain.data import open_sources
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.load import load_recipe
+from hpctrain.shards.processes import worker_processes
 from hpctrain.shards.text.documents import Span, divide, documents, list_files
 from hpctrain.shards.text.prepare import Preparation, prepare_text
 from hpctrain.shards.text.read import TokenShards
@@ -47,7 +48,8 @@ def source(tmp_path_factory) -> Path:
 def prepared(source: Path, folder: Path, workers: int = 1, **changes):
     settings = {"tokenizer": "bytes", "validation_share": 0.2, "part_bytes": 3000, **changes}
     said: list[str] = []
-    manifest = prepare_text(Preparation(sources=(source,), folder=folder, **settings), workers, said.append)
+    with worker_processes(workers) as run:
+        manifest = prepare_text(Preparation(sources=(source,), folder=folder, **settings), run, said.append)
     return manifest, said
 
 
@@ -110,19 +112,18 @@ def test_what_is_missing_or_damaged_is_made_again_and_nothing_else(source, tmp_p
 _KILLED = """
 import sys
 from pathlib import Path
+from hpctrain.shards.processes import worker_processes
 from hpctrain.shards.text import prepare
 
 def slowly(done):
     if len(list(Path(sys.argv[2]).glob("records/*.json"))) >= 3:
         sys.stdin.read()
 
-prepare.prepare_text(
-    prepare.Preparation(
-        sources=(Path(sys.argv[1]),), folder=Path(sys.argv[2]), tokenizer="bytes", validation_share=0.2, part_bytes=3000
-    ),
-    int(sys.argv[3]),
-    slowly,
+wanted = prepare.Preparation(
+    sources=(Path(sys.argv[1]),), folder=Path(sys.argv[2]), tokenizer="bytes", validation_share=0.2, part_bytes=3000
 )
+with worker_processes(int(sys.argv[3])) as run:
+    prepare.prepare_text(wanted, run, slowly)
 """
 
 

@@ -29,6 +29,7 @@ from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.make import Sharding, cut_shards, make_shards
 from hpctrain.shards.manifest import ShardManifest
 from hpctrain.shards.one_shard import tar_bytes
+from hpctrain.shards.processes import Map
 from hpctrain.shards.read import open_shards
 
 _TRAIN, _VAL, _DEVKIT = archives.CHECKSUMS
@@ -56,7 +57,7 @@ def shards(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "shards"))
 
 
-def _make(source: Path, folder: Path, run: sharding.Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
+def _make(source: Path, folder: Path, run: Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
     said: list[str] = []
     settings = {"shard_samples": 20, **settings}
     manifest = make_shards(Sharding(source=source, folder=folder, **settings), run, said.append)

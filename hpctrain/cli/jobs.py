@@ -1,0 +1,70 @@
+"""Jobs that commands submit to Slurm: shown, sent, and followed to their end."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import typer
+
+from hpctrain.batch.submission import Job, check
+from hpctrain.batch.submission import submit as submit_job
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.resuming import resume_command
+
+# As shells have it for Ctrl-C.
+_INTERRUPTED = 130
+
+
+def show_job(job: Job, path: Path) -> None:
+    """Print what would be submitted for the run directory ``path``.
+
+    Raises:
+        HpctrainError: as of :meth:`hpctrain.batch.submission.Job.script`, or Slurm refuses it.
+    """
+    # Rendering placements takes time that a submission does not need.
+    from hpctrain.batch.preview import preview
+
+    script = job.script(path)
+    typer.echo(preview(job, script), nl=False)
+    if said := check(script):
+        typer.echo(said, err=True)
+
+
+def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
+    """Submit, and print the run directory and the jobs' numbers.
+
+    Args:
+        job, path, numbered: as of :func:`hpctrain.batch.submission.submit`.
+        wait: follow the run to its end, and exit as it does.
+
+    Raises:
+        HpctrainError: as of :func:`hpctrain.batch.submission.submit`.
+    """
+    directory, jobs = submit_job(job, path, numbered=numbered)
+    typer.echo(directory.path)
+    typer.echo(" ".join(jobs))
+    if wait:
+        raise typer.Exit(_wait(directory, job.request.tasks))
+
+
+def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
+    from hpctrain.batch import waiting
+    from hpctrain.report.console import Console
+    from hpctrain.supervision.follow import Follower
+
+    runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
+    try:
+        with Console() as console:
+            follower = None if tasks else Follower(directory, console.show, console.line)
+            waiting.wait(directory, follower, lambda text: typer.echo(text, err=True))
+    except KeyboardInterrupt:
+        place = shlex.quote(str(directory.path))
+        typer.echo(f"the job goes on. See how it is: hpctrain status {place}", err=True)
+        typer.echo(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}", err=True)
+        return _INTERRUPTED
+    code = waiting.exit_code(runs)
+    if code:
+        typer.echo(f"hpctrain: not finished; what the jobs printed is in {directory.logs}", err=True)
+        typer.echo(f"  to go on: {resume_command(directory)}", err=True)
+    return code

@@ -1,0 +1,130 @@
+"""Where shards are made, as ``data shard`` and ``data prepare-text`` are told: on ranks of hosts, or in a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpctrain.cli import completion
+from hpctrain.cli.host_options import HostNames
+from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.shards.work import Work
+
+_JOB = "As a job of Slurm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardJob:
+    """A job of Slurm that makes shards, where a cluster is named."""
+
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE|auto",
+            help="Submit a job to this cluster; auto discovers the cluster at hand.",
+            autocompletion=completion.clusters,
+            rich_help_panel=_JOB,
+        ),
+    ] = None
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_JOB)] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a core.", rich_help_panel=_JOB)
+    ] = None
+    time: Annotated[str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit.", rich_help_panel=_JOB)] = None
+    partition: Annotated[str | None, typer.Option(rich_help_panel=_JOB)] = None
+    account: Annotated[str | None, typer.Option(rich_help_panel=_JOB)] = None
+    further: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch.", rich_help_panel=_JOB),
+    ] = None
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the job's files go; by default runs/NAME-TIME.", rich_help_panel=_JOB),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the job; submit and write nothing.", rich_help_panel=_JOB)
+    ] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the job to its end, and exit as it does.", rich_help_panel=_JOB)
+    ] = False
+
+
+def submits(job: ShardJob, hosts: HostNames, ranks: int | None) -> bool:
+    """Whether the shards are to be made in a job.
+
+    Raises:
+        HpctrainError: options that do not go together.
+    """
+    if job.cluster is None:
+        given = [name for name, value in vars(job).items() if value not in (None, False)]
+        if given:
+            option = given[0].replace("further", "sbatch").replace("_", "-")
+            raise HpctrainError(f"--{option} is about a job of Slurm", "--cluster NAME submits one")
+        return False
+    if ranks is not None or hosts.given():
+        raise HpctrainError(
+            "the ranks of a job are those of its nodes", "--nodes N --tasks-per-node T instead of -np and hosts"
+        )
+    return True
+
+
+def submit_work(work: Work, name: str, job: ShardJob) -> None:
+    """Submit a job that makes the shards, or print it.
+
+    Args:
+        work: what to make.
+        name: of the job, by default.
+        job: what was asked for; has a cluster.
+
+    Raises:
+        HpctrainError: a cluster or options that cannot be had, a package that is missing, or sbatch refuses.
+    """
+    from hpctrain.batch.preparation import find_cluster, host_options, prepare
+    from hpctrain.batch.request import further_options, job_request
+    from hpctrain.cli.jobs import send_job, show_job
+    from hpctrain.programs.shard import START, require_extras, shard_script
+    from hpctrain.run.directory import default_directory
+
+    assert job.cluster is not None
+    found = find_cluster(job.cluster, job.partition)
+    if found.profile.kubernetes:
+        raise HpctrainError(f"{found.profile.name} is of Kubernetes, and shards are made in jobs of Slurm alone")
+    if not job.dry_run:
+        require_extras(work)
+    asked = {
+        "nodes": job.nodes,
+        # Decoding is for processors.
+        "gpus_per_node": 0,
+        "tasks_per_node": job.tasks_per_node or found.profile.node.cores,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "sbatch": further_options(job.further or []),
+    }
+    request = job_request(found.profile, name, asked)
+    made = prepare(
+        found,
+        request,
+        {None: shard_script(work)},
+        framework=None,
+        backend="mpi",
+        hosts=host_options(found.profile, None, None, None),
+        start=START,
+        restarts=None,
+        stage=(),
+        stage_environment=None,
+        template=None,
+        look_only=job.dry_run,
+    )
+    for line in made.notices:
+        typer.echo(line, err=True)
+    path = (job.run_dir or default_directory(name)).absolute()
+    if job.dry_run:
+        show_job(made, path)
+    else:
+        send_job(made, path, numbered=job.run_dir is None, wait=job.wait)
