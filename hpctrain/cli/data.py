@@ -20,13 +20,18 @@ from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
 
 if TYPE_CHECKING:
+    from hpctrain.shards.objects import Objects
     from hpctrain.shards.work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
+# A URL would not survive as a Path, which has no empty parts.
+Shards = Annotated[
+    str,
+    typer.Argument(metavar="DIR|URL", help="A folder of shards, or its URL in object storage, as s3://BUCKET/PREFIX."),
+]
 
 Ranks = Annotated[
     int | None,
@@ -204,11 +209,11 @@ def _make(
 
 
 @app.command()
-def verify(folder: Folder, as_json: AsJson = False) -> None:
+def verify(shards: Shards, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
     from hpctrain.shards.folders import verify_folder
 
-    found = verify_folder(folder)
+    found = verify_folder(_source(shards))
     if as_json:
         status = "failed" if found.faults else "ok"
         rows = [asdict(fault) for fault in found.faults]
@@ -220,14 +225,14 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     if found.faults:
         listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in found.faults)
         raise HpctrainError(
-            f"{folder} is not as it was written:{listed}", f"{found.remedy} makes these files again", exit_code=3
+            f"{shards} is not as it was written:{listed}", f"{found.remedy} makes these files again", exit_code=3
         )
-    typer.echo(f"{folder}: ok, {found.shards} shards, {found.holds}")
+    typer.echo(f"{shards}: ok, {found.shards} shards, {found.holds}")
 
 
 @app.command()
 def stage(
-    folder: Folder,
+    shards: Shards,
     to: Annotated[Path, typer.Argument(metavar="TO", help="A folder on a disk of the node.")],
     nodes: Annotated[
         int, typer.Option(metavar="N", min=1, help="Copy one of N shares; the other shards are linked to.")
@@ -247,14 +252,21 @@ def stage(
     from hpctrain.shards.stage import NodeShare
     from hpctrain.shards.stage import stage as copy
 
-    if holds_text(folder):
-        raise HpctrainError(f"{folder} holds tokens, and images alone are staged", f"cp -r {quote(str(folder))} TO")
-    done = copy(folder, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
+    source = _source(shards)
+    if isinstance(source, Path) and holds_text(source):
+        raise HpctrainError(f"{shards} holds tokens, and images alone are staged", f"cp -r {quote(shards)} TO")
+    done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    linked = f", {done.linked} linked to {folder}" if done.linked else ""
+    linked = f", {done.linked} linked to {shards}" if done.linked else ""
     typer.echo(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were there{linked}")
+
+
+def _source(shards: str) -> Path | Objects:
+    from hpctrain.shards.objects import Objects, is_url
+
+    return Objects(shards) if is_url(shards) else Path(shards)
 
 
 def _node(nodes: int, node: int | None) -> int:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from hpctrain.data.samples import InMemory
 from hpctrain.data.source import Source
 from hpctrain.errors import HpctrainError
-from hpctrain.recipes.requirements import has_folder, shard_folder
+from hpctrain.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.recipes.schema import Recipe
+from hpctrain.shards.cache import ShardFiles, cache_folder, fetch_manifest
+from hpctrain.shards.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from hpctrain.comm import Communicator
 
 # That the networks for photographs tell apart.
 _CLASSES = 1000
@@ -14,11 +22,15 @@ _CLASSES = 1000
 _MULTIPLE = 64
 
 
-def open_sources(recipe: Recipe) -> tuple[Source, Source]:
-    """The training and the validation samples of a recipe.
+def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Source, Source]:
+    """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
+
+    Args:
+        recipe: names them.
+        comm: of ranks that are to have the same ones, should a set in object storage be written anew meanwhile.
 
     Raises:
-        HpctrainError: the recipe's data are not there, or not whole.
+        HpctrainError: the recipe's data are not there, or not whole, or a cache of them has no room.
     """
     if recipe.data.name == "digits":
         from hpctrain.data.digits import load_digits
@@ -26,17 +38,28 @@ def open_sources(recipe: Recipe) -> tuple[Source, Source]:
         seed = recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
         train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
-    return _text(recipe) if recipe.data.name == "text" else _imagenet(recipe)
+    return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
 
 
-def _text(recipe: Recipe) -> tuple[Source, Source]:
+def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
+    """The folder of the recipe's shards, or this node's cache of those in object storage."""
+    url = shard_url(recipe)
+    if url is None:
+        return shard_folder(recipe)
+    # One request for all nodes, and the same set on each.
+    manifest = fetch_manifest(url) if comm is None or comm.rank == 0 else b""
+    return cache_folder(url, comm.broadcast_object(manifest) if comm else manifest)
+
+
+def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
     from hpctrain.data.text import Windows, bundled_tokens
     from hpctrain.shards.text.read import TokenShards
 
     context = recipe.model.context
-    if has_folder(recipe):
-        folder = shard_folder(recipe)
+    if has_folder(recipe) or shard_url(recipe):
+        folder = _folder(recipe, comm)
         train, val = TokenShards(folder, "train"), TokenShards(folder, "val")
+        ShardFiles(folder).require_room([*train.manifest.train.shards, *train.manifest.val.shards])
         tokens = train.manifest.settings.tokenizer.vocabulary
         if tokens > recipe.model.vocabulary:
             raise HpctrainError(
@@ -56,7 +79,7 @@ def _text(recipe: Recipe) -> tuple[Source, Source]:
     return sources
 
 
-def _imagenet(recipe: Recipe) -> tuple[Source, Source]:
+def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
     from hpctrain.data.loader import ImageNet, WorkerPool
 
     if recipe.model.name == "digits_cnn":
@@ -64,9 +87,13 @@ def _imagenet(recipe: Recipe) -> tuple[Source, Source]:
             f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, no photographs",
             "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
         )
-    folder = shard_folder(recipe)
+    folder = _folder(recipe, comm)
     pool = WorkerPool(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
+    if recipe.data.limit is None:
+        ShardFiles(folder).require_room(
+            [file for split in read_manifest(folder).splits.values() for file in split.shards]
+        )
     if len(train.classes) > _CLASSES:
         raise HpctrainError(
             f"{folder} has {len(train.classes)} classes, and {recipe.model.name} tells {_CLASSES} apart",

@@ -86,7 +86,7 @@ class Decoder:
                 broken.append((position, self._shards.key(index), str(error)[:_MESSAGE_CHARACTERS]))
                 pixels = np.broadcast_to(self._blank, images.shape[1:])
             except Exception as error:
-                error.add_note(f"{self._shards.file(index)}: {self._shards.key(index)}")
+                error.add_note(f"{self._shards.where(index)}: {self._shards.key(index)}")
                 raise
             if images.dtype == np.uint8:
                 images[position] = pixels

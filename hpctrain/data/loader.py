@@ -173,7 +173,7 @@ class ImageNet:
         for position, key, message in piece.broken:
             if self._stops:
                 raise HpctrainError(
-                    f"{self._shards.file(int(indices[position]))}: {key} cannot be decoded: {message}",
+                    f"{self._shards.where(int(indices[position]))}: {key} cannot be decoded: {message}",
                     "--set data.broken_images=skip leaves such images out, counts and names them",
                     exit_code=1,
                 )

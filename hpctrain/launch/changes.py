@@ -12,7 +12,7 @@ from hpctrain.checkpoints.manifest import read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.difference import flat, settings
 from hpctrain.recipes.gpt import GptSettings
-from hpctrain.recipes.requirements import shard_folder
+from hpctrain.recipes.requirements import has_folder, shard_folder
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
@@ -85,7 +85,8 @@ def _unfit(path: Path, changes: Mapping[str, tuple[Any, Any]], plan: Plan, recip
     progress = read_manifest(path).progress
     if recipe.epochs < progress.epoch:
         yield "epochs"
-    if "data.path" in changes and not plan.start.container:
+    # What is in object storage the ranks compare: a login node may have no way there.
+    if "data.path" in changes and not plan.start.container and has_folder(recipe):
         # NumPy comes with it.
         from hpctrain.shards.folders import training_fingerprint
 

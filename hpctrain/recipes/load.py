@@ -13,6 +13,7 @@ from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.schema import Recipe
+from hpctrain.shards.objects import is_url, url_fault
 
 # What a section's word says in one of its keys.
 _WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
@@ -101,7 +102,9 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
             if not isinstance(target, dict):
                 raise HpctrainError(f"--set {override}: {name} was set to {target!r} before, which has no keys")
         target[last] = value
-        given[key] = override
+        # Messages show it.
+        hidden = isinstance(value, str) and is_url(value) and url_fault(value)
+        given[key] = f"{key}=…" if hidden else override
     return given
 
 

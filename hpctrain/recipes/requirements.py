@@ -8,6 +8,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.recipes.batch_statistics import require_span
 from hpctrain.recipes.mesh import Mesh
 from hpctrain.recipes.schema import Recipe
+from hpctrain.shards.objects import is_url
 
 _ONE_STAGE_A_RANK = ("gpipe", "1f1b")
 
@@ -93,8 +94,16 @@ def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
 
 
 def has_folder(recipe: Recipe) -> bool:
-    """Whether the recipe's samples are in a folder of shards; the others ship with packages."""
+    """Whether the recipe's samples are in a folder of shards; others are in object storage, or ship with packages."""
+    if shard_url(recipe):
+        return False
     return recipe.data.name == "imagenet" or (recipe.data.name == "text" and not _ships(recipe))
+
+
+def shard_url(recipe: Recipe) -> str | None:
+    """The URL of the recipe's shards in object storage; None where they are elsewhere."""
+    path = recipe.data.path
+    return path if recipe.data.name != "digits" and path and is_url(path) else None
 
 
 def _ships(recipe: Recipe) -> bool:
@@ -112,10 +121,10 @@ def shard_folder(recipe: Recipe) -> Path:
         return Path(recipe.data.path).expanduser()
     if recipe.data.name == "text":
         raise HpctrainError(
-            f"recipe {recipe.name} needs data.path, the folder of the text's tokens",
+            f"recipe {recipe.name} needs data.path, the folder of the text's tokens, or its URL",
             "--set data.path=DIR; hpctrain data prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none",
         )
     raise HpctrainError(
-        f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards",
+        f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards, or its URL",
         "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try with",
     )

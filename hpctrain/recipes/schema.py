@@ -20,6 +20,7 @@ from hpctrain.recipes.schedule import Schedule
 from hpctrain.recipes.sync import Sync, clash, in_one_word
 from hpctrain.recipes.tracking import Trackers
 from hpctrain.recipes.weights import InitialWeights
+from hpctrain.shards.objects import is_url, url_fault
 
 Framework = Literal["torch", "keras"]
 
@@ -82,7 +83,9 @@ class Data(SectionOfKind):
         None, description="of digits: decides what is tested with; by default the recipe's seed, which decides the rest"
     )
     path: str | None = Field(
-        None, description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote"
+        None,
+        description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote, or its "
+        "URL in object storage, as s3://BUCKET/PREFIX",
     )
     epoch_samples: Count | None = Field(
         None,
@@ -104,6 +107,15 @@ class Data(SectionOfKind):
         description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all; "
         "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
+
+    @field_validator("path")
+    @classmethod
+    def _without_secrets(cls, path: str | None) -> str | None:
+        # Plans and messages have it.
+        fault = url_fault(path) if path and is_url(path) else None
+        if fault:
+            raise ValueError(fault)
+        return path
 
     def per_epoch(self, images: int) -> int:
         """The samples of an epoch over this many training images; repetitions count as samples."""

@@ -8,6 +8,7 @@ from hpctrain.errors import HpctrainError
 
 DEFAULT_TIMEOUT = 600.0
 DEFAULT_STALL = 60.0
+_DEFAULT_OBJECT_TIMEOUT = 30.0
 # How many replicas a process of the backend mirrored has; the launcher sets it.
 REPLICAS = "HPCTRAIN_REPLICAS"
 # How many ranks of the backend parameter_server keep the parameters.
@@ -32,6 +33,15 @@ def stall_seconds() -> float:
         HpctrainError: not a number above 0.
     """
     return min(_seconds("HPCTRAIN_STALL", DEFAULT_STALL), timeout_seconds() / 2)
+
+
+def object_timeout_seconds() -> float:
+    """How long a server of objects may be silent, from ``HPCTRAIN_OBJECT_TIMEOUT``.
+
+    Raises:
+        HpctrainError: not a number above 0.
+    """
+    return _seconds("HPCTRAIN_OBJECT_TIMEOUT", _DEFAULT_OBJECT_TIMEOUT)
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpctrain.shards.manifest import SETTINGS, read_manifest, remake
+from hpctrain.files.disk import temporary_folder
+from hpctrain.shards.manifest import MANIFEST, SETTINGS, read_manifest, remake
+from hpctrain.shards.objects import Objects
 from hpctrain.shards.text import manifest as text
 from hpctrain.shards.verify import FileFault, file_faults, verify
 
@@ -47,30 +49,40 @@ def holds_text(folder: Path) -> bool:
     return (folder / text.SETTINGS).exists()
 
 
-def verify_folder(folder: Path) -> VerifiedFolder:
-    """Compare sizes, hashes and counts.
+def verify_folder(source: Path | Objects) -> VerifiedFolder:
+    """Compare sizes, hashes and counts. Objects are fetched one after the other, and none is kept.
+
+    Args:
+        source: a folder of shards, or what there is below a URL.
 
     Raises:
         HpctrainError: there is no manifest, or it is damaged.
     """
-    return _verified_text(folder) if holds_text(folder) else _verified_images(folder)
+    if isinstance(source, Path):
+        return _verified_text(source) if holds_text(source) else _verified_images(source)
+    with temporary_folder("hpctrain-verify-", None, "TMPDIR=DIR chooses another folder") as name:
+        folder = Path(name)
+        content = source.read(MANIFEST)
+        (folder / MANIFEST).write_bytes(content)
+        found = (_verified_text if text.is_of_text(content) else _verified_images)(folder, source)
+    return replace(found, remedy=f"a new upload of the folder to {source.url}")
 
 
-def _verified_text(folder: Path) -> VerifiedFolder:
+def _verified_text(folder: Path, objects: Objects | None = None) -> VerifiedFolder:
     manifest = text.read_text_manifest(folder)
     files = [*manifest.train.shards, *manifest.val.shards]
     return VerifiedFolder(
         shards=len(files),
         holds=f"{manifest.train.tokens} tokens in train, {manifest.val.tokens} tokens in val",
-        faults=tuple(file_faults(folder, files)),
+        faults=tuple(file_faults(folder, files, objects)),
         remedy=text.command(manifest.settings, folder),
     )
 
 
-def _verified_images(folder: Path) -> VerifiedFolder:
+def _verified_images(folder: Path, objects: Objects | None = None) -> VerifiedFolder:
     from hpctrain.shards.make import command
 
-    manifest, faults = verify(folder)
+    manifest, faults = verify(folder, objects)
     return VerifiedFolder(
         shards=sum(len(split.shards) for split in manifest.splits.values()),
         holds=", ".join(f"{split.samples} images in {name}" for name, split in manifest.splits.items()),

@@ -3,6 +3,7 @@
 ::
 
     DIR/sharding.json       what it is made of; staged copies lack it
+    DIR/origin.json         in a cache alone: the URL that its files are fetched from, see hpctrain.shards.cache
     DIR/manifest.json       written last, so that a folder without it is not whole
     DIR/SPLIT-index.npy     a row a sample, in the order of the shards: where its image is
     DIR/SPLIT-000000.tar    KEY.cls (the label as text) and KEY.jpg of each sample, as WebDataset reads them
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,6 +24,8 @@ from hpctrain.errors import HpctrainError
 MANIFEST = "manifest.json"
 # What the folder is made of, from the beginning on; a copy that was staged has none.
 SETTINGS = "sharding.json"
+# Of a cache.
+ORIGIN = "origin.json"
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
 INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
 
@@ -32,6 +35,19 @@ SplitName = Literal["train", "val"]
 ShardName = Annotated[str, Field(pattern=r"^(train|val)-[0-9]{6,}\.tar$")]
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
+
+
+class WrittenFile(Protocol):
+    """A file as a manifest has it; ``bytes`` is its size."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
 
 
 class _Part(BaseModel):
@@ -112,7 +128,7 @@ def read_manifest(folder: Path) -> ShardManifest:
     """
     path = folder / MANIFEST
     try:
-        return ShardManifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no whole set of shards: there is no {path}"
         raise HpctrainError(
@@ -120,13 +136,25 @@ def read_manifest(folder: Path) -> ShardManifest:
         ) from error
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error
+    return parse_manifest(content, str(path), f"{remake(folder)} writes it again")
+
+
+def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
+    """A manifest from the bytes of its file.
+
+    Raises:
+        HpctrainError: it is damaged; with ``where`` before each fault, and ``hint``.
+    """
+    try:
+        return ShardManifest.model_validate_json(content)
     except ValidationError as error:
-        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise HpctrainError("\n".join(faults), f"{remake(folder)} writes it again") from error
+        faults = [f"{where}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise HpctrainError("\n".join(faults), hint) from error
 
 
 def remake(folder: Path) -> str:
     """The command that remakes damaged or missing files of a folder."""
     if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
-        return f"hpctrain data stage DIR {quote(str(folder))} --check"
+        source = "URL" if (folder / ORIGIN).exists() else "DIR"
+        return f"hpctrain data stage {source} {quote(str(folder))} --check"
     return f"hpctrain data shard SOURCE {quote(str(folder))}"

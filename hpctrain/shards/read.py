@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.shards.cache import ShardFiles
 from hpctrain.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
 
 # Of a process, whose limit is often 1,024 and whose other files count too.
@@ -19,19 +20,21 @@ _OPEN_FILES = 256
 
 
 class Shards:
-    """One split of a folder of shards. Opens files on first use; pickled as its folder and name.
+    """One split of a folder of shards. Opens files on first use, and fetches those that a cache lacks; pickled as its
+    folder and name.
 
     For one thread at a time. Files that it opened stay open in a forked process, where they can be used too: no read
     moves them.
 
     Args:
-        folder: what ``hpctrain data shard`` wrote.
+        folder: what ``hpctrain data shard`` wrote, or a cache of it.
         split: ``train`` or ``val``.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
         self.folder = folder
         self.split = split
+        self._stored = ShardFiles(folder)
         self._files: dict[int, int] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,15 +67,15 @@ class Shards:
         """The name of a sample in its archive."""
         return str(self._index["key"][index].decode(errors="replace"))
 
-    def file(self, index: int) -> Path:
-        """The file of the shard that contains a sample."""
-        return self.folder / self._split.shards[int(self._index["shard"][index])].name
+    def where(self, index: int) -> str:
+        """The shard that contains a sample: the path of its file, or its URL."""
+        return self._stored.where(self._split.shards[int(self._index["shard"][index])].name)
 
     def read(self, index: int) -> bytes:
         """The image of a sample as stored: usually a JPEG file.
 
         Raises:
-            HpctrainError: the shard is gone, cut short, or cannot be read.
+            HpctrainError: the shard is gone, cut short, or cannot be read or fetched.
         """
         row = self._index[index]
         shard, size = int(row["shard"]), int(row["size"])
@@ -92,12 +95,18 @@ class Shards:
     def check(self) -> None:
         """Compare the sizes of the shards, and the index with its values, with the manifest.
 
+        Of a cache, only those shards that are there; when others come they are compared whole.
+
         Raises:
             HpctrainError: the split, or one of its files, is not there or not whole.
         """
         for shard, file in enumerate(self._split.shards):
             try:
                 size = (self.folder / file.name).stat().st_size
+            except FileNotFoundError as error:
+                if self._stored.objects:
+                    continue
+                raise self._damaged(shard, error.strerror or str(error)) from error
             except OSError as error:
                 raise self._damaged(shard, error.strerror or str(error)) from error
             if size != file.bytes:
@@ -118,6 +127,7 @@ class Shards:
     @cached_property
     def _index(self) -> NDArray[np.void]:
         # Mapped, so that the processes of a host share one copy.
+        self._stored.path(index_path(self.folder, self.split).name, self._split.index_sha256)
         return read_index(self.folder, self.split)
 
     def _file(self, shard: int) -> int:
@@ -125,7 +135,9 @@ class Shards:
         if descriptor is None:
             if len(self._files) == _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
-            descriptor = os.open(self.folder / self._split.shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
+            file = self._split.shards[shard]
+            path = self._stored.path(file.name, file.sha256, file.bytes)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._files[shard] = descriptor
         return descriptor
 

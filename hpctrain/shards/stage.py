@@ -1,4 +1,4 @@
-"""Copies a folder of shards, or a node's share of it, to a local disk."""
+"""Copies a folder of shards, or a node's share of it, or all of a set in object storage, to a local disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import locked
 from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.shards.file_hash import sha256
-from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, read_manifest, remake
+from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, parse_manifest, read_manifest, remake
+from hpctrain.shards.objects import Objects
 from hpctrain.shards.read import index_path, open_shards
 
 # The manifest of what is being staged, until it is whole.
@@ -48,45 +49,58 @@ class StagedFolder:
     linked: int
 
 
-def stage(folder: Path, to: Path, share: NodeShare, *, wait_seconds: float, check: bool = False) -> StagedFolder:
+def stage(
+    source: Path | Objects, to: Path, share: NodeShare, *, wait_seconds: float, check: bool = False
+) -> StagedFolder:
     """Copy a node's share; files that are there are kept. The result is opened like the original.
 
     One process of a node copies, and others that are called meanwhile wait and find all there.
 
     Args:
+        source: a folder of shards, or what there is below a URL, which can only be copied whole.
         check: compare the hashes of shards that are there too, rather than their sizes alone.
 
     Raises:
-        HpctrainError: ``folder`` is not whole, ``to`` holds something else, there is too little room, or the wait is
-            over.
+        HpctrainError: the source is not whole, ``to`` holds something else, there is too little room, an object cannot
+            be fetched, or the wait is over.
     """
-    manifest = read_manifest(folder)
-    for split in manifest.splits:
-        open_shards(folder, split)
-    if to.resolve() == folder.resolve():
-        raise HpctrainError(f"{folder} cannot be staged to itself", "name a folder on a disk of the node")
+    if isinstance(source, Objects):
+        if share.nodes > 1:
+            raise HpctrainError(
+                f"no link leads to the other shards of {source.url}", "leave --nodes out: each node gets all of them"
+            )
+        content = source.read(MANIFEST)
+        manifest = parse_manifest(content, source.at(MANIFEST), "put the whole folder there again")
+    else:
+        manifest = read_manifest(source)
+        for split in manifest.splits:
+            open_shards(source, split)
+        if to.resolve() == source.resolve():
+            raise HpctrainError(f"{source} cannot be staged to itself", "name a folder on a disk of the node")
+        source = source.absolute()
+        content = (source / MANIFEST).read_bytes()
     with locked(to, seconds=wait_seconds):
         try:
-            return _stage(folder.absolute(), to, manifest, share, check)
+            _begin(to, content)
+            done = _stage(source, to, manifest, share, check)
+            if not (to / MANIFEST).exists():
+                write_whole(to / MANIFEST, content)
+            (to / _BEGUN).unlink(missing_ok=True)
+            return done
         except OSError as error:
             raise disk_error(error, to, _ELSEWHERE) from error
 
 
-def _stage(folder: Path, to: Path, manifest: ShardManifest, share: NodeShare, check: bool) -> StagedFolder:
-    content = (folder / MANIFEST).read_bytes()
-    _begin(to, content)
+def _stage(source: Path | Objects, to: Path, manifest: ShardManifest, share: NodeShare, check: bool) -> StagedFolder:
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     own = shards[share.node :: share.nodes]
     missing = [shard for shard in own if not _is_copied(to / shard.name, shard, check)]
     _require_room(to, missing)
     for shard in missing:
-        _copy(folder, to, shard)
-    linked = _link(folder, to, set(shards) - set(own), check)
+        _copy(source, to, shard)
+    linked = _link(source, to, set(shards) - set(own), check) if isinstance(source, Path) else 0
     for name, split in manifest.splits.items():
-        _copy_index(index_path(folder, name), index_path(to, name), split)
-    if not (to / MANIFEST).exists():
-        write_whole(to / MANIFEST, content)
-    (to / _BEGUN).unlink(missing_ok=True)
+        _copy_index(source, index_path(to, name), split)
     return StagedFolder(
         copied=len(missing), bytes=sum(shard.bytes for shard in missing), there=len(own) - len(missing), linked=linked
     )
@@ -116,19 +130,22 @@ def _require_room(to: Path, missing: Iterable[ShardFile]) -> None:
     require_room(to, wanted, "copied", "free some space there, or stage a share to each node with --nodes N --node I")
 
 
-def _copy(folder: Path, to: Path, shard: ShardFile) -> None:
+def _copy(source: Path | Objects, to: Path, shard: ShardFile) -> None:
     path = to / shard.name
+    if isinstance(source, Objects):
+        source.fetch(shard.name, path, sha256=shard.sha256, size=shard.bytes)
+        return
     fresh = temporary(path)
     digest = hashlib.sha256()
     try:
         with fresh.open("xb") as file:
-            for block in _blocks(folder / shard.name):
+            for block in _blocks(source / shard.name):
                 digest.update(block)
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
         if digest.hexdigest() != shard.sha256:
-            raise _damaged(folder / shard.name)
+            raise _damaged(source / shard.name)
         put_in_place(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -144,12 +161,15 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is it still there?", exit_code=1) from error
 
 
-def _copy_index(path: Path, to: Path, split: Split) -> None:
+def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:
     if to.exists() and sha256(to)[0] == split.index_sha256:
         return
-    content = b"".join(_blocks(path))
+    if isinstance(source, Objects):
+        source.fetch(to.name, to, sha256=split.index_sha256)
+        return
+    content = b"".join(_blocks(source / to.name))
     if hashlib.sha256(content).hexdigest() != split.index_sha256:
-        raise _damaged(path)
+        raise _damaged(source / to.name)
     write_whole(to, content)
 
 

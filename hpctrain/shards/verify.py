@@ -1,4 +1,4 @@
-"""Compares a folder of shards with its manifest."""
+"""Compares a folder of shards, or a set in object storage, with its manifest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from hpctrain.errors import HpctrainError
 from hpctrain.shards.file_hash import sha256
-from hpctrain.shards.manifest import ShardManifest, Split, read_manifest
+from hpctrain.shards.manifest import ShardManifest, Split, WrittenFile, read_manifest
+from hpctrain.shards.objects import Objects
 from hpctrain.shards.read import index_fault, index_path, read_index
 
 # Hashing runs beside other threads; more of them than this help no disk.
@@ -29,37 +29,49 @@ class FileFault:
     fault: str
 
 
-class WrittenFile(Protocol):
-    """A file as a manifest has it; ``bytes`` is its size."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def sha256(self) -> str: ...
-
-
-def verify(folder: Path) -> tuple[ShardManifest, tuple[FileFault, ...]]:
+def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest, tuple[FileFault, ...]]:
     """The manifest, and all differences from it: sizes and hashes of shards, and indices with their counts.
+
+    Args:
+        folder: of shards, or of their manifest alone if they are in object storage.
+        objects: where the other files are; none of them stays in the folder.
 
     Raises:
         HpctrainError: there is no manifest, or it is damaged.
     """
     manifest = read_manifest(folder)
-    faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards])
+    faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards], objects)
     for name, split in manifest.splits.items():
-        faults += _index_faults(folder, name, split, len(manifest.classes))
+        path = index_path(folder, name)
+        missing = _fetch_fault(objects, path, split.index_sha256) if objects else None
+        faults += [missing] if missing else _index_faults(folder, name, split, len(manifest.classes))
     return manifest, tuple(faults)
 
 
-def file_faults(folder: Path, shards: Sequence[WrittenFile]) -> list[FileFault]:
-    """The files whose size or hash is another than when they were written."""
+def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | None = None) -> list[FileFault]:
+    """The files whose size or hash is another than when they were written; arguments as of :func:`verify`."""
+
+    def fault(shard: WrittenFile) -> FileFault | None:
+        path = folder / shard.name
+        if objects is None:
+            return _shard_fault(folder, shard)
+        try:
+            return _fetch_fault(objects, path, shard.sha256, shard.bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
-        return list(filter(None, pool.map(lambda shard: _shard_fault(folder, shard), shards)))
+        return list(filter(None, pool.map(fault, shards)))
+
+
+def _fetch_fault(objects: Objects, path: Path, sha256: str, size: int | None = None) -> FileFault | None:
+    """What is wrong with an object, which is as it was written if it can be fetched."""
+    try:
+        objects.fetch(path.name, path, sha256=sha256, size=size)
+    except HpctrainError as error:
+        return FileFault(file=path.name, fault=error.message.removeprefix(f"{objects.at(path.name)}: "))
+    return None
 
 
 def _shard_fault(folder: Path, shard: WrittenFile) -> FileFault | None:

@@ -24,7 +24,7 @@ from hpctrain.launch.launcher_choice import (
 )
 from hpctrain.launch.lost_hosts import host_interval, host_timeout
 from hpctrain.planning.machine import Machine, same_host
-from hpctrain.recipes.requirements import has_folder, shard_folder
+from hpctrain.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.limits import timeout_seconds
@@ -73,6 +73,8 @@ def require_packages(plan: Plan) -> None:
     if plan.start.container is None and plan.start.python is None:
         if plan.recipe and plan.recipe.data.name == "imagenet":
             extras.append("imagenet")
+        if plan.recipe and shard_url(plan.recipe):
+            extras.append("objects")
         if plan.framework:
             extras.append(plan.framework)
         if plan.capabilities and plan.capabilities.extra:
@@ -114,7 +116,10 @@ def _require_passed(plan: Plan) -> None:
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:
-    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it."""
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
+
+    Of shards in object storage, rank 0 reads the manifest first thing: a dry run asks no server.
+    """
     if plan.recipe is None or not has_folder(plan.recipe) or plan.start.container:
         return
     if any(same_host(host.host, machine.host) for host in plan.hosts):

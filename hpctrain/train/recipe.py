@@ -47,7 +47,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     set_mesh(comm, recipe.mesh)
     require_fault_tolerance(comm, recipe.fault_tolerance)
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
-        train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe))
+        train, test = (_limited(source, recipe.data.limit) for source in open_sources(recipe, comm))
     with (
         contextlib.closing(train),
         contextlib.closing(test),

@@ -24,6 +24,8 @@ from hpctrain.shards.text.tokenizer import BYTES, TokenizerSettings
 
 SETTINGS = "preparation.json"
 TOKEN = np.dtype("<u2")
+# A manifest begins with its format.
+_FORMAT_BYTES = 64
 
 
 class _Part(BaseModel):
@@ -110,6 +112,11 @@ def read_text_manifest(folder: Path) -> TextManifest:
     except ValidationError as error:
         faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise HpctrainError("\n".join(faults), f"{again} writes it again") from error
+
+
+def is_of_text(content: bytes) -> bool:
+    """Whether the bytes of a manifest are those of one of tokens, damaged or not."""
+    return b'"text-1"' in content[:_FORMAT_BYTES]
 
 
 def command(settings: TextSettings, folder: Path) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError
+from hpctrain.shards.cache import ShardFiles
 from hpctrain.shards.manifest import SplitName
 from hpctrain.shards.text.manifest import TOKEN, TextManifest, TokenFile, command, read_text_manifest
 
@@ -16,7 +17,8 @@ class TokenShards:
     """One split of a folder of tokens, mapped into memory for each read: the processes of a host share one copy.
 
     Args:
-        folder: what ``hpctrain data prepare-text`` wrote.
+        folder: what ``hpctrain data prepare-text`` wrote, or a cache of it, whose missing files are fetched when they
+            are first read.
         split: ``train`` or ``val``.
 
     Raises:
@@ -26,6 +28,7 @@ class TokenShards:
     def __init__(self, folder: Path, split: SplitName) -> None:
         self.folder = folder
         self.manifest: TextManifest = read_text_manifest(folder)
+        self._stored = ShardFiles(folder)
         self._split = self.manifest.split(split)
         self._files = [file for file in self._split.shards if file.tokens]
         # Where each file ends in the row.
@@ -42,14 +45,19 @@ class TokenShards:
         return self._split.tokens
 
     def read(self, begin: int, count: int) -> NDArray[np.uint16]:
-        """Some tokens in a row, from one shard into the next; shape (count,)."""
+        """Some tokens in a row, from one shard into the next; shape (count,).
+
+        Raises:
+            HpctrainError: a shard cannot be fetched.
+        """
         number = int(np.searchsorted(self._ends, begin, side="right"))
         start = begin - (int(self._ends[number - 1]) if number else 0)
         rows = []
         while count > 0:
             file = self._files[number]
             # Not kept: each would hold a file open, and a large text has more than a process may.
-            row = np.memmap(self.folder / file.name, TOKEN, "r", shape=(file.tokens,))[start : start + count]
+            path = self._stored.path(file.name, file.sha256, file.bytes)
+            row = np.memmap(path, TOKEN, "r", shape=(file.tokens,))[start : start + count]
             rows.append(row)
             count -= len(row)
             number, start = number + 1, 0
@@ -60,6 +68,10 @@ class TokenShards:
         again = f"{command(self.manifest.settings, self.folder)} makes it again"
         try:
             size = path.stat().st_size
+        except FileNotFoundError as error:
+            if self._stored.objects:
+                return
+            raise HpctrainError(f"{path}: {error.strerror}", again) from error
         except OSError as error:
             raise HpctrainError(f"{path}: {error.strerror}", again) from error
         if size != file.bytes:

@@ -1,0 +1,232 @@
+"""Objects below a URL of object storage, fetched whole through fsspec.
+
+Attempts and their limits are decided here and nowhere else: the retries of s3fs and of botocore are switched off, as
+they would multiply.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+import time
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.cluster.secrets import has_credentials
+from hpctrain.errors import HpctrainError
+from hpctrain.extras import require
+from hpctrain.files.disk import disk_error
+from hpctrain.files.whole import put_in_place, temporary
+from hpctrain.run.limits import object_timeout_seconds, timeout_seconds
+from hpctrain.shards.file_hash import sha256 as hash_of
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ATTEMPTS = 8
+# Random, below a bound that doubles up to the second one, so that the ranks of many nodes do not come back together.
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 10.0
+# Of HPCTRAIN_TIMEOUT, for all attempts. Another third goes by while a process of the node waits for one that fetches.
+_SHARE_OF_TIMEOUT = 1 / 3
+# An object that arrives more slowly is tried again: a server that sends a byte now and then never falls silent.
+_LEAST_BYTES_PER_SECOND = 1 << 20
+# Says of a place that it is not there, or not for us: another attempt would get the same answer.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+class _DamagedError(Exception):
+    """What came is not what the manifest has."""
+
+
+def is_url(place: str) -> bool:
+    """Whether a place of shards is one of fsspec's, as ``s3://bucket/prefix``, rather than a folder."""
+    return _URL.match(place) is not None
+
+
+def url_fault(url: str) -> str | None:
+    """What is wrong with a URL of shards, without the URL; None where nothing is. Plans and messages have such URLs."""
+    if has_credentials(url) or {"?", "#"} & {*url}:
+        return (
+            "a URL of shards has no user, password or query: credentials come from the environment or a profile, as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    return None
+
+
+def all_attempts_seconds() -> float:
+    """How long all attempts at one object may take."""
+    return timeout_seconds() * _SHARE_OF_TIMEOUT
+
+
+class Objects:
+    """The objects below a URL. Connects on first use; for several threads at a time.
+
+    Args:
+        url: the prefix that is before their names.
+
+    Raises:
+        HpctrainError: it has credentials or a query.
+    """
+
+    def __init__(self, url: str) -> None:
+        fault = url_fault(url)
+        if fault:
+            raise HpctrainError(fault, "for example s3://BUCKET/PREFIX")
+        self.url = url.rstrip("/")
+
+    def at(self, name: str) -> str:
+        """The URL of an object."""
+        return f"{self.url}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """A small object that nothing is known of.
+
+        Raises:
+            HpctrainError: as of :meth:`fetch`.
+        """
+        with tempfile.TemporaryDirectory(prefix="hpctrain-") as folder:
+            self.fetch(name, Path(folder) / "object")
+            return (Path(folder) / "object").read_bytes()
+
+    def fetch(self, name: str, to: Path, *, sha256: str | None = None, size: int | None = None) -> None:
+        """Fetch a whole object to a file, which appears when it is complete and as it was written.
+
+        Args:
+            name: of the object below the URL.
+            to: the file, in a folder that is there.
+            sha256: of the object, where it is known.
+            size: in bytes, where it is known.
+
+        Raises:
+            HpctrainError: it cannot be fetched, or is not as it was written: named, with the number of attempts and
+                what was wrong at the last one; the disk is full; or the URL is none of fsspec's.
+        """
+        from tenacity import (
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_before_delay,
+            wait_random_exponential,
+        )
+
+        filesystem = self._filesystem
+        limit = all_attempts_seconds()
+        begun = time.monotonic()
+        fresh = temporary(to)
+
+        def once() -> None:
+            seconds = min(
+                object_timeout_seconds() + (size or 0) / _LEAST_BYTES_PER_SECOND, begun + limit - time.monotonic()
+            )
+            _get(filesystem, self.at(name), fresh, max(seconds, 0.1))
+            _compare(fresh, sha256, size)
+
+        retrying = Retrying(
+            stop=stop_after_attempt(_ATTEMPTS) | stop_before_delay(limit),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            retry=retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        try:
+            retrying(once)
+            _make_durable(fresh, to)
+        except Exception as error:
+            if _is_full(error):
+                assert isinstance(error, OSError)
+                raise disk_error(error, to, "choose another folder with HPCTRAIN_CACHE") from error
+            attempts = retrying.statistics.get("attempt_number", 1)
+            waited = time.monotonic() - begun
+            raise HpctrainError(
+                f"{self.at(name)}: {_words(error)}; given up in attempt {attempts} of at most {_ATTEMPTS}, after "
+                f"{waited:.1f} s",
+                f"hpctrain data verify {quote(self.url)} compares all objects with the manifest; endpoint and "
+                "credentials are those of the environment (AWS_ENDPOINT_URL, AWS_PROFILE and the like)",
+                exit_code=1,
+            ) from error
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    @cached_property
+    def _filesystem(self) -> AbstractFileSystem:
+        require("objects")
+        import fsspec
+
+        protocol = self.url.partition("://")[0].lower()
+        try:
+            # An instance of its own, whose settings no other user of fsspec in this process meets.
+            filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **_options(protocol))
+        except (ValueError, ImportError) as error:
+            raise HpctrainError(
+                f"{self.url}: {error}", "a URL that fsspec knows, for example s3://BUCKET/PREFIX"
+            ) from error
+        if protocol in _S3:
+            filesystem.retries = 1
+        return filesystem
+
+
+_S3 = ("s3", "s3a")
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """What is set for a protocol, besides what the user has configured for fsspec."""
+    if protocol not in _S3:
+        return {}
+    import fsspec.config
+
+    configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+    seconds = object_timeout_seconds()
+    own = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
+    # Parts that are fetched side by side would be a request each: several objects are fetched at a time anyway.
+    return {"config_kwargs": {**configured, **own}, "max_concurrency": 1}
+
+
+def _get(filesystem: AbstractFileSystem, url: str, to: Path, seconds: float) -> None:
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    path = filesystem._strip_protocol(url)
+    if isinstance(filesystem, AsyncFileSystem):
+        # As its get_file does, which has no limit.
+        sync(filesystem.loop, filesystem._get_file, path, str(to), timeout=seconds)
+    else:
+        filesystem.get_file(path, str(to))
+
+
+def _compare(path: Path, sha256: str | None, size: int | None) -> None:
+    digest, found = hash_of(path)
+    if size is not None and found != size:
+        how = "cut short" if found < size else "too long"
+        raise _DamagedError(f"{how}: {found} bytes of {size}")
+    if sha256 is not None and digest != sha256:
+        raise _DamagedError("changed: its SHA-256 is another than when it was written")
+
+
+def _make_durable(fresh: Path, to: Path) -> None:
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    put_in_place(fresh, to)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, _FINAL) and not _is_full(error)
+
+
+def _words(error: Exception) -> str:
+    """What was wrong; libraries raise timeouts without a word."""
+    from fsspec.exceptions import FSTimeoutError
+
+    if isinstance(error, FSTimeoutError | TimeoutError):
+        return "the server did not send it in time (HPCTRAIN_OBJECT_TIMEOUT)"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such object"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
