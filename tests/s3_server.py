@@ -41,7 +41,7 @@ class S3Server:
         failed: of these, how many were given a fault.
         fault: what is done to a request, by the name of the object and the number of all requests until then:
             ``503``, ``cut`` (half of the body comes), ``changed`` (a byte differs), ``hang`` (half of it comes, and
-            then nothing), ``silent`` (nothing comes), or None.
+            then nothing), ``trickle`` (it comes slowly), ``silent`` (nothing comes), or None.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,14 @@ class S3Server:
         body = b"".join(self._moto(environ, start_response))
         if fault == "changed":
             return [body[:-1] + bytes([body[-1] ^ 1])]
+        if fault == "trickle":
+            return self._slowly(body)
         return self._half(body, waits=fault == "hang") if fault else [body]
+
+    def _slowly(self, body: bytes) -> Iterator[bytes]:
+        for number in range(100):
+            self._over.wait(0.1)
+            yield body[number * len(body) // 100 : (number + 1) * len(body) // 100]
 
     def _half(self, body: bytes, *, waits: bool) -> Iterator[bytes]:
         # The header says how much there is.

@@ -253,8 +253,9 @@ def stage(
     from hpctrain.shards.stage import stage as copy
 
     source = _source(shards)
-    if isinstance(source, Path) and holds_text(source):
-        raise HpctrainError(f"{shards} holds tokens, and images alone are staged", f"cp -r {quote(shards)} TO")
+    if holds_text(source):
+        hint = f"cp -r {quote(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
+        raise HpctrainError(f"{shards} holds tokens, and images alone are staged", hint)
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))

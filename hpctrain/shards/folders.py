@@ -44,9 +44,15 @@ def training_fingerprint(folder: Path, data: str) -> str:
     return read_manifest(folder).splits["train"].index_sha256
 
 
-def holds_text(folder: Path) -> bool:
-    """Whether a folder is one of tokens."""
-    return (folder / text.SETTINGS).exists()
+def holds_text(source: Path | Objects) -> bool:
+    """Whether a folder, or what there is below a URL, is one of tokens.
+
+    Raises:
+        HpctrainError: the manifest below the URL cannot be fetched.
+    """
+    if isinstance(source, Objects):
+        return text.is_of_text(source.read(MANIFEST))
+    return (source / text.SETTINGS).exists()
 
 
 def verify_folder(source: Path | Objects) -> VerifiedFolder:

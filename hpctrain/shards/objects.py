@@ -9,17 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 import time
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hpctrain.cluster.secrets import has_credentials
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
-from hpctrain.files.disk import disk_error
+from hpctrain.files.disk import disk_error, temporary_folder
 from hpctrain.files.whole import put_in_place, temporary
 from hpctrain.run.limits import object_timeout_seconds, timeout_seconds
 from hpctrain.shards.file_hash import sha256 as hash_of
@@ -27,6 +26,7 @@ from hpctrain.shards.file_hash import sha256 as hash_of
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+_S3 = ("s3", "s3a")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _ATTEMPTS = 8
 # Random, below a bound that doubles up to the second one, so that the ranks of many nodes do not come back together.
@@ -91,7 +91,7 @@ class Objects:
         Raises:
             HpctrainError: as of :meth:`fetch`.
         """
-        with tempfile.TemporaryDirectory(prefix="hpctrain-") as folder:
+        with temporary_folder("hpctrain-object-", None, "TMPDIR=DIR chooses another folder") as folder:
             self.fetch(name, Path(folder) / "object")
             return (Path(folder) / "object").read_bytes()
 
@@ -131,15 +131,14 @@ class Objects:
         retrying = Retrying(
             stop=stop_after_attempt(_ATTEMPTS) | stop_before_delay(limit),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
-            retry=retry_if_exception(_may_pass),
+            retry=retry_if_exception(lambda error: not isinstance(error, _FINAL) and not _is_local(error, fresh)),
             reraise=True,
         )
         try:
             retrying(once)
             _make_durable(fresh, to)
         except Exception as error:
-            if _is_full(error):
-                assert isinstance(error, OSError)
+            if _is_local(error, fresh):
                 raise disk_error(error, to, "choose another folder with HPCTRAIN_CACHE") from error
             attempts = retrying.statistics.get("attempt_number", 1)
             waited = time.monotonic() - begun
@@ -169,9 +168,6 @@ class Objects:
         if protocol in _S3:
             filesystem.retries = 1
         return filesystem
-
-
-_S3 = ("s3", "s3a")
 
 
 def _options(protocol: str) -> dict[str, Any]:
@@ -213,12 +209,9 @@ def _make_durable(fresh: Path, to: Path) -> None:
     put_in_place(fresh, to)
 
 
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in _DISK_FULL
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, Exception) and not isinstance(error, _FINAL) and not _is_full(error)
+def _is_local(error: BaseException, path: Path) -> TypeGuard[OSError]:
+    """Whether it is this machine that cannot write the file."""
+    return isinstance(error, OSError) and (error.errno in _DISK_FULL or error.filename == str(path))
 
 
 def _words(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -21,6 +22,8 @@ from hpctrain.shards.read import index_path, open_shards
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"
 _BLOCK_BYTES = 4 << 20
+# One connection alone seldom fills a line to object storage.
+_FETCHED_AT_ONCE = 8
 _ELSEWHERE = "stage to another folder"
 
 
@@ -96,8 +99,10 @@ def _stage(source: Path | Objects, to: Path, manifest: ShardManifest, share: Nod
     own = shards[share.node :: share.nodes]
     missing = [shard for shard in own if not _is_copied(to / shard.name, shard, check)]
     _require_room(to, missing)
-    for shard in missing:
-        _copy(source, to, shard)
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE if isinstance(source, Objects) else 1) as pool:
+        # After a fault the others are not begun.
+        for _ in pool.map(lambda shard: _copy(source, to, shard), missing):
+            pass
     linked = _link(source, to, set(shards) - set(own), check) if isinstance(source, Path) else 0
     for name, split in manifest.splits.items():
         _copy_index(source, index_path(to, name), split)

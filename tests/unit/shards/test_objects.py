@@ -74,10 +74,10 @@ def server(running: S3Server, disk: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Silence of 0.3 s is too long, and all attempts end within this many seconds."""
-    monkeypatch.setenv("HPCTRAIN_OBJECT_TIMEOUT", "0.3")
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "6")
-    return 2.0
+    """Silence of a second is too long, and all attempts end within this many seconds."""
+    monkeypatch.setenv("HPCTRAIN_OBJECT_TIMEOUT", "1")
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "9")
+    return 3.0
 
 
 def recipe(path: Path | str, workers: int = 0) -> Recipe:
@@ -179,6 +179,7 @@ def test_two_ranks_of_a_node_fetch_each_object_once(server: S3Server, disk: Path
         ("changed", "checksum"),
         ("hang", "did not send it in time"),
         ("silent", "did not send it in time"),
+        ("trickle", "did not send it in time"),
     ],
 )
 def test_an_object_that_never_comes_is_named(
@@ -208,7 +209,7 @@ def test_the_loader_names_an_object_whose_server_hangs(server: S3Server, impatie
     assert time.monotonic() - begin < impatient + 5
 
 
-def test_damaged_and_missing_objects_are_named(
+def test_a_damaged_object_is_named(
     server: S3Server, disk: Path, tmp_path: Path, impatient: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = (disk / "train-000003.tar").read_bytes()
@@ -226,6 +227,9 @@ def test_damaged_and_missing_objects_are_named(
         found = json.loads(capsys.readouterr().out)
         ((file, fault),) = [tuple(row.values()) for row in found["faults"]]
         assert file == "train-000003.tar" and fault.startswith(words)
+
+
+def test_a_missing_object_is_named_at_once(server: S3Server) -> None:
     with pytest.raises(HpctrainError, match=r"nowhere/manifest\.json: there is no such object; given up in attempt 1 "):
         fetch_manifest(f"{server.url}/nowhere")
 
@@ -240,6 +244,16 @@ def test_a_set_that_was_written_anew_is_fetched_anew(server: S3Server, disk: Pat
     assert epochs(server.url, [0]) == epochs(disk, [0])
     # Nothing of the earlier set was taken.
     assert server.gets["train-000000.tar"] == 1
+
+
+def test_a_large_object_is_one_request(server: S3Server, tmp_path: Path) -> None:
+    """s3fs would fetch it in parts, each by a request of its own."""
+    content = bytes(60 << 20)
+    server.put_object("large", content)
+    Objects(server.url).fetch(
+        "large", tmp_path / "large", size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    assert server.requests == 1 and (tmp_path / "large").stat().st_size == len(content)
 
 
 def test_staged_and_verified_from_the_server(
@@ -277,6 +291,7 @@ def test_tokens_of_text(server: S3Server, tmp_path: Path) -> None:
     )
     assert remote.read(0, len(remote)).tobytes() == disk.read(0, len(disk)).tobytes()
     assert main(["data", "verify", url]) == 0
+    assert main(["data", "stage", url, str(tmp_path / "to")]) == 2
 
 
 def test_other_urls_of_fsspec(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +318,13 @@ def test_a_cache_without_room_is_refused_before_the_start(
             for file in shards:
                 files.path(file.name, file.sha256, file.bytes)
         assert not unfinished(small)
+
+
+def test_a_cache_that_is_removed_meanwhile_is_no_missing_object(server: S3Server) -> None:
+    shards = open_shards(cache_folder(server.url, fetch_manifest(server.url)), "train")
+    shutil.rmtree(shards.folder)
+    with pytest.raises(HpctrainError, match=r"cannot write .*cache.*: No such file or directory"):
+        shards.read(0)
 
 
 def test_a_cache_that_anybody_could_have_made_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
