@@ -44,8 +44,7 @@ def server() -> Iterator[None]:
     )
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
+        **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "any"),
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     try:

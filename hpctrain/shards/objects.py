@@ -215,10 +215,8 @@ def _is_local(error: BaseException, path: Path) -> TypeGuard[OSError]:
 
 
 def _words(error: Exception) -> str:
-    """What was wrong; libraries raise timeouts without a word."""
-    from fsspec.exceptions import FSTimeoutError
-
-    if isinstance(error, FSTimeoutError | TimeoutError):
+    """What was wrong. Every layer has timeouts of its own, some without a word, and no class of errors for all."""
+    if type(error).__name__.endswith("TimeoutError"):
         return "the server did not send it in time (HPCTRAIN_OBJECT_TIMEOUT)"
     if isinstance(error, FileNotFoundError):
         return "there is no such object"

@@ -35,6 +35,8 @@ from hpctrain.shards.text.read import TokenShards
 if TYPE_CHECKING:
     from s3_server import S3Server
 
+# Seconds for all that takes time beside a limit, the start of a worker too, where others have the cores.
+_SPARE = 30
 # A shard each, and an index a split.
 _SHARDS, _OBJECTS = 16, 18
 Epoch = list[tuple[str, str]]
@@ -191,7 +193,7 @@ def test_an_object_that_never_comes_is_named(
     server.fault = lambda name, number: kind if name == "train-000003.tar" else None
     with pytest.raises(HpctrainError) as caught:
         shards.read(7)
-    assert time.monotonic() - begin < impatient + 1
+    assert time.monotonic() - begin < impatient + _SPARE
     message = str(caught.value)
     assert f"{server.url}/train-000003.tar: " in message and words in message, message
     attempts = server.gets["train-000003.tar"]
@@ -205,8 +207,7 @@ def test_the_loader_names_an_object_whose_server_hangs(server: S3Server, impatie
     begin = time.monotonic()
     with pytest.raises(HpctrainError, match=r"/train-000003\.tar: the server did not send it in time"):
         epochs(server.url, [0], workers=1)
-    # A worker's start included.
-    assert time.monotonic() - begin < impatient + 5
+    assert time.monotonic() - begin < impatient + _SPARE
 
 
 def test_a_damaged_object_is_named(
@@ -280,7 +281,7 @@ def test_tokens_of_text(server: S3Server, tmp_path: Path) -> None:
     settings = {"tokenizer": "bytes", "validation_share": 0.3, "seed": 0, "part_bytes": 4000}
     prepare_text(
         Preparation(sources=(source,), folder=tmp_path / "tokens", **settings),  # type: ignore[arg-type]
-        1,
+        map,
         lambda words: None,
     )
     for path in (tmp_path / "tokens").glob("*.*"):
