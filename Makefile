@@ -10,7 +10,7 @@ ifeq ($(shell command -v mpirun 2>/dev/null),)
 EXTRAS := $(EXTRAS),mpi
 endif
 
-.PHONY: train check test lint docs bench faults fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/packages.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -36,6 +36,11 @@ tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && \
 # 351 runs that are hurt on purpose, four hours on two cores; `make test` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/faults/campaign.py --seed 0
+
+# Trainings over every MPI that can be had here, by mpirun and by srun: seven minutes on two cores, and the first time
+# five more for each MPI, whose Horovod is compiled.
+flavours: horovod
+	$(BIN)/python tests/flavours/flavours.py .flavours
 
 bench: horovod
 	$(BIN)/hpctrain bench step
@@ -131,4 +136,4 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .gpu .wheels dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
