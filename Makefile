@@ -23,7 +23,7 @@ check: lint
 # they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
 MODULES := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
-test: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp
+test: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
 	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
 	$(call tests,--numprocesses 2 $(MODULES) --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
 	$(call tests,tests/hosts)
@@ -135,5 +135,11 @@ horovod: .venv/packages.stamp
 		torchmetrics==1.9.0 accelerate==1.15.0 transformers==5.23.0 regex==2026.11.15
 	touch $@
 
+# And Spark, which is 460 MB of Java's.
+.pyspark/installed.stamp: .venv/packages.stamp
+	$(BIN)/python -m pip install --no-deps --target .pyspark pyspark==4.3.0 py4j==0.10.9.9
+	touch $@
+
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mpich .deepspeed .frameworks .pyspark .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
+		.pytest_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ MODULES = {
     "parquet": ("pyarrow",),
     "text": ("tokenizers",),
     "objects": ("fsspec", "s3fs", "tenacity"),
+    "spark": ("pyspark",),
     "report": ("matplotlib",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),

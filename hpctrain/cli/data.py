@@ -14,7 +14,7 @@ import typer
 
 from hpctrain.cli.host_options import HostNames
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.shard_places import ShardJob, submit_work, submits
+from hpctrain.cli.shard_places import EngineOptions, ShardJob, submit_work, submits
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
@@ -90,6 +90,7 @@ def shard(
     checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     *,
     hosts: HostNames,
+    engine: EngineOptions,
     job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +115,7 @@ def shard(
         image_column=image_column,
         label_column=label_column,
     )
-    manifest = _make(sharding, ranks, hosts, job)
+    manifest = _make(sharding, ranks, hosts, engine, job)
     if not isinstance(manifest, ShardManifest):
         return
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
@@ -160,6 +161,7 @@ def prepare_text(
     ] = 64,
     *,
     hosts: HostNames,
+    engine: EngineOptions,
     job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
@@ -178,7 +180,7 @@ def prepare_text(
         seed=seed,
         part_bytes=int(megabytes * (1 << 20)),
     )
-    manifest = _make(wanted, ranks, hosts, job, workers)
+    manifest = _make(wanted, ranks, hosts, engine, job, workers)
     if not isinstance(manifest, TextManifest):
         return
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
@@ -192,12 +194,22 @@ def prepare_text(
 
 
 def _make(
-    work: Work, ranks: int | None, hosts: HostNames, job: ShardJob, workers: int | None = None
+    work: Work,
+    ranks: int | None,
+    hosts: HostNames,
+    engine: EngineOptions,
+    job: ShardJob,
+    workers: int | None = None,
 ) -> Manifest | None:
     """The manifest of what was made; None where a job makes it."""
     from hpctrain.programs.shard import in_processes, on_ranks
     from hpctrain.run.plan import HostOptions
 
+    others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers, "--cluster": job.cluster}
+    if engine.is_spark(others):
+        from hpctrain.programs.spark import on_spark
+
+        return on_spark(work, engine.master)
     if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
         raise HpctrainError("--workers are processes of this machine, beside ranks", "leave --workers out")
     if submits(job, hosts, ranks):

@@ -1,8 +1,10 @@
-"""Where shards are made, as ``data shard`` and ``data prepare-text`` are told: on ranks of hosts, or in a job."""
+"""Where ``data shard`` and ``data prepare-text`` make shards: on ranks of hosts, in a job, or by Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,41 @@ if TYPE_CHECKING:
     from hpctrain.shards.work import Work
 
 _JOB = "As a job of Slurm"
+
+
+class Engine(StrEnum):
+    """What shares the work."""
+
+    ranks = "ranks"
+    spark = "spark"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Who makes the shards."""
+
+    engine: Annotated[Engine, typer.Option(help="Ranks of MPI, or a job of Spark.")] = Engine.ranks
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of Spark: spark://HOST:PORT, yarn, local[*]; by default as configured."),
+    ] = None
+
+    def is_spark(self, others: Mapping[str, object]) -> bool:
+        """Whether Spark makes the shards, and none of the other options is given.
+
+        Raises:
+            HpctrainError: options that do not go together.
+        """
+        if self.engine is not Engine.spark:
+            if self.master is not None:
+                raise HpctrainError("--master is about a cluster of Spark", "--engine spark uses it")
+            return False
+        if given := [name for name, value in others.items() if value]:
+            raise HpctrainError(
+                f"--engine spark has executors, and {', '.join(given)} is about other processes",
+                "how many executors there are, and of what size, is in Spark's configuration",
+            )
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
