@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -93,8 +94,13 @@ class LocalSpark:
 
     def executors(self) -> list[psutil.Process]:
         """Those that run now."""
-        found = (child for daemon in self._daemons for child in psutil.Process(daemon.pid).children())
-        return [child for child in found if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline())]
+        found = []
+        for child in (child for daemon in self._daemons for child in psutil.Process(daemon.pid).children()):
+            # One may end meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
+                    found.append(child)
+        return found
 
     def stop(self) -> None:
         """End every process, then remove the folder."""
@@ -103,10 +109,8 @@ class LocalSpark:
             if daemon.poll() is None:
                 processes += [psutil.Process(daemon.pid), *psutil.Process(daemon.pid).children(recursive=True)]
         for process in processes:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         psutil.wait_procs(processes, timeout=20)
         for daemon in self._daemons:
             daemon.wait(20)

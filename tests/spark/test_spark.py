@@ -73,9 +73,9 @@ def test_an_executor_is_killed(spark: LocalSpark, start: Start, tmp_path: Path) 
         assert driver.poll() is None, driver.communicate()[0]
         assert time.monotonic() < until, "no shards were made"
         time.sleep(0.005)
-    before = spark.executors()
-    assert len(before) == 2
-    for process in [*before[0].children(recursive=True), before[0]]:
+    # The other may not have begun yet.
+    executor = spark.executors()[0]
+    for process in [*executor.children(recursive=True), executor]:
         process.kill()
     made = len(list(out.glob("train-*.tar")))
     output, _ = driver.communicate(timeout=120)
