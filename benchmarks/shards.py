@@ -22,7 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -55,14 +57,22 @@ class Measurement:
         self.wanted = 0
         self._command = ("data", "shard", str(folder / "archives"), str(folder / "shards"), "--shard-mb", str(shard_mb))
         self.ways: dict[str, Callable[[], object]] = {
-            _ALONE: lambda: self._start().check(),
+            _ALONE: self._alone,
             **{title: self._on_hosts(number) for number, title in _HOSTS.items()},
-            "Spark, two executors": lambda: self._start("--engine", "spark", **spark.environment).check(),
+            "Spark, two executors": self._by_spark,
             "Spark, one of them killed": self._with_a_kill,
         }
 
     def _start(self, *options: str, **variables: str) -> _Started:
         return _Started([sys.executable, "-m", "hpctrain", *self._command, *options], variables)
+
+    def _alone(self) -> None:
+        with self._start() as started:
+            started.finish()
+
+    def _by_spark(self) -> None:
+        with self._start("--engine", "spark", **self._spark.environment) as started:
+            started.finish()
 
     def _on_hosts(self, number: int) -> Callable[[], object]:
         names = ",".join(f"{name}:1" for name in self._hosts.names[:number])
@@ -70,14 +80,14 @@ class Measurement:
         return lambda: self._hosts.run("h1", *command, cwd=self._folder, timeout=_LIMIT_SECONDS)
 
     def _with_a_kill(self) -> None:
-        started = self._start("--engine", "spark", **self._spark.environment)
-        while len(self.shards()) < self.wanted / 3:
-            assert started.process.poll() is None, "it ended before an executor could be killed"
-            time.sleep(0.01)
-        executor = self._spark.executors()[0]
-        for process in [*executor.children(recursive=True), executor]:
-            process.kill()
-        output = started.check()
+        with self._start("--engine", "spark", **self._spark.environment) as started:
+            while len(self.shards()) < self.wanted / 3:
+                assert started.process.poll() is None, "it ended before an executor could be killed"
+                time.sleep(0.01)
+            executor = self._spark.executors()[0]
+            for process in [*executor.children(recursive=True), executor]:
+                process.kill()
+            output = started.finish()
         assert "Lost executor" in output, output
 
     def shards(self) -> list[Path]:
@@ -86,12 +96,24 @@ class Measurement:
 
 
 class _Started:
+    """A command, which ends with the block that it is used in."""
+
     def __init__(self, command: list[str], variables: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
         )
 
-    def check(self) -> str:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            for each in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+                each.kill()
+            self.process.communicate()
+
+    def finish(self) -> str:
+        """Wait for its end; what it printed."""
         output, _ = self.process.communicate(timeout=_LIMIT_SECONDS)
         assert self.process.returncode == 0, output
         return output
