@@ -53,6 +53,7 @@ _INSTEAD = {
     "--fabric": "name the nodes' labels in the profile: topology",
     "--launcher": "choose a --backend: torchrun starts the ranks of gloo and nccl, mpirun those of the others",
     "--mount": "name the claims in the profile: volumes",
+    "--pack": "put the environment into the image",
     "--partition": "name the nodes' labels in the profile, node_selector, or a queue of Kueue",
     "--qos": "name a queue of Kueue in the profile",
     "--sbatch": "change the manifests that --dry-run prints, and apply them",

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.batch.request import JobRequest
 from hpctrain.batch.script import render, variables
-from hpctrain.batch.staging import plan_staging
+from hpctrain.batch.staging import plan_pack, plan_staging
 from hpctrain.batch.submission import Job
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
@@ -88,6 +88,7 @@ def prepare(
     restarts: int | None,
     stage: Sequence[Path],
     stage_environment: Path | None,
+    pack: bool,
     template: Path | None,
     look_only: bool,
 ) -> Job:
@@ -100,6 +101,7 @@ def prepare(
         framework, backend, hosts, start, restarts: of the plans.
         stage: files and folders that each node gets a copy of.
         stage_environment: the ranks' environment, likewise.
+        pack: each node gets an archive of this environment.
         template: the user's own.
         look_only: nothing will be submitted, so a missing framework is only a notice.
 
@@ -109,6 +111,9 @@ def prepare(
     if start.container:
         _check_container(start.container, start.launcher)
     staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
+    if pack and stage_environment:
+        raise HpctrainError("--pack and --stage-environment exclude each other", "--pack packs this environment")
+    packed, placed = plan_pack(cluster.profile, start.container) if pack else (None, None)
     stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
     folder = Path.cwd()
     machine, missing = this_machine(), tuple[str, ...]()
@@ -135,7 +140,8 @@ def prepare(
             folder=folder,
             container=start.container,
             staging=staging,
-            virtual_environment=_virtual_environment(),
+            pack=placed,
+            virtual_environment=None if pack else _virtual_environment(),
             no_kill=any(each.fault_tolerant or each.elastic for each in plans.values()),
         )
         return render(values, template)
@@ -151,6 +157,7 @@ def prepare(
         plans=plans,
         render=script,
         files=cluster.files,
+        pack=packed,
         notices=(*cluster.findings, *filter(None, [request.warning]), *(f"warning: {each}" for each in missing)),
     )
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.batch.directives import directives
 from hpctrain.batch.request import JobRequest
-from hpctrain.batch.staging import Staging
+from hpctrain.batch.staging import PackedEnvironment, Staging
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import slurm_folder
@@ -51,6 +51,9 @@ class ScriptVariables(BaseModel):
     virtual_environment: str | None = Field(description="folder of the virtual environment to activate, or None")
     container: Container | None = Field(description="what ranks run in (runtime, image, mounts), or None")
     staging: Staging | None = Field(description="what is copied to the nodes (folder, copies, environment), or None")
+    pack: PackedEnvironment | None = Field(
+        description="the packed environment that the nodes get (archive, digest, folder), or None"
+    )
 
 
 def variables(
@@ -61,6 +64,7 @@ def variables(
     folder: Path,
     container: Container | None = None,
     staging: Staging | None = None,
+    pack: PackedEnvironment | None = None,
     virtual_environment: Path | None = None,
     no_kill: bool = False,
 ) -> ScriptVariables:
@@ -72,6 +76,7 @@ def variables(
         run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
         container: that the ranks run in.
         staging: what is copied to the nodes.
+        pack: the environment that they run.
         virtual_environment: that hpctrain is in.
         no_kill: the run goes on without a node that fails.
     """
@@ -95,6 +100,7 @@ def variables(
         virtual_environment=str(virtual_environment) if virtual_environment else None,
         container=container,
         staging=staging,
+        pack=pack,
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError
+
+if TYPE_CHECKING:
+    from hpctrain.cluster.pack import Pack
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 _ENVIRONMENT = "environment"
@@ -43,6 +46,50 @@ class Staging(BaseModel):
     environment: StagedPaths | None = None
 
 
+class PackedEnvironment(BaseModel):
+    """The archive of the environment that each node of a job unpacks and runs.
+
+    Attributes:
+        archive: its absolute path on the shared file system.
+        digest: of its content; the name of its folder on a node.
+        folder: of environments on each node, with variables that the job's shell expands; safe within double quotes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    archive: str
+    digest: str
+    folder: str
+
+
+def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tuple[Pack, PackedEnvironment]:
+    """The pack of this environment, and where the nodes of a cluster keep it. Writes nothing.
+
+    Raises:
+        HpctrainError: the cluster names no storage of its nodes, the ranks have the environment of a container, or as
+            of :func:`hpctrain.cluster.pack.find_pack`.
+    """
+    from hpctrain.cluster.pack import find_pack
+
+    if container:
+        raise HpctrainError(
+            "--pack and --container exclude each other: the ranks run the Python of the image",
+            "an environment belongs into the image",
+        )
+    folder = f"{_storage(profile, '--pack')}/hpctrain-environments-$UID"
+    pack = find_pack()
+    return pack, PackedEnvironment(archive=str(pack.archive), digest=pack.digest, folder=folder)
+
+
+def _storage(profile: ClusterProfile, option: str) -> str:
+    if profile.node_storage is None:
+        raise HpctrainError(
+            f"{option}: the profile {profile.name} names no storage of the nodes",
+            "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
+        )
+    return profile.node_storage.rstrip("/")
+
+
 def plan_staging(
     profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None = None
 ) -> Staging | None:
@@ -60,11 +107,7 @@ def plan_staging(
     """
     if not sources and environment is None:
         return None
-    if profile.node_storage is None:
-        raise HpctrainError(
-            f"--stage: the profile {profile.name} names no storage of the nodes",
-            "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
-        )
+    storage = _storage(profile, "--stage")
     copies: dict[str, StagedPaths] = {}
     for source in sources:
         copy = _staged(source)
@@ -82,7 +125,7 @@ def plan_staging(
             "mount the source itself with --mount; an environment belongs into the image",
         )
     # A job's own name: nobody else's files are in the way, and the job can remove it.
-    folder = f"{profile.node_storage.rstrip('/')}/hpctrain-$SLURM_JOB_ID"
+    folder = f"{storage}/hpctrain-$SLURM_JOB_ID"
     return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,9 @@ from hpctrain.files.utf8 import encodable
 from hpctrain.run.directory import RunDirectory, new_directory, write_json
 from hpctrain.run.plan import Plan
 from hpctrain.run.resuming import resume_command
+
+if TYPE_CHECKING:
+    from hpctrain.cluster.pack import Pack
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0
@@ -55,6 +58,7 @@ class Job:
         render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
         notices: for the user, before submission.
+        pack: what the nodes get of this environment; its archive must be there before the job begins.
         predictions: what is written to prediction.json of each run for which there is one, by task like ``plans``.
     """
 
@@ -64,6 +68,7 @@ class Job:
     render: Callable[[Path], str]
     files: Mapping[str, str]
     notices: tuple[str, ...]
+    pack: Pack | None = None
     predictions: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

@@ -97,6 +97,7 @@ def submit(
         restarts=restarts,
         stage=script.stage or [],
         stage_environment=script.stage_environment,
+        pack=script.pack,
         template=script.template,
         look_only=dry_run,
     )
@@ -107,5 +108,7 @@ def submit(
         show_job(made, path)
         print_forecast(made, next(iter(works.values())), gpu)
         return
+    if made.pack:
+        made.pack.write(lambda line: typer.echo(line, err=True))
     made = replace(made, predictions=prediction_records(made, works, gpu))
     send_job(made, path, numbered=run_dir is None, wait=wait)

@@ -122,6 +122,14 @@ class ScriptOptions:
             rich_help_panel=_SCRIPT,
         ),
     ] = None
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack",
+            help="Send this environment to each node as one archive, and start from the node's disk.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = False
     template: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Your own Jinja template of the script.", rich_help_panel=_SCRIPT),

@@ -56,6 +56,7 @@ def submit_pods(
             "--fabric": bool(hosts.fabric),
             "--launcher": bool(start.launcher),
             "--mount": bool(start.mounts),
+            "--pack": script.pack,
             "--stage": bool(script.stage),
             "--stage-environment": bool(script.stage_environment),
             "--template": bool(script.template),

@@ -14,6 +14,7 @@ import psutil
 
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.errors import HpctrainError
+from hpctrain.files.cache import cache_folder
 from hpctrain.files.private import make_folder
 from hpctrain.horovod import log
 from hpctrain.horovod.adapt import adapt
@@ -30,8 +31,7 @@ _BYTES_PER_JOB = 2 * 1024**3
 
 def wheel_home(fingerprint: Fingerprint) -> Path:
     """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "hpctrain" / "wheels" / fingerprint.key
+    return cache_folder("wheels") / fingerprint.key
 
 
 def cached_wheel(fingerprint: Fingerprint) -> Path | None:

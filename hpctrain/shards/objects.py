@@ -19,9 +19,9 @@ from hpctrain.cluster.secrets import has_credentials
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
 from hpctrain.files.disk import disk_error, temporary_folder
+from hpctrain.files.hashes import sha256 as hash_of
 from hpctrain.files.whole import put_in_place, temporary
 from hpctrain.run.limits import object_timeout_seconds, timeout_seconds
-from hpctrain.shards.file_hash import sha256 as hash_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

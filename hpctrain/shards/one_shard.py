@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.hashes import sha256
 from hpctrain.files.whole import write_whole
 from hpctrain.shards.decoding import fault
-from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.listing import ImageFile
 from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitName
 from hpctrain.shards.parquet import read_rows

@@ -12,9 +12,9 @@ from shlex import quote
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.files.hashes import sha256
 from hpctrain.files.locks import locked
 from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
-from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, parse_manifest, read_manifest, remake
 from hpctrain.shards.objects import Objects
 from hpctrain.shards.read import index_path, open_shards

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.errors import HpctrainError
-from hpctrain.shards.file_hash import sha256
+from hpctrain.files.hashes import sha256
 from hpctrain.shards.manifest import ShardManifest, Split, WrittenFile, read_manifest
 from hpctrain.shards.objects import Objects
 from hpctrain.shards.read import index_fault, index_path, read_index

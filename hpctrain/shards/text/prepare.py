@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.files.hashes import sha256
 from hpctrain.files.locks import locked
 from hpctrain.files.whole import remove_leftovers, write_whole
 from hpctrain.run.directory import read_model
-from hpctrain.shards.file_hash import sha256
 from hpctrain.shards.manifest import MANIFEST, SplitName
 from hpctrain.shards.processes import Map
 from hpctrain.shards.text.documents import Span, divide, documents, list_files, listing_digest

@@ -58,12 +58,13 @@ run_dir='/home/me/it'"'"'s a run'
 # For ranks that srun starts: since Slurm 22.05 they do not get the job's --cpus-per-task by themselves.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-# Many small files are slow on a shared file system, so each node gets a copy of its own, in a new folder that only its
-# owner may enter.
-stage="$TMPDIR/hpctrain-$SLURM_JOB_ID"
 once_a_node() {
   srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
 }
+
+# Many small files are slow on a shared file system, so each node gets a copy of its own, in a new folder that only its
+# owner may enter.
+stage="$TMPDIR/hpctrain-$SLURM_JOB_ID"
 clean_up() {
   once_a_node rm -rf -- "$stage" || true
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpctrain.batch.request import job_request
 from hpctrain.batch.script import render, variables
-from hpctrain.batch.staging import StagedPaths, Staging
+from hpctrain.batch.staging import PackedEnvironment, StagedPaths, Staging
 from hpctrain.cluster.container import Container
 from hpctrain.cluster.profile import ClusterProfile, NodeProfile
 
@@ -35,6 +35,9 @@ _STAGING = Staging(
     ),
     environment=StagedPaths(source="/home/me/venv", name="environment", kind="copy"),
 )
+_PACK = PackedEnvironment(
+    archive="/home/me/it's a cache/0123abcd.tar.gz", digest="0123abcd", folder="$TMPDIR/hpctrain-environments-$UID"
+)
 
 
 def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any] | None = None, **asked: Any) -> str:
@@ -52,6 +55,7 @@ CASES = {
     "apptainer-address": script(GPUS, more={"container": Container(runtime="apptainer", image="docker://a/b")}),
     "pyxis": script(GPUS, nodes=2, more={"container": Container(runtime="pyxis", image="nvcr.io#nvidia/b")}),
     "staging": script(GPUS, nodes=2, more={"staging": _STAGING}),
+    "pack": script(GPUS, nodes=2, more={"pack": _PACK}),
     "array": script(PLAIN, array="0-9%2", time="10"),
     "chain": script(PLAIN, chain=3, time="10"),
     "fault-tolerant": script(PLAIN, nodes=4, more={"no_kill": True}),

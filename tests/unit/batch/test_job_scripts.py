@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from job_scripts import CASES
 
+from hpctrain.cluster.profiles import slurm_folder
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "jobs"
 
 
@@ -40,6 +42,16 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
         pytest.skip("no shellcheck: apt-get install shellcheck")
     # SC2016: a $ within single quotes, which is how values are quoted.
     found = subprocess.run(["shellcheck", "--exclude=SC2016", "-"], input=CASES[name], text=True, capture_output=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_shellcheck_has_nothing_to_say_about_what_a_node_runs() -> None:
+    """It is a text within the job script, which shellcheck passes over."""
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: apt-get install shellcheck")
+    found = subprocess.run(
+        ["shellcheck", "--shell=bash", str(slurm_folder() / "parts" / "on_node.sh")], text=True, capture_output=True
+    )
     assert (found.returncode, found.stdout) == (0, "")
 
 

@@ -275,6 +275,9 @@ def test_a_dry_run_needs_no_slurm(
         (["--array", "0-1", "--set", "sed=%a"], "unknown key 'sed'"),
         (["--env", "1=2"], "--env"),
         (["--stage", "/nowhere"], "names no storage"),
+        (["--pack"], "--pack: the profile generic names no storage"),
+        (["--pack", "--container", "docker://a/b"], "--pack and --container exclude each other"),
+        (["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"], "/nowhere"),
         (["--", "x"], "arguments are for a script"),
     ],
 )
