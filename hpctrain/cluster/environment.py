@@ -37,6 +37,8 @@ _RELOCATABLE = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/python "$0" "$@"
 ' '''
 """
+# Beside the package in a checkout.
+_TEMPLATES = Path(__file__).resolve().parents[2] / "slurm"
 _MODULES = tuple(importlib.machinery.all_suffixes())
 # Of a .pyc: https://peps.python.org/pep-0552/
 _HEADER_BYTES = 16
@@ -68,6 +70,10 @@ def environment_entries() -> dict[str, Entry]:
     entries |= _interpreter(base)
     site = Path(sysconfig.get_path("purelib")).resolve()
     entries |= _editables(prefix, site)
+    package = f"{site.relative_to(prefix).as_posix()}/hpctrain"
+    if f"{package}/__init__.py" in entries and _TEMPLATES.is_dir():
+        # Where a wheel has them.
+        entries |= {f"{package}/slurm/{name}": entry for name, entry in _walk(_TEMPLATES)}
     return entries
 
 

@@ -182,9 +182,12 @@ def test_an_editable_of_setuptools(environment: Path, tmp_path: Path) -> None:
     (site(environment) / "__editable___mapped_1_finder.py").write_text(finder)
     install = "import __editable___mapped_1_finder; __editable___mapped_1_finder.install()"
     (site(environment) / "__editable__.mapped-1.pth").write_text(install)
+    (site(environment) / "hpctrain.pth").write_text(f"{_CHECKOUT}\n")
     _, archive = pack(environment, write=True)
     shutil.rmtree(tmp_path / "src")
     copy = unpack(archive, tmp_path / "copy")
+    # hpctrain's templates are beside its package in a checkout, and in it in a wheel.
+    assert (site(copy) / "hpctrain" / "slurm" / "job.sh.j2").exists()
     assert said(copy / "bin" / "python", "-c", "import mapped, module; print(mapped.VALUE, module.VALUE)") == "3 4\n"
 
 
