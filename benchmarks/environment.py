@@ -25,6 +25,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,6 @@ if comm.rank == 0:
 """
 # Close-to-open, as NFS has it: what is cached is good while the file's time stays the same.
 _MOUNT = "auto_cache,dcache_timeout=600,no_contain_symlinks,sftp_server=/usr/lib/openssh/sftp-server"
-_NET, _DISK = "/tmp/net", "/tmp/disk"
 _LIMIT_SECONDS = 1200.0
 
 
@@ -83,13 +83,17 @@ def make_served(folder: Path) -> Path:
     subprocess.run([str(python), "-c", code], env=variables, check=True, stdout=sys.stderr)
     (archive,) = served.glob("cache/hpctrain/environments/*.tar.gz")
     (served / "environment").mkdir()
-    subprocess.run(["tar", "-xzf", str(archive), "-C", str(served / "environment")], check=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(served / "environment", filter="tar")  # nosec B202  # it was made just now
     with (served / "environment" / "pyvenv.cfg").open("a") as file:
-        file.write(f"home = {_NET}/environment/base/bin\n")
+        file.write(f"home = {folder}/net/environment/base/bin\n")
     profile = "name: {0}\nsource: the benchmark\nnode_storage: {1}\nsetup: {2}\n"
-    setup = f'["export PATH={_NET}/environment/bin:$PATH"]'
-    (folder / "shared.yaml").write_text(profile.format("shared", _DISK, setup))
-    (folder / "packed.yaml").write_text(profile.format("packed", _DISK, "[]"))
+    # Where each host mounts what is its own.
+    for own in ("net", "disk"):
+        (folder / own).mkdir()
+    setup = f'["export PATH={folder}/net/environment/bin:$PATH"]'
+    (folder / "shared.yaml").write_text(profile.format("shared", folder / "disk", setup))
+    (folder / "packed.yaml").write_text(profile.format("packed", folder / "disk", "[]"))
     (folder / "step.py").write_text(_STEP)
     return python
 
@@ -101,9 +105,8 @@ def mounted(hosts: LocalHosts, folder: Path) -> Iterator[None]:
     for host in clients:
         disk = folder / f"disk-{host}"
         disk.mkdir()
-        hosts.run(host, "mkdir", _NET, _DISK)
-        hosts.run(host, "mount", "--bind", str(disk), _DISK)
-        hosts.run(host, "sshfs", "-o", _MOUNT, f"{server}:{folder}/served", _NET)
+        hosts.run(host, "mount", "--bind", str(disk), str(folder / "disk"))
+        hosts.run(host, "sshfs", "-o", _MOUNT, f"{server}:{folder}/served", str(folder / "net"))
     try:
         yield
     finally:
@@ -123,7 +126,7 @@ def start(slurm: SlurmOnHosts, hosts: LocalHosts, folder: Path, way: str, python
     options = ("--backend", "mpi", "--launcher", "mpirun", "--run-dir", f"run-{way}", *size)
     pack = () if way == "shared" else ("--pack",)
     profile = folder / ("packed.yaml" if pack else "shared.yaml")
-    variables = {**slurm.environment, "PYTHONPATH": "", "XDG_CACHE_HOME": f"{_NET}/cache"}
+    variables = {**slurm.environment, "PYTHONPATH": "", "XDG_CACHE_HOME": str(folder / "net" / "cache")}
     command = (*python, "-m", "hpctrain", "submit", str(folder / "step.py"), "--cluster", str(profile), *options, *pack)
     before = served_bytes(hosts)
     where = folder / f"{way}-{len(clients)}"
@@ -151,7 +154,7 @@ def measure(number: int, folder: Path, python: Path, options: argparse.Namespace
     with LocalHosts(place, settings, shared=shared, variables=AS_ROOT) as hosts:
         hosts.rate(hosts.names[-1], options.server)
         with mounted(hosts, folder), SlurmOnHosts(hosts, folder / f"s{number}") as slurm:
-            remote = (f"{_NET}/environment/bin/python",)
+            remote = (str(folder / "net" / "environment" / "bin" / "python"),)
             return {
                 "shared": start(slurm, hosts, folder, "shared", remote),
                 "packed": start(slurm, hosts, folder, "packed", (str(python),)),
