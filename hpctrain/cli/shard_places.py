@@ -155,6 +155,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         restarts=None,
         stage=(),
         stage_environment=None,
+        pack=False,
         template=None,
         look_only=job.dry_run,
     )
