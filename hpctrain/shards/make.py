@@ -77,6 +77,9 @@ def make_shards(sharding: Sharding, run: Map, say: Callable[[str], None]) -> Sha
         _begin(sharding.folder, settings)
         _require_room(sharding.folder, tasks)
         _work(tasks, run, say)
+        # Of executors that were killed while the others went on.
+        for place in (sharding.folder, sharding.folder / RECORDS):
+            remove_leftovers(place)
         return _finish(sharding.folder, source.classes, settings, tasks)
 
 

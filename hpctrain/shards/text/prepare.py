@@ -109,6 +109,9 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     with locked(folder, seconds=0):
         _begin(folder, settings)
         _work(tasks, run, say)
+        # Of executors that were killed while the others went on.
+        for place in (folder, folder / RECORDS):
+            remove_leftovers(place)
         return _finish(folder, settings, tasks)
 
 

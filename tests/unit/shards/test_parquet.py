@@ -14,6 +14,7 @@ from PIL import Image
 
 from hpctrain.cli.main import main
 from hpctrain.errors import HpctrainError
+from hpctrain.files.whole import temporary
 from hpctrain.shards.make import Sharding, make_shards
 from hpctrain.shards.manifest import ShardManifest
 from hpctrain.shards.one_shard import ShardTask
@@ -194,3 +195,15 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
 
     with pytest.raises(HpctrainError, match=r"bytes of the \d+ that were listed"):
         _make(source, tmp_path / "shards", changes)
+
+
+def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    def killed(function: Any, items: Any) -> list[Any]:
+        for task in (tasks := list(items)):
+            if isinstance(task, ShardTask):
+                temporary(task.path).write_bytes(b"half")
+        return [function(task) for task in tasks]
+
+    _make(source, tmp_path / "shards")
+    _make(source, tmp_path / "other", killed)
+    assert _contents(tmp_path / "other") == _contents(tmp_path / "shards")
