@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from environments import FLAVOURS, Environment, FlavourError
+from flavour_environments import FLAVOURS, Environment, FlavourError
 
 _TESTS = Path(__file__).parents[1]
 sys.path += [str(_TESTS), str(_TESTS / "slurm")]
