@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predictions import figure, record, row, written
+from predicted_plans import figure, record, row, written
 from written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
 
 from hpctrain.report.comparison import Comparison, compare, comparison_keys

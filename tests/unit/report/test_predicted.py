@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from predictions import figure, record, row, written
+from predicted_plans import figure, record, row, written
 from written_runs import recipe_plan, run_events, script_plan, write_run
 
 from hpctrain.errors import HpctrainError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from predictions import figure, record, row, written
+from predicted_plans import figure, record, row, written
 from typer.testing import CliRunner
 from written_runs import recipe_plan
 
