@@ -1,18 +1,21 @@
-# `make train` and `make test` set up everything that they need, on a fresh machine too. What `make train` runs needs no
-# Horovod, whose build takes minutes and a compiler.
+# `make train` and `make test` set up everything that they need, on a fresh machine too. What `make train` runs needs
+# PyTorch alone: no TensorFlow, no development tools, and no Horovod, whose build takes minutes and a compiler.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
 # A cluster's own mpirun goes first; a machine without one gets Open MPI from a wheel.
-EXTRAS := torch,keras,horovod,dev
+TRAIN := torch
 ifeq ($(shell command -v mpirun 2>/dev/null),)
-EXTRAS := $(EXTRAS),mpi
+TRAIN := $(TRAIN),mpi
 endif
+
+# Thousands of processes import the same modules: what Python compiles of them is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train check test lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
-train: .venv/packages.stamp
+train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # For a look after each change: lint, and the unit tests that take no long time.
@@ -113,9 +116,13 @@ hosts-stop:
 horovod: .venv/packages.stamp
 	$(BIN)/hpctrain horovod build
 
-.venv/packages.stamp: pyproject.toml
+.venv/train.stamp: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --editable '.[$(TRAIN)]'
+	touch $@
+
+.venv/packages.stamp: .venv/train.stamp
+	$(BIN)/python -m pip install --editable '.[$(TRAIN),keras,horovod,dev]'
 	touch $@
 
 # Another MPI, for the test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
