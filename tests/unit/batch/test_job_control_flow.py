@@ -19,6 +19,7 @@ from job_scripts import PLAIN, script
 
 from hpctrain.batch.staging import PackedEnvironment, StagedPaths, Staging
 from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.cluster.profiles import slurm_folder
 
 TERM_THEN_4 = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
@@ -367,17 +368,19 @@ def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_
 SBCAST = "import shutil\nshutil.copy(*sys.argv[2:])"
 
 
-def packed_job(directory: Path, sha256: str | None = None) -> str:
+def packed_job(directory: Path) -> str:
     """A job with an environment whose Python says that it runs, and whose hpctrain ends as resumable."""
     made = directory / "made"
     (made / "bin").mkdir(parents=True)
+    (made / "lib").mkdir()
+    (made / "lib" / "small.py").touch()
     (made / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
     for name, does in (("python", ""), ("hpctrain", 'echo "started $0 $VIRTUAL_ENV"; exit 1')):
         (made / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
         (made / "bin" / name).chmod(0o700)
     archive = directory / "it's packed.tar.gz"
     subprocess.run(["tar", "-czf", str(archive), "-C", str(made), "."], check=True)
-    own = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
+    own = hashlib.sha256(archive.read_bytes()).hexdigest()
     (directory / "it's packed.txt").write_text(f"{own} {archive.stat().st_size} 10240\n")
     pack = PackedEnvironment(archive=str(archive), digest="d1", folder="$TMPDIR/environments-$UID")
     return script(PLAIN, nodes=2, more={"run_directory": directory, "folder": directory, "pack": pack})
@@ -419,13 +422,105 @@ def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, 
     assert len(programs.calls("sbcast")) == 2
 
 
-def test_an_environment_that_does_not_arrive_ends_the_job(programs: Programs, tmp_path: Path) -> None:
+def test_an_environment_from_which_files_were_removed_is_made_again(programs: Programs, tmp_path: Path) -> None:
+    """As clusters clean their temporary folders, also where a link leads there. What Python wrote does not count."""
     programs.add("srun", ON_EACH_NODE)
     programs.add("sbcast", SBCAST)
-    text, storage = packed_job(tmp_path, sha256="0" * 64), tmp_path / "storage"
+    text, storage = packed_job(tmp_path), tmp_path / "storage"
+    end_packed(programs, text, storage)
+    made = storage / f"environments-{os.getuid()}" / "d1"
+    (made / "bin" / "__pycache__").mkdir()
+    (made / "lib" / "small.py").unlink()
+    code, output = end_packed(programs, text, storage)
+    assert "the environment was sent to each node" in output
+    assert (made / "lib" / "small.py").exists()
+    assert sorted(path.name for path in made.parent.iterdir()) == [".lock", "d1"]
+    (made / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    code, output = end_packed(programs, text, storage)
+    assert (code, f"does not run here: {made}/bin/python" in output, "started" in output) == (1, True, False)
+
+
+def test_what_a_killed_job_left_on_a_node_goes(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", SBCAST)
+    text, storage = packed_job(tmp_path), tmp_path / "storage"
+    environments = storage / f"environments-{os.getuid()}"
+    end_packed(programs, text, storage)
+    for left in (".new", ".old"):
+        (environments / left / "part").mkdir(parents=True)
+    for sent in (".sent-1", ".sent-2"):
+        (environments / sent).touch()
+    os.utime(environments / ".sent-1", (0, 0))
+    _, output = end_packed(programs, text, storage)
+    assert "each node has the environment already" in output
+    assert sorted(path.name for path in environments.iterdir()) == [".lock", ".sent-2", "d1"]
+
+
+def test_two_jobs_that_unpack_at_once_on_a_node_take_turns(programs: Programs, tmp_path: Path) -> None:
+    packed_job(tmp_path)
+    programs.add("tar", f"time.sleep(1)\nos.execv({shutil.which('tar')!r}, sys.argv)")
+    archive, environments = tmp_path / "it's packed.tar.gz", tmp_path / "environments"
+    environments.mkdir()
+    command = ["bash", "-c", (slurm_folder() / "parts" / "on_node.sh").read_text(), "bash", "unpack", str(environments)]
+    jobs = []
+    for number in range(2):
+        sent = shutil.copy(archive, environments / f".sent-{number}")
+        own = [*command, "d1", hashlib.sha256(archive.read_bytes()).hexdigest(), str(sent)]
+        jobs.append(subprocess.Popen(own, env=programs.environment))
+    assert [job.wait(30) for job in jobs] == [0, 0]
+    assert len(programs.calls("tar")) == 1
+    assert sorted(path.name for path in environments.iterdir()) == [".lock", "d1"]
+
+
+def test_what_runs_from_an_environment_is_found_through_links(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", SBCAST)
+    text, storage = packed_job(tmp_path), tmp_path / "storage"
+    (tmp_path / "disk").mkdir()
+    storage.symlink_to("disk")
+    program = tmp_path / "disk" / f"environments-{os.getuid()}" / "runs" / "sleep"
+    program.parent.mkdir(parents=True)
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([str(program), "60"]) as running:
+        os.utime(program.parent, (0, 0))
+        end_packed(programs, text, storage)
+        running.kill()
+    assert program.exists()
+
+
+def test_an_environment_that_cannot_be_unpacked_leaves_nothing(programs: Programs, tmp_path: Path) -> None:
+    """As on a full disk."""
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", SBCAST)
+    programs.add("tar", "os.makedirs(sys.argv[4] + '/part')\nsys.exit('tar: No space left on device')")
+    text, storage = packed_job(tmp_path), tmp_path / "storage"
+    code, output = end_packed(programs, text, storage)
+    assert (code, "started" in output) == (1, False)
+    assert f"{socket.gethostname()}: the environment cannot be unpacked in {storage}" in output
+    assert [path.name for path in (storage / f"environments-{os.getuid()}").iterdir()] == [".lock"]
+
+
+def test_a_damaged_archive_is_removed_so_that_it_is_made_again(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", SBCAST)
+    text, archive = packed_job(tmp_path), tmp_path / "it's packed.tar.gz"
+    content = bytearray(archive.read_bytes())
+    content[-1] ^= 1
+    archive.write_bytes(content)
+    code, output = end_packed(programs, text, tmp_path / "storage")
+    assert (code, f"{archive} was damaged, and is removed" in output) == (1, True)
+    assert not archive.exists()
+    assert not (tmp_path / "it's packed.txt").exists()
+
+
+def test_an_environment_that_does_not_arrive_ends_the_job(programs: Programs, tmp_path: Path) -> None:
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", f"{SBCAST}\nopen(sys.argv[3], 'ab').write(b'0')")
+    text, storage = packed_job(tmp_path), tmp_path / "storage"
     code, output = end_packed(programs, text, storage)
     assert (code, "started" in output) == (1, False)
     assert f"hpctrain: {socket.gethostname()}: the environment did not arrive as it was sent" in output
+    assert "was damaged" not in output
     programs.add("sbcast", "sys.exit('REQUEST_FILE_BCAST(n2): No space left on device')")
     code, output = end_packed(programs, text, storage)
     assert (code, "started" in output) == (1, False)
