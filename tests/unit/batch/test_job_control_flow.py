@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_programs import Programs
@@ -368,7 +369,7 @@ def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_
 SBCAST = "import shutil\nshutil.copy(*sys.argv[2:])"
 
 
-def packed_job(directory: Path) -> str:
+def packed_job(directory: Path, **asked: Any) -> str:
     """A job with an environment whose Python says that it runs, and whose hpctrain ends as resumable."""
     made = directory / "made"
     (made / "bin").mkdir(parents=True)
@@ -383,7 +384,8 @@ def packed_job(directory: Path) -> str:
     own = hashlib.sha256(archive.read_bytes()).hexdigest()
     (directory / "it's packed.txt").write_text(f"{own} {archive.stat().st_size} 10240\n")
     pack = PackedEnvironment(archive=str(archive), digest="d1", folder="$TMPDIR/environments-$UID")
-    return script(PLAIN, nodes=2, more={"run_directory": directory, "folder": directory, "pack": pack})
+    more = {"run_directory": directory, "folder": directory, "pack": pack}
+    return script(PLAIN, **{"nodes": 2, **asked}, more=more)
 
 
 def end_packed(programs: Programs, text: str, storage: Path) -> tuple[int, str]:
@@ -420,6 +422,22 @@ def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, 
         running.kill()
     assert {path.name for path in environments.iterdir()} == {".lock", "d1", "runs"}
     assert len(programs.calls("sbcast")) == 2
+
+
+@pytest.mark.parametrize("asked", [{"array": "0-1"}, {"chain": 2}, {"nodes": 1}])
+def test_arrays_chains_and_single_nodes_start_from_packed_environments(
+    programs: Programs, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    programs.add("srun", ON_EACH_NODE)
+    programs.add("sbcast", SBCAST)
+    programs.add("scancel")
+    text, storage = packed_job(tmp_path, **asked), tmp_path / "storage"
+    storage.mkdir()
+    (tmp_path / "chain").write_text("7\n8\n")
+    nodes = str(asked.get("nodes", 2))
+    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES=nodes, SLURM_ARRAY_TASK_ID="1")
+    assert code == 1
+    assert f"started {storage}/environments-{os.getuid()}/d1/bin/hpctrain" in output
 
 
 def test_an_environment_from_which_files_were_removed_is_made_again(programs: Programs, tmp_path: Path) -> None:
