@@ -68,7 +68,7 @@ pack='/home/me/it'"'"'s a cache/0123abcd.tar.gz'
 environments="$TMPDIR/hpctrain-environments-$UID"
 sent=$environments/.sent-$SLURM_JOB_ID
 if ! read -r pack_sha256 pack_bytes unpacked_bytes < "${pack%.tar.gz}".txt; then
-  echo "hpctrain: $pack is gone; hpctrain submit --pack makes it again" >&2
+  echo "hpctrain: $pack is gone, or $(hostname) does not see it; hpctrain submit --pack makes it, in XDG_CACHE_HOME" >&2
   exit 2
 fi
 # An archive that is used is kept.

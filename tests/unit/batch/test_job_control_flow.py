@@ -549,7 +549,8 @@ def test_an_environment_that_does_not_arrive_ends_the_job(programs: Programs, tm
     assert (code, f"{socket.gethostname()}: no space left in {storage}" in output) == (1, True)
     (tmp_path / "it's packed.txt").unlink()
     code, output = end_packed(programs, text, storage)
-    assert (code, "is gone; hpctrain submit --pack makes it again" in output) == (2, True)
+    assert code == 2
+    assert f"is gone, or {socket.gethostname()} does not see it; hpctrain submit --pack makes it" in output
 
 
 def test_environments_of_somebody_else_are_not_run(programs: Programs, tmp_path: Path) -> None:
