@@ -7,11 +7,12 @@ The copy is a virtual environment too, with the interpreter in ``base/``. It run
 from __future__ import annotations
 
 import importlib.util
-import marshal
 import os
+import py_compile
 import re
 import sys
 import sysconfig
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -38,7 +39,6 @@ _RELOCATABLE = b"""#!/bin/sh
 _TEMPLATES = Path(__file__).resolve().parents[2] / "slurm"
 # Of a .pyc: https://peps.python.org/pep-0552/
 _HEADER_BYTES = 16
-_UNCHECKED_HASH = (1).to_bytes(4, "little")
 
 
 def environment_entries() -> dict[str, Entry]:
@@ -77,15 +77,15 @@ def compiled(source: Path) -> Entry | None:
     dated = int(state.st_mtime).to_bytes(8, "little")[:4] + state.st_size.to_bytes(8, "little")[:4]
     if header == importlib.util.MAGIC_NUMBER + bytes(4) + dated:
         return Entry(source=path)
-    text = source.read_bytes()
-    with warnings.catch_warnings(action="ignore"):
+    with tempfile.TemporaryDirectory(prefix="hpctrain-pack-") as folder, warnings.catch_warnings(action="ignore"):
+        made = Path(folder, "made.pyc")
+        # Valid for any time of its source, which is not looked at again: https://peps.python.org/pep-0552/
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
         try:
-            code = compile(text, str(source), "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+            py_compile.compile(str(source), str(made), doraise=True, invalidation_mode=unchecked)
+        except py_compile.PyCompileError:
             return None
-    # Valid for any time of its source, which is not looked at again.
-    head = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + importlib.util.source_hash(text)
-    return Entry(content=head + marshal.dumps(code))
+        return Entry(content=made.read_bytes())
 
 
 def _require_virtual_environment() -> None:
