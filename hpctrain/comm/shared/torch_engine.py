@@ -107,7 +107,7 @@ class MpiTorchEngine:
         except RuntimeError as error:
             raise HpctrainError(
                 f"CUDA cannot lock {memory.nbytes} bytes of the memory that gradients travel through: {error}",
-                "`ulimit -l` says how much may be locked; or choose --backend nccl, which needs none",
+                "`free -h` says how much memory is left; --backend nccl needs none of it",
                 exit_code=1,
             ) from error
         self._locked.append(memory.data_ptr())

@@ -62,7 +62,7 @@ def test_a_rank_alone_on_its_node_locks_each_page_once(cuda: Cuda) -> None:
     cuda.full = True
     with pytest.raises(HpctrainError, match="CUDA cannot lock 40 bytes") as refused:
         engine.allreduce(OnGpu(torch.zeros(10)), "more")
-    assert "ulimit -l" in str(refused.value.hint)
+    assert "--backend nccl" in str(refused.value.hint)
     comm.shutdown()
     assert cuda.pages == {}
 
