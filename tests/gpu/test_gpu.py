@@ -125,8 +125,7 @@ def test_horovod_built_for_this_machine(tmp_path, note):
     compare(tmp_path, note, backend="horovod", ranks=ranks, precision="float64")
 
 
-@on_gpus
-def test_a_changed_parameter_on_one_gpu_is_noticed(tmp_path, note):
+def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     """The guard's checksums are computed on the GPU."""
     ranks = max(2, GPUS)
     backend = "nccl" if GPUS > 1 else "mpi"
@@ -208,7 +207,7 @@ def test_doctor(tmp_path, note):
     assert done.returncode in (0, 3), done.stderr
     checks = json.loads(done.stdout)["checks"]
     note(**{check["name"]: f"{check['status']}: {check['found']}" for check in checks})
-    assert any(name in done.stdout for name in torch.cuda.get_device_name(0).split()[-1:])
+    assert [check["status"] for check in checks if check["name"] == "GPUs of each rank"] == ["ok"]
 
 
 def test_images_per_second(tmp_path, note):
