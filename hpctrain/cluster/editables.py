@@ -23,6 +23,8 @@ _FINDER = re.compile(r"import (__editable___\w+_finder)\b")
 _ABSOLUTE = re.compile(r"""["'](/[^"']+)["']""")
 # Namespace packages within each other, as google.cloud is: https://peps.python.org/pep-0420/
 _NAMESPACES = 2
+# Beside the packages of a checkout; what is edited there would make another archive.
+_NO_NAMESPACES = frozenset(("benchmarks", "build", "dist", "doc", "docs", "examples", "test", "tests"))
 _AS_IT_IS = "install it as it is: pip install --force-reinstall --no-deps FOLDER"
 
 
@@ -105,12 +107,12 @@ def _require_resolved(site: Path, resolved: set[str]) -> None:
 
 
 def _modules(folder: Path, namespaces: int = _NAMESPACES) -> dict[str, Path]:
-    """The packages and modules of a folder by their paths in it."""
+    """The packages and modules of a folder by their paths in it, also those in namespace packages."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if (path / "__init__.py").is_file() or (path.is_file() and path.name.endswith(_MODULES)):
             found[path.name] = path
-        elif namespaces and path.name.isidentifier() and path.is_dir():
+        elif namespaces and path.name.isidentifier() and path.name not in _NO_NAMESPACES and path.is_dir():
             found |= {f"{path.name}/{name}": below for name, below in _modules(path, namespaces - 1).items()}
     return found
 

@@ -214,6 +214,8 @@ def test_packages_are_those_that_python_finds_first(environment: Path, tmp_path:
             (package / "__init__.py").write_text(f"VALUE = {number}")
             (package / f"only_in_{number}.py").touch()
     (tmp_path / "src0" / "ns" / "module.py").write_text("VALUE = 5")
+    (tmp_path / "src0" / "tests").mkdir()
+    (tmp_path / "src0" / "tests" / "only_in_tests.py").touch()
     add_finder(environment, f"MAPPING = {{'first': {str(tmp_path / 'src2' / 'first')!r}}}")
     (site(environment) / "folders.pth").write_text(f"{tmp_path}/src0\n{tmp_path}/src1\n")
     copy = unpack(pack(environment, write=True)[1], tmp_path / "copy")
