@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -83,7 +84,8 @@ class Pack:
                 self.hashes.save()
                 _remove_old(folder)
             except OSError as error:
-                if error.filename and Path(os.fsdecode(error.filename)).parent != folder:
+                written = not error.filename or Path(os.fsdecode(error.filename)).parent == folder
+                if not written and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise _unreadable(error) from error
                 raise disk_error(error, self.archive, _ELSEWHERE) from error
 

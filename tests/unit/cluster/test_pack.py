@@ -282,5 +282,10 @@ def test_what_cannot_be_packed_is_refused(environment: Path, tmp_path: Path) -> 
     (tmp_path / "base" / "conda-meta").mkdir(parents=True)
     (site(environment) / "base.pth").write_text(f"import sys; sys.base_prefix = {str(tmp_path / 'base')!r}")
     assert f"{tmp_path}/base is conda's" in pack(environment)[0]
+    (tmp_path / "base" / "conda-meta").rmdir()
+    (tmp_path / "base" / "lib" / "python3" / "dist-packages").mkdir(parents=True)
+    settings = environment / "pyvenv.cfg"
+    settings.write_text(settings.read_text().replace("packages = false", "packages = true"))
+    assert "also uses the packages of the system" in pack(environment)[0]
     (environment / "conda-meta").mkdir()
     assert "conda-pack" in pack(environment)[0]
