@@ -230,6 +230,18 @@ def test_a_damaged_object_is_named(
         assert file == "train-000003.tar" and fault.startswith(words)
 
 
+@pytest.mark.parametrize("kind", ["503", "refused"])
+def test_objects_that_cannot_be_had_are_not_called_damaged(
+    server: S3Server, impatient: float, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever believed it would upload a whole set anew."""
+    server.fault = lambda name, number: kind if name == "train-000003.tar" else None
+    assert main(["data", "verify", server.url]) == 1
+    said = capsys.readouterr().err
+    assert f"{server.url}/train-000003.tar: " in said
+    assert "upload" not in said and "not as it was written" not in said
+
+
 def test_a_missing_object_is_named_at_once(server: S3Server) -> None:
     with pytest.raises(HpctrainError, match=r"nowhere/manifest\.json: there is no such object; given up in attempt 1 "):
         fetch_manifest(f"{server.url}/nowhere")
