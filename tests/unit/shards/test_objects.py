@@ -23,6 +23,7 @@ from hpctrain.bench.photographs import photographs, write_folders, write_shards
 from hpctrain.cli.main import main
 from hpctrain.data import open_sources
 from hpctrain.errors import HpctrainError
+from hpctrain.files.whole import temporary
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.shards.cache import ShardFiles, cache_folder, fetch_manifest
@@ -331,6 +332,18 @@ def test_a_cache_without_room_is_refused_before_the_start(
             for file in shards:
                 files.path(file.name, file.sha256, file.bytes)
         assert not unfinished(small)
+
+
+def test_what_a_killed_run_left_in_the_cache_is_removed(server: S3Server) -> None:
+    manifest = fetch_manifest(server.url)
+    folder = cache_folder(server.url, manifest)
+    killed, at_work = (temporary(folder / f"train-00000{number}.tar") for number in range(2))
+    for path in (killed, at_work):
+        path.write_bytes(b"half")
+    long_ago = time.time() - 3600
+    os.utime(killed, (long_ago, long_ago))
+    assert cache_folder(server.url, manifest) == folder
+    assert not killed.exists() and at_work.exists()
 
 
 def test_a_cache_that_is_removed_meanwhile_is_no_missing_object(server: S3Server) -> None:
