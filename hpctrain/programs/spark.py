@@ -17,7 +17,7 @@ from hpctrain.extras import require
 from hpctrain.programs.shard import require_extras, say
 from hpctrain.run.limits import timeout_seconds
 from hpctrain.shards.processes import ENVIRONMENT
-from hpctrain.shards.work import Manifest, Work, elsewhere, make
+from hpctrain.shards.work import Manifest, Work, elsewhere, make, naming_host
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -92,7 +92,7 @@ def _mapped(context: SparkContext, function: Callable[[Any], Any], items: Iterab
 def _answer(function: Callable[[Any], Any], task: Any) -> Any:
     """What is wrong with the source is an answer: Spark would try the task again, and tell it as an error of Java."""
     try:
-        return function(task)
+        return naming_host(function, task)
     except HpctrainError as error:
         return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.programs.spark import _mapped, _reason, _wait
+from hpctrain.programs.spark import _answer, _mapped, _reason, _wait
 
 
 class Cluster:
@@ -44,6 +45,17 @@ def test_a_job_without_an_executor_is_given_up(looks: int, monkeypatch: pytest.M
     with pytest.raises(HpctrainError, match=r"no executor of spark://host:7077 had a task for 0\.2 s"):
         _wait(cluster, Future())
     assert cluster.cancelled
+
+
+def test_what_is_wrong_names_the_host() -> None:
+    """A file system may be missing on one host alone."""
+
+    def wrong(task: str) -> None:
+        raise HpctrainError(f"{task} is not there", "mount it", exit_code=1)
+
+    told = _answer(wrong, "/data/train.tar")
+    assert told.message == f"on {socket.gethostname()}: /data/train.tar is not there"
+    assert (told.hint, told.exit_code) == ("mount it", 1)
 
 
 def test_nothing_to_do_is_no_job() -> None:
