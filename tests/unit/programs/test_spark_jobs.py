@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import HpctrainError
-from hpctrain.programs.spark import _answer, _mapped, _reason, _wait
+from hpctrain.programs.spark import _answer, _mapped, _reason, _require_java, _wait
 
 
 class Cluster:
@@ -56,6 +56,16 @@ def test_what_is_wrong_names_the_host() -> None:
     told = _answer(wrong, "/data/train.tar")
     assert told.message == f"on {socket.gethostname()}: /data/train.tar is not there"
     assert (told.hint, told.exit_code) == ("mount it", 1)
+
+
+def test_without_java_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(HpctrainError, match=r"there is no /nowhere/bin/java\n.*openjdk-17"):
+        _require_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(HpctrainError, match="there is no java"):
+        _require_java()
 
 
 def test_nothing_to_do_is_no_job() -> None:

@@ -265,6 +265,15 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
         _make(source, tmp_path / "shards", changes)
 
 
+def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> None:
+    def on_another_host(function: Any, items: Any) -> list[Any]:
+        return [True if isinstance(item, ShardTask) else function(item) for item in items]
+
+    with pytest.raises(HpctrainError, match=r"records lacks 13 of 13 shards of train .*\n.*do all hosts see"):
+        _make(source, tmp_path / "shards", on_another_host)
+    assert not (tmp_path / "shards" / "manifest.json").exists()
+
+
 def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path, tmp_path: Path) -> None:
     def killed(function: Any, items: Any) -> list[Any]:
         for task in (tasks := list(items)):
