@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -22,8 +23,10 @@ def of_checkout(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    # In a hook git's own variables name another repository.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS, env=variables)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

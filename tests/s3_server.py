@@ -40,7 +40,8 @@ class S3Server:
         requests: of any kind.
         failed: of these, how many were given a fault.
         fault: what is done to a request, by the name of the object and the number of all requests until then:
-            ``503``, ``cut`` (half of the body comes), ``changed`` (a byte differs), ``hang`` (half of it comes, and
+            ``503``, ``refused`` (credentials that have expired),
+            ``cut`` (half of the body comes), ``changed`` (a byte differs), ``hang`` (half of it comes, and
             then nothing), ``trickle`` (it comes slowly), ``silent`` (nothing comes), or None.
     """
 
@@ -116,6 +117,10 @@ class S3Server:
             self.failed += fault is not None
         if fault == "silent":
             self._over.wait(60)
+        if fault == "refused":
+            content = b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>"
+            start_response("400 Bad Request", [("Content-Length", str(len(content)))])
+            return [content]
         if fault == "503":
             content = b"<Error><Code>ServiceUnavailable</Code><Message>Please try again</Message></Error>"
             start_response("503 Service Unavailable", [("Content-Length", str(len(content)))])

@@ -110,9 +110,9 @@ def prepare(
     """
     if start.container:
         _check_container(start.container, start.launcher)
-    staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
     if pack and stage_environment:
         raise HpctrainError("--pack and --stage-environment exclude each other", "--pack packs this environment")
+    staging = plan_staging(cluster.profile, stage, stage_environment, start.container)
     packed, placed = plan_pack(cluster.profile, start.container) if pack else (None, None)
     stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
     folder = Path.cwd()
@@ -144,7 +144,13 @@ def prepare(
             virtual_environment=None if pack else _virtual_environment(),
             no_kill=any(each.fault_tolerant or each.elastic for each in plans.values()),
         )
-        return render(values, template)
+        text = render(values, template)
+        if placed and placed.digest not in text:
+            raise HpctrainError(
+                f"--pack: the job of {template} would not start from the packed environment",
+                'include parts/once_a_node.sh.j2 and parts/pack.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
+            )
+        return text
 
     plans = {task: plan(work) for task, work in works.items()}
     for each in plans.values():

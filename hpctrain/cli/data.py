@@ -205,7 +205,7 @@ def _make(
     from hpctrain.programs.shard import in_processes, on_ranks
     from hpctrain.run.plan import HostOptions
 
-    others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers, "--cluster": job.cluster}
+    others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers} | dict.fromkeys(job.given(), True)
     if engine.is_spark(others):
         from hpctrain.programs.spark import on_spark
 

@@ -90,6 +90,11 @@ class ShardJob:
         bool, typer.Option("--wait", help="Follow the job to its end, and exit as it does.", rich_help_panel=_JOB)
     ] = False
 
+    def given(self) -> list[str]:
+        """The options that were used."""
+        names = [name for name, value in vars(self).items() if value not in (None, False)]
+        return [f"--{name.replace('further', 'sbatch').replace('_', '-')}" for name in names]
+
 
 def submits(job: ShardJob, hosts: HostNames, ranks: int | None) -> bool:
     """Whether the shards are to be made in a job.
@@ -98,10 +103,8 @@ def submits(job: ShardJob, hosts: HostNames, ranks: int | None) -> bool:
         HpctrainError: options that do not go together.
     """
     if job.cluster is None:
-        given = [name for name, value in vars(job).items() if value not in (None, False)]
-        if given:
-            option = given[0].replace("further", "sbatch").replace("_", "-")
-            raise HpctrainError(f"--{option} is about a job of Slurm", "--cluster NAME submits one")
+        if given := job.given():
+            raise HpctrainError(f"{given[0]} is about a job of Slurm", "--cluster NAME submits one")
         return False
     if ranks is not None or hosts.given():
         raise HpctrainError(

@@ -6,10 +6,7 @@ The copy is a virtual environment too, with the interpreter in ``base/``. It run
 
 from __future__ import annotations
 
-import ast
-import importlib.machinery
 import importlib.util
-import json
 import os
 import py_compile
 import re
@@ -17,10 +14,10 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.cluster.editables import editable_entries
+from hpctrain.cluster.entries import Entry, walk
 from hpctrain.errors import HpctrainError
 
 _BASE = "base"
@@ -29,29 +26,19 @@ _NOT_OF_BASE = re.compile(r"site-packages|dist-packages|test|config-.*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # They name the folder of the original.
 _ACTIVATION = re.compile(r"[Aa]ctivate(\..*)?")
-# As pip and uv write them, and pip where the path is long.
+# As pip and uv write them, and pip where the path is long; perhaps with options of Python.
 _SHEBANG = re.compile(
-    rb"#!(?:/bin/sh\n'''exec' )?\"?(?P<python>/[^\n\"]*?/python[0-9.]*)\"?(?: \"\$0\" \"\$@\"\n' ''')?\n"
+    rb"#!(?:/bin/sh\n'''exec' )?\"?(?P<python>/[^\n\"]*?/python[0-9.]*)\"?(?P<options>(?: -\w+)*)"
+    rb"(?: \"\$0\" \"\$@\"\n' ''')? *\n"
 )
 _RELOCATABLE = b"""#!/bin/sh
-'''exec' "$(dirname -- "$(realpath -- "$0")")"/python "$0" "$@"
+'''exec' "$(dirname -- "$(realpath -- "$0")")"/python%s "$0" "$@"
 ' '''
 """
 # Beside the package in a checkout.
 _TEMPLATES = Path(__file__).resolve().parents[2] / "slurm"
-_MODULES = tuple(importlib.machinery.all_suffixes())
 # Of a .pyc: https://peps.python.org/pep-0552/
 _HEADER_BYTES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One file or link of the copy: a file as it is at ``source``, ``content``, or a link to ``link``."""
-
-    source: Path | None = None
-    content: bytes | None = None
-    link: str | None = None
-    executable: bool = False
 
 
 def environment_entries() -> dict[str, Entry]:
@@ -59,21 +46,22 @@ def environment_entries() -> dict[str, Entry]:
 
     Raises:
         HpctrainError: this Python is in no virtual environment, or one whose parts cannot all be found.
+        OSError: a file or folder cannot be read.
     """
     _require_virtual_environment()
     prefix = Path(sys.prefix).resolve()
-    entries = {name: _relocatable(prefix, name, entry) for name, entry in _walk(prefix) if not _is_own(name)}
+    entries = {name: _relocatable(prefix, name, entry) for name, entry in walk(prefix) if not _is_own(name)}
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
         entries[f"bin/{name}"] = Entry(link=f"../{_BASE}/bin/{base.name}")
     entries["pyvenv.cfg"] = Entry(content=f"include-system-site-packages = {_uses_base()}\n".lower().encode())
     entries |= _interpreter(base)
     site = Path(sysconfig.get_path("purelib")).resolve()
-    entries |= _editables(prefix, site)
+    entries |= editable_entries(prefix, site, entries)
     package = f"{site.relative_to(prefix).as_posix()}/hpctrain"
     if f"{package}/__init__.py" in entries and _TEMPLATES.is_dir():
         # Where a wheel has them.
-        entries |= {f"{package}/slurm/{name}": entry for name, entry in _walk(_TEMPLATES)}
+        entries |= {f"{package}/slurm/{name}": entry for name, entry in walk(_TEMPLATES)}
     return entries
 
 
@@ -101,11 +89,13 @@ def compiled(source: Path) -> Entry | None:
 
 
 def _require_virtual_environment() -> None:
-    if (Path(sys.prefix) / "conda-meta").exists():
-        raise HpctrainError(
-            f"--pack packs virtual environments, and {sys.prefix} is one of conda",
-            "conda-pack makes an archive of it, which --stage-environment takes",
-        )
+    # The interpreter's own libraries too: conda's has more than the standard library and libpython.
+    for place in dict.fromkeys((sys.prefix, sys.base_prefix)):
+        if (Path(place) / "conda-meta").exists():
+            raise HpctrainError(
+                f"--pack packs virtual environments of a Python without conda, and {place} is conda's",
+                "conda-pack makes an archive of such an environment, which --stage-environment takes",
+            )
     if sys.prefix == sys.base_prefix:
         raise HpctrainError(
             f"--pack packs a virtual environment, and {sys.executable} is in none",
@@ -124,36 +114,6 @@ def _uses_base() -> bool:
     return any(re.fullmatch(r"include-system-site-packages\s*=\s*true\s*", line) for line in lines)
 
 
-def _walk(
-    folder: Path, *, without: Container[str] = (), within: frozenset[Path] = frozenset()
-) -> Iterator[tuple[str, Entry]]:
-    """The entries of a folder by their relative paths. Links that lead out of it become what they lead to.
-
-    Args:
-        without: what to pass over right in the folder.
-        within: folders that this one was reached from.
-    """
-    root = folder.resolve()
-    for parent, folders, files in os.walk(root):
-        here = Path(parent)
-        folders[:] = [name for name in folders if name != "__pycache__" and (here != root or name not in without)]
-        for name in (*folders, *files):
-            path = here / name
-            inside = path.relative_to(root).as_posix()
-            if not path.is_symlink():
-                if path.is_file():
-                    yield inside, Entry(source=path, executable=os.access(path, os.X_OK))
-                continue
-            target = path.resolve()
-            if target.is_relative_to(root):
-                yield inside, Entry(link=os.path.relpath(target, here))
-            elif target.is_file():
-                yield inside, Entry(source=target, executable=os.access(target, os.X_OK))
-            elif target.is_dir() and not any(target in (each, *each.parents) for each in (root, *within)):
-                for below, entry in _walk(target, within=within | {root}):
-                    yield f"{inside}/{below}", entry
-
-
 def _is_own(name: str) -> bool:
     """Whether the copy has a file of its own there, or none."""
     folder, _, file = name.rpartition("/")
@@ -170,7 +130,7 @@ def _relocatable(prefix: Path, name: str, entry: Entry) -> Entry:
         if match is None or Path(os.fsdecode(match["python"])).parent.resolve() != prefix / "bin":
             return entry
         rest = start[match.end() :] + file.read()
-    return Entry(content=_RELOCATABLE + rest, executable=entry.executable)
+    return Entry(content=_RELOCATABLE % match["options"] + rest, executable=entry.executable)
 
 
 def _interpreter(binary: Path) -> dict[str, Entry]:
@@ -186,7 +146,7 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
         without = {each.name for each in library.iterdir() if _NOT_OF_BASE.fullmatch(each.name)}
         if _uses_base():
             without -= {"site-packages", "dist-packages"}
-        entries |= {f"{_BASE}/{at}/{name}": entry for name, entry in _walk(library, without=without)}
+        entries |= {f"{_BASE}/{at}/{name}": entry for name, entry in walk(library, without=without)}
     shared = _shared_library(base)
     if shared:
         entries[f"{_BASE}/lib/{shared.name}"] = Entry(source=shared)
@@ -212,67 +172,3 @@ def _beside(binary: Path, shared: Path | None) -> bytes:
         if len(old) >= len(new):
             content = content.replace(old, new.ljust(len(old), b"\0"))
     return content
-
-
-def _editables(prefix: Path, site: Path) -> dict[str, Entry]:
-    """What ``.pth`` files add to the path from elsewhere, put among the packages, and the files without those lines."""
-    entries: dict[str, Entry] = {}
-    at = site.relative_to(prefix).as_posix()
-    resolved = set()
-    for path in sorted(site.glob("*.pth")):
-        kept = []
-        for line in path.read_text(errors="surrogateescape").splitlines():
-            finder = re.match(r"import (__editable___\w+_finder)\b", line)
-            folder = (site / line.strip()).resolve() if line.strip() and not line.startswith(("#", "import")) else None
-            if finder:
-                found = _mapped(site / f"{finder[1]}.py")
-            elif folder and folder.is_dir() and not folder.is_relative_to(prefix):
-                found = _modules(folder)
-            else:
-                inside = folder is not None and folder.is_relative_to(prefix)
-                kept.append(os.path.relpath(folder, site) if folder and inside else line)
-                resolved |= {path.name} if inside else set()
-                continue
-            resolved.add(path.name)
-            for name, package in found.items():
-                entries |= _module(f"{at}/{name}", package)
-        entries[f"{at}/{path.name}"] = Entry(content="\n".join([*kept, ""]).encode(errors="surrogateescape"))
-    _require_resolved(site, resolved)
-    return entries
-
-
-def _require_resolved(site: Path, resolved: set[str]) -> None:
-    for installed in sorted(site.glob("*.dist-info/direct_url.json")):
-        if json.loads(installed.read_text()).get("dir_info", {}).get("editable"):
-            record = (installed.parent / "RECORD").read_text().splitlines()
-            if resolved.isdisjoint(line.partition(",")[0] for line in record):
-                project = installed.parent.name.partition("-")[0]
-                raise HpctrainError(
-                    f"--pack: {project} is an editable installation of a kind whose files cannot be found",
-                    "install it as it is: pip install --force-reinstall --no-deps FOLDER",
-                )
-
-
-def _modules(folder: Path) -> dict[str, Path]:
-    """The packages and modules of a folder by name."""
-    return {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if (path / "__init__.py").is_file() or (path.is_file() and path.name.endswith(_MODULES))
-    }
-
-
-def _mapped(finder: Path) -> dict[str, Path]:
-    """What the finder of an editable installation by setuptools maps; it is generated, and its table is a literal."""
-    for node in ast.parse(finder.read_text()).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "MAPPING":
-            mapping = ast.literal_eval(node.value) if node.value else {}
-            found = {name.replace(".", "/"): Path(place) for name, place in mapping.items()}
-            return {name + path.suffix if path.is_file() else name: path for name, path in found.items()}
-    return {}
-
-
-def _module(name: str, path: Path) -> dict[str, Entry]:
-    if path.is_dir():
-        return {f"{name}/{below}": entry for below, entry in _walk(path)}
-    return {name: Entry(source=path.resolve())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpctrain.cluster.environment import Entry, compiled, environment_entries
+from hpctrain.cluster.entries import Entry
+from hpctrain.cluster.environment import compiled, environment_entries
 from hpctrain.errors import HpctrainError
 from hpctrain.files.cache import cache_folder
 from hpctrain.files.disk import disk_error
@@ -34,6 +36,8 @@ _DIGITS = 32
 _BUFFER_BYTES = 1 << 20
 _KEPT_SECONDS = 14 * 24 * 3600
 _WAIT_SECONDS = 1800.0
+# The coarsest times of a file system that Python runs on.
+_TICK_SECONDS = 2.0
 _ELSEWHERE = "set XDG_CACHE_HOME to a folder with more room, on a file system that the nodes see"
 
 
@@ -80,6 +84,9 @@ class Pack:
                 self.hashes.save()
                 _remove_old(folder)
             except OSError as error:
+                written = not error.filename or Path(os.fsdecode(error.filename)).parent == folder
+                if not written and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise _unreadable(error) from error
                 raise disk_error(error, self.archive, _ELSEWHERE) from error
 
     def _is_there(self) -> bool:
@@ -130,25 +137,35 @@ def find_pack() -> Pack:
     Raises:
         HpctrainError: this Python is in no virtual environment, or one whose parts cannot all be found.
     """
-    folder = cache_folder("environments")
-    entries = environment_entries()
+    folder = cache_folder("environments").absolute()
     hashes = _Hashes(folder)
     digest = hashlib.sha256(_FORMAT.encode())
     found = {}
     try:
-        for name, entry in sorted(entries.items()):
+        for name, entry in sorted(environment_entries().items()):
             own = hashes.of(entry)
             found[name] = (entry, own)
             kind = "link" if entry.link is not None else "program" if entry.executable else "file"
             digest.update(f"\n{name!a} {kind} {own}".encode())
     except OSError as error:
-        raise HpctrainError(f"--pack: cannot read {error.filename}: {error.strerror}", exit_code=1) from error
+        raise _unreadable(error) from error
     key = digest.hexdigest()[:_DIGITS]
     return Pack(archive=folder / f"{key}{_SUFFIX}", digest=key, entries=found, hashes=hashes)
 
 
+def _unreadable(error: OSError) -> HpctrainError:
+    return HpctrainError(
+        f"--pack: cannot read {error.filename}: {error.strerror}",
+        "make it readable, or let what changes the environment end, and submit again",
+        exit_code=1,
+    )
+
+
 class _Hashes:
-    """SHA-256 of files, remembered for those whose sizes and times stay the same."""
+    """SHA-256 of files, remembered for those whose sizes and times stay the same.
+
+    Of a file that was changed a moment ago nothing is remembered: it may be changed again without another time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"hashes-{hashlib.sha256(os.fsencode(sys.prefix)).hexdigest()[:_DIGITS]}.json"
@@ -162,11 +179,12 @@ class _Hashes:
         if entry.source is None:
             text = entry.content if entry.content is not None else os.fsencode(entry.link or "")
             return hashlib.sha256(text).hexdigest()
-        path, state = str(entry.source), entry.source.stat()
+        now, path, state = time.time(), str(entry.source), entry.source.stat()
         signs: list[int | str] = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
         known = self._known.get(path, [])
         own = str(known[-1]) if known[:-1] == signs else sha256(entry.source)[0]
-        self._seen[path] = [*signs, own]
+        if abs(now - state.st_ctime) > _TICK_SECONDS:
+            self._seen[path] = [*signs, own]
         return own
 
     def save(self) -> None:

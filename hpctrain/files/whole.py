@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +73,14 @@ def put_in_place(fresh: Path, path: Path) -> None:
     synchronise_folder(path.parent)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files of processes that were killed, by the names of :func:`temporary` alone."""
+def remove_leftovers(folder: Path, *, older_s: float = 0.0) -> None:
+    """Remove unfinished files of processes that were killed, by the names of :func:`temporary` alone.
+
+    Args:
+        older_s: leave those that were written to in the last so many seconds, as others may be at work.
+    """
     for path in folder.glob(f".*.{'[0-9a-f]' * _DIGITS}.part"):
-        path.unlink(missing_ok=True)
+        # Another process may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            if not older_s or time.time() - path.stat().st_mtime > older_s:
+                path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from hpctrain.extras import require
 from hpctrain.programs.shard import require_extras, say
 from hpctrain.run.limits import timeout_seconds
 from hpctrain.shards.processes import ENVIRONMENT
-from hpctrain.shards.work import Manifest, Work, elsewhere, make
+from hpctrain.shards.work import Manifest, Work, elsewhere, make, naming_host
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -71,10 +72,13 @@ def _require_java() -> None:
 
 def _mapped(context: SparkContext, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     tasks = list(items)
+    if not tasks:
+        # Of which Spark makes no job.
+        return iter(())
     job = context.parallelize(tasks, len(tasks)).map(partial(_answer, function))
     with ThreadPoolExecutor(1) as thread:
         results: Future[list[Any]] = thread.submit(job.collect)
-        _require_begun(context, results)
+        _wait(context, results)
         try:
             answers: Sequence[Any] = results.result()
         except Exception as error:
@@ -88,24 +92,24 @@ def _mapped(context: SparkContext, function: Callable[[Any], Any], items: Iterab
 def _answer(function: Callable[[Any], Any], task: Any) -> Any:
     """What is wrong with the source is an answer: Spark would try the task again, and tell it as an error of Java."""
     try:
-        return function(task)
+        return naming_host(function, task)
     except HpctrainError as error:
         return error
 
 
-def _require_begun(context: SparkContext, results: Future[list[Any]]) -> None:
-    """Wait until a task has begun: a cluster without a free executor lets a job wait for ever."""
+def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
+    """Wait for the end of a job. Spark itself waits for ever where no executor is free, or the last one is lost."""
     limit = timeout_seconds()
     deadline = time.monotonic() + limit
     status = context.statusTracker()
     while not results.done():
         stages = [status.getStageInfo(stage) for stage in status.getActiveStageIds()]
-        if any(stage and stage.numActiveTasks + stage.numCompletedTasks for stage in stages):
-            return
+        if any(stage and stage.numActiveTasks for stage in stages):
+            deadline = time.monotonic() + limit
         if time.monotonic() > deadline:
             context.cancelAllJobs()
             raise HpctrainError(
-                f"no executor of {context.master} began a task within {limit:g} s",
+                f"no executor of {context.master} had a task for {limit:g} s",
                 "are there workers with free cores and as much memory as spark.executor.memory? "
                 "HPCTRAIN_TIMEOUT=SECONDS sets the limit",
                 exit_code=1,
@@ -114,7 +118,10 @@ def _require_begun(context: SparkContext, results: Future[list[Any]]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line that says something, of what may be pages of Java's stack."""
+    """The line that says something, of what may be pages of Java's stack: the error of Python that is in it."""
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() if java is not None else error)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    _, traceback, python = text.partition("Traceback (most recent call last):\n")
+    lines = [line for line in python.splitlines() if re.match(r"[\w.]+: ", line)] if traceback else []
+    lines += [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any
 from hpctrain.errors import HpctrainError
 from hpctrain.run import stopping
 from hpctrain.run.directory import write_json
-from hpctrain.shards.work import Manifest, make, read_work
+from hpctrain.shards.work import Manifest, make, naming_host, read_work
 
 
 def main(work: str, out: str | None = None) -> None:
@@ -47,7 +47,7 @@ def _made(work: str, executor: Any) -> Manifest:
 
 
 def _mapped(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    for result in executor.map(function, items):
+    for result in executor.map(partial(naming_host, function), items):
         if stopping.asked(look=True):
             print("asked to stop: what is not made yet is left for the next attempt", flush=True)
             sys.exit(stopping.RESUMABLE)

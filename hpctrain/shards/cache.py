@@ -26,7 +26,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import lock
 from hpctrain.files.private import make_folder
-from hpctrain.files.whole import require_room, write_whole
+from hpctrain.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.shards.manifest import MANIFEST, ORIGIN, WrittenFile
 from hpctrain.shards.objects import Objects, all_attempts_seconds
 
@@ -136,6 +136,8 @@ def cache_folder(url: str, manifest: bytes) -> Path:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise disk_error(error, folder, _ELSEWHERE) from error
+    # Of earlier runs that were killed: what is written now is younger than an object may take.
+    remove_leftovers(folder, older_s=all_attempts_seconds() + _SPARE_SECONDS)
     # The manifest goes last: what has one is complete. Several ranks may write the same.
     for path, content in (
         (folder / ORIGIN, _Origin(url=origin).model_dump_json().encode()),

@@ -56,13 +56,13 @@ def holds_text(source: Path | Objects) -> bool:
 
 
 def verify_folder(source: Path | Objects) -> VerifiedFolder:
-    """Compare sizes, hashes and counts. Objects are fetched one after the other, and none is kept.
+    """Compare sizes, hashes and counts. Objects are fetched a few at a time, and none is kept.
 
     Args:
         source: a folder of shards, or what there is below a URL.
 
     Raises:
-        HpctrainError: there is no manifest, or it is damaged.
+        HpctrainError: there is no manifest, it is damaged, or an object cannot be fetched.
     """
     if isinstance(source, Path):
         return _verified_text(source) if holds_text(source) else _verified_images(source)

@@ -246,7 +246,11 @@ def _finish(folder: Path, classes: tuple[str, ...], settings: Settings, tasks: S
         own = [task for task in tasks if task.split == split]
         records = [record for task in own if (record := read_record(task))]
         if len(records) < len(own):
-            raise HpctrainError(f"{folder / RECORDS} changed meanwhile", command(settings, folder), exit_code=1)
+            raise HpctrainError(
+                f"{folder / RECORDS} lacks {len(own) - len(records)} of {len(own)} shards of {split} that were made",
+                f"do all hosts see {folder} as the same folder? then {command(settings, folder)} makes them",
+                exit_code=1,
+            )
         content = _npy(np.concatenate([record.index(number) for number, record in enumerate(records)]))
         write_whole(index_path(folder, split), content)
         files = tuple(record.shard for record in records)

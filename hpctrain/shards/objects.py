@@ -65,6 +65,10 @@ def all_attempts_seconds() -> float:
     return timeout_seconds() * _SHARE_OF_TIMEOUT
 
 
+class DamagedObjectError(HpctrainError):
+    """The server has no such object, or another than was written; other errors leave open what it has."""
+
+
 class Objects:
     """The objects below a URL. Connects on first use; for several threads at a time.
 
@@ -105,8 +109,9 @@ class Objects:
             size: in bytes, where it is known.
 
         Raises:
-            HpctrainError: it cannot be fetched, or is not as it was written: named, with the number of attempts and
-                what was wrong at the last one; the disk is full; or the URL is none of fsspec's.
+            DamagedObjectError: it is not there, or not as it was written; named as below.
+            HpctrainError: it cannot be fetched: named, with the number of attempts and what was wrong at the last one;
+                the disk is full; or the URL is none of fsspec's.
         """
         from tenacity import (
             Retrying,
@@ -142,7 +147,8 @@ class Objects:
                 raise disk_error(error, to, "choose another folder with HPCTRAIN_CACHE") from error
             attempts = retrying.statistics.get("attempt_number", 1)
             waited = time.monotonic() - begun
-            raise HpctrainError(
+            kind = DamagedObjectError if isinstance(error, (_DamagedError, FileNotFoundError)) else HpctrainError
+            raise kind(
                 f"{self.at(name)}: {_words(error)}; given up in attempt {attempts} of at most {_ATTEMPTS}, after "
                 f"{waited:.1f} s",
                 f"hpctrain data verify {quote(self.url)} compares all objects with the manifest; endpoint and "

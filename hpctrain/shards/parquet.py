@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,11 @@ _SUFFIX = ".parquet"
 _SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
 # Rows that are in memory at a time.
 _BATCH = 64
+# Labels beyond are no numbers of classes but of something else, and each class has a name in the manifest.
+_MOST_CLASSES = 1 << 20
+# Of a file's name in keys, which a row's number of 8 digits follows; longer ones end in as many digits of their hash.
+_NAME_BYTES = 39
+_HASH_DIGITS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +87,9 @@ def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
     found: dict[SplitName, list[Path]] = {}
     # No deeper: class folders have a million files there.
     for path in sorted([*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}")]):
+        # Spark gives a folder of files the ending of a file.
+        if path.name.startswith(".") or path.is_dir():
+            continue
         split = _split(path.relative_to(folder))
         if split:
             found.setdefault(split, []).append(path)
@@ -95,19 +105,20 @@ def row_groups(
     sorted labels where these are text, else the numbers from 0.
 
     Raises:
-        HpctrainError: a file is damaged or lacks a column, or a row has no label.
+        HpctrainError: a file is damaged or lacks a column, a row has no label, or files disagree about the classes.
     """
     labels: dict[Path, list[list[Any]]] = {}
-    named: tuple[str, ...] | None = None
+    names: dict[tuple[str, ...], Path] = {}
     for path in (path for paths in files.values() for path in paths):
         with _opened(path) as file:
             _require_columns(file, path, columns)
-            named = named or _class_names(file, columns.label)
+            if named := _class_names(file, columns.label):
+                names.setdefault(named, path)
             labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
-    values = {label for groups in labels.values() for group in groups for label in group}
-    if len({type(label) for label in values}) > 1:
-        raise HpctrainError(f"{folder}: labels are numbers in one file and text in another", "write them alike")
-    classes = _classes(folder, values, named)
+    values = {
+        split: {label for path in paths for group in labels[path] for label in group} for split, paths in files.items()
+    }
+    classes = _classes(folder, values, names)
     number_of = {name: number for number, name in enumerate(classes)}
     parts: dict[SplitName, tuple[RowGroup, ...]] = {
         split: tuple(
@@ -147,14 +158,15 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
 
 
 def _split(path: Path) -> SplitName | None:
-    for part in path.parts:
-        for beginning, split in _SPLITS.items():
-            if part.startswith(beginning):
-                return split
-    raise HpctrainError(
-        f"{path}: neither its name nor a folder of it says of which split it is",
-        "let it begin with train or val (test is left out), as train-00000.parquet or train/00000.parquet",
-    )
+    named = [beginning for part in path.parts for beginning in _SPLITS if part.startswith(beginning)]
+    if not named:
+        raise HpctrainError(
+            f"{path}: neither its name nor a folder of it says of which split it is",
+            "let it begin with train or val (test is left out), as train-00000.parquet or train/00000.parquet",
+        )
+    if len({*named}) > 1:
+        raise HpctrainError(f"{path}: its folder says {named[0]}, and its name {named[1]}", "rename one of them")
+    return _SPLITS[named[0]]
 
 
 @contextlib.contextmanager
@@ -181,12 +193,17 @@ def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
                 f"{path} has no column {name!r}, but {', '.join(map(repr, schema.names))}",
                 f"{option} NAME says which; {nearest(name, schema.names)}",
             )
+        if schema.names.count(name) > 1:
+            raise HpctrainError(f"{path} has several columns {name!r}", f"rename all but one, or {option} NAME")
     if not _holds_bytes(schema.field(columns.image).type):
         raise HpctrainError(
             f"{path}: the column {columns.image!r} holds {schema.field(columns.image).type}",
             "images are binary, or a struct with them as bytes",
         )
     kind = schema.field(columns.label).type
+    if kinds.is_dictionary(kind):
+        # Of pandas, a column of categories.
+        kind = kind.value_type
     if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
         raise HpctrainError(f"{path}: the column {columns.label!r} holds {kind}", "labels are whole numbers or text")
 
@@ -218,19 +235,51 @@ def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]
     return labels
 
 
-def _classes(folder: Path, values: set[Any], named: tuple[str, ...] | None) -> tuple[str, ...]:
-    numbers = [value for value in values if isinstance(value, int)]
+def _classes(
+    folder: Path, values: Mapping[SplitName, set[Any]], names: Mapping[tuple[str, ...], Path]
+) -> tuple[str, ...]:
+    """The names of the classes by number.
+
+    Args:
+        values: the labels of each split.
+        names: those that files name, each with one that does.
+    """
+    found = set[Any]().union(*values.values())
+    numbers = [value for value in found if isinstance(value, int)]
     if not numbers:
-        return tuple(sorted(values))
-    classes = named or tuple(str(number) for number in range(max(numbers) + 1))
-    if max(numbers) >= len(classes):
-        raise HpctrainError(f"{folder}: a row has the label {max(numbers)}, and {len(classes)} classes have names")
-    return classes
+        if values["train"] and (others := sorted(values["val"] - values["train"])):
+            raise HpctrainError(
+                f"{folder}: {', '.join(map(repr, others[:3]))}: a class of val alone",
+                "write the labels of train and val alike, or leave its rows out",
+            )
+        return tuple(sorted(found))
+    if len(numbers) < len(found):
+        raise HpctrainError(f"{folder}: labels are numbers in one file and text in another", "write them alike")
+    if len(names) > 1:
+        one, other = list(names.values())[:2]
+        raise HpctrainError(
+            f"{one} and {other} name the classes differently", "number and name them alike in all files"
+        )
+    largest = max(numbers)
+    if names:
+        (classes,) = names
+        if largest >= len(classes):
+            raise HpctrainError(f"{folder}: a row has the label {largest}, and {len(classes)} classes have names")
+        return classes
+    if largest >= _MOST_CLASSES:
+        raise HpctrainError(
+            f"{folder}: a row has the label {largest}, which is no class's number", "classes are numbered from 0"
+        )
+    return tuple(map(str, range(largest + 1)))
 
 
 def _name(path: Path) -> str:
     """What keys begin with; WebDataset takes all after the first dot for the ending."""
-    return "_".join(path.with_suffix("").parts).replace(".", "_")
+    name = "_".join(path.with_suffix("").parts).replace(".", "_")
+    if len(os.fsencode(name)) <= _NAME_BYTES:
+        return name
+    digits = hashlib.sha256(os.fsencode(name)).hexdigest()[:_HASH_DIGITS]
+    return os.fsencode(name)[: _NAME_BYTES - _HASH_DIGITS - 1].decode(errors="ignore") + f"-{digits}"
 
 
 def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:

@@ -14,7 +14,7 @@ import numpy as np
 from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
 from hpctrain.shards.manifest import ShardManifest, Split, WrittenFile, read_manifest
-from hpctrain.shards.objects import Objects
+from hpctrain.shards.objects import DamagedObjectError, Objects
 from hpctrain.shards.read import index_fault, index_path, read_index
 
 # Hashing runs beside other threads; more of them than this help no disk.
@@ -37,7 +37,7 @@ def verify(folder: Path, objects: Objects | None = None) -> tuple[ShardManifest,
         objects: where the other files are; none of them stays in the folder.
 
     Raises:
-        HpctrainError: there is no manifest, or it is damaged.
+        HpctrainError: there is no manifest, it is damaged, or an object cannot be fetched.
     """
     manifest = read_manifest(folder)
     faults = file_faults(folder, [shard for split in manifest.splits.values() for shard in split.shards], objects)
@@ -66,10 +66,14 @@ def file_faults(folder: Path, shards: Sequence[WrittenFile], objects: Objects | 
 
 
 def _fetch_fault(objects: Objects, path: Path, sha256: str, size: int | None = None) -> FileFault | None:
-    """What is wrong with an object, which is as it was written if it can be fetched."""
+    """What is wrong with an object, which is as it was written if it can be fetched.
+
+    Raises:
+        HpctrainError: it cannot be fetched, which says nothing of the object, or there is no room for it.
+    """
     try:
         objects.fetch(path.name, path, sha256=sha256, size=size)
-    except HpctrainError as error:
+    except DamagedObjectError as error:
         return FileFault(file=path.name, fault=error.message.removeprefix(f"{objects.at(path.name)}: "))
     return None
 

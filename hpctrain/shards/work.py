@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
+from hpctrain.errors import HpctrainError
 from hpctrain.shards.make import Sharding, make_shards
 from hpctrain.shards.manifest import ShardManifest
 from hpctrain.shards.processes import Map
@@ -30,6 +33,19 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
             :func:`hpctrain.shards.text.prepare.prepare_text`.
     """
     return make_shards(work, run, say) if isinstance(work, Sharding) else prepare_text(work, run, say)
+
+
+def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
+    """What the function makes of a task, on whatever host this is.
+
+    Raises:
+        HpctrainError: as of the function, after the name of the host, which may be the only one that is wrong.
+    """
+    try:
+        return function(task)
+    except HpctrainError as error:
+        told = f"on {socket.gethostname()}: {error.message}"
+        raise HpctrainError(told, error.hint, exit_code=error.exit_code) from error
 
 
 def elsewhere(work: Work) -> Work:

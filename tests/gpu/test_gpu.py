@@ -10,16 +10,17 @@ import functools
 import json
 import math
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hpctrain.horovod.cuda import find_toolkit
 from hpctrain.run.events import read_events
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -27,8 +28,9 @@ GPUS = torch.cuda.device_count()
 DEVICE = "cuda" if GPUS else "cpu"
 on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
 
-# How far the losses of the same batches may be apart: another order of adding up in this type.
-_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
+# How far the losses of the same batches may be apart: another order of adding up in this type. In 16 bits the shares of
+# eight ranks, added up by one process on a CPU, were 7.5e-3 apart from the whole batch.
+_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 
 
 def launch(folder: Path, *arguments: str, seconds: float = 300) -> str:
@@ -41,10 +43,19 @@ def launch(folder: Path, *arguments: str, seconds: float = 300) -> str:
     return done.stdout
 
 
-def run(folder: Path, program: str, options: dict[str, object], *, backend: str, ranks: int) -> dict:
+def run(
+    folder: Path,
+    program: str,
+    options: dict[str, object],
+    *,
+    backend: str,
+    ranks: int,
+    places: tuple[str, ...] = ("--oversubscribe",),
+    seconds: float = 300,
+) -> dict:
     """What a program found, run by `hpctrain run` on ranks of this machine."""
-    start = ["run", str(PROGRAMS / program), "-np", str(ranks), "--oversubscribe", "--backend", backend]
-    launch(folder, *start, "--run-dir", "run", "--", "out.json", json.dumps(options))
+    start = ["run", str(PROGRAMS / program), "-np", str(ranks), *places, "--backend", backend]
+    launch(folder, *start, "--run-dir", "run", "--", "out.json", json.dumps(options), seconds=seconds)
     found: dict = json.loads((folder / "out.json").read_text())
     return found
 
@@ -59,10 +70,11 @@ def alone(precision: str, device: str) -> list[float]:
     return losses
 
 
-def compare(folder: Path, note, *, backend: str, ranks: int, precision: str, **options: object) -> dict:
-    """Train with and without hpctrain, and compare the losses."""
+def compare(folder: Path, note, *, backend: str, ranks: int, precision: str, **more: Any) -> dict:
+    """Train with and without hpctrain, and compare the losses; ``more`` is for :func:`run`, or for the program."""
+    options = {name: more.pop(name) for name in ("compile", "graphs") if name in more}
     chosen = {"precision": precision, "device": DEVICE, **options}
-    found = run(folder, "steps.py", chosen, backend=backend, ranks=ranks)
+    found = run(folder, "steps.py", chosen, backend=backend, ranks=ranks, **more)
     assert (found["ranks"], found["backend"]) == (ranks, backend)
     assert found["device"].startswith(DEVICE)
     expected, losses = np.array(alone(precision, DEVICE)), np.array(found["losses"])
@@ -103,15 +115,17 @@ def test_mpi_takes_gradients_through_page_locked_memory(tmp_path, note):
 
 def test_horovod_built_for_this_machine(tmp_path, note):
     """With CUDA and NCCL where they are: compiled, if no such build is cached, and proved on two ranks."""
-    if GPUS and not shutil.which("nvcc"):
-        pytest.skip("no nvcc on the PATH")
-    note(build=launch(tmp_path, "horovod", "build", seconds=540).splitlines()[-1])
+    if GPUS and find_toolkit() is None:
+        pytest.skip("no nvcc on the PATH, and no CUDA_HOME that has one")
+    built = launch(tmp_path, "horovod", "build", seconds=540).splitlines()[-1]
+    note(build=built)
+    # It is built for the CPU's memory too, where NCCL's header is not found.
+    assert not GPUS or "NCCL" in built
     ranks = GPUS or 2
     compare(tmp_path, note, backend="horovod", ranks=ranks, precision="float64")
 
 
-@on_gpus
-def test_a_changed_parameter_on_one_gpu_is_noticed(tmp_path, note):
+def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     """The guard's checksums are computed on the GPU."""
     ranks = max(2, GPUS)
     backend = "nccl" if GPUS > 1 else "mpi"
@@ -149,25 +163,40 @@ def test_digits(tmp_path, note, precision):
         assert max(joules, default=0.0) > 0
 
 
-@on_gpus
-def test_ranks_run_on_the_cores_next_to_their_gpus(tmp_path, note):
-    found = compare(tmp_path, note, backend="nccl", ranks=GPUS, precision="float32")
-    near = [_cores_near(index) for index in range(GPUS)]
-    note(cores=found["cores"], cores_near_the_gpu=near)
+def test_ranks_have_gpus_and_cores_of_their_own_next_to_each_other(tmp_path, note):
+    """As the node map of this machine places them."""
+    cores, ranks = os.sched_getaffinity(0), GPUS or 2
+    if len(cores) < ranks:
+        pytest.skip(f"{len(cores)} cores for {ranks} ranks")
+    backend, precision = ("nccl", "float32") if GPUS else ("gloo", "float64")
+    start = {"backend": backend, "ranks": ranks, "places": ("--node", "live")}
+    found = compare(tmp_path, note, precision=precision, **start)
+    note(cores=found["cores"], gpus=found["gpus"])
+    assert sum(map(len, found["cores"])) == len({core for own in found["cores"] for core in own}), "ranks share cores"
+    if not GPUS:
+        return
+    assert len(set(found["gpus"])) == ranks, "ranks share a GPU"
+    near = [_cores_near(gpu) & cores for gpu in found["gpus"]]
+    note(cores_near_the_gpus=[sorted(each) for each in near])
     for own, allowed in zip(found["cores"], near, strict=True):
-        assert set(own) <= set(allowed), "a rank runs on cores that are far from its GPU"
+        # A container or job may have no core next to its GPU.
+        assert not allowed or set(own) <= allowed, "a rank runs on cores that are far from its GPU"
 
 
-def _cores_near(gpu: int) -> list[int]:
-    """As NVML has it: https://docs.nvidia.com/deploy/nvml-api/group__nvmlAffinity.html."""
+def _cores_near(uuid: str) -> set[int]:
+    """Of the GPU that PyTorch calls so. CUDA's numbers are not NVML's, which has no CUDA_VISIBLE_DEVICES.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlAffinity.html.
+    """
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByIndex(gpu), math.ceil(os.cpu_count() / 64))
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        words = pynvml.nvmlDeviceGetCpuAffinity(gpu, math.ceil(os.cpu_count() / 64))
     finally:
         pynvml.nvmlShutdown()
-    return [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    return {64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1}
 
 
 @on_gpus
@@ -178,7 +207,7 @@ def test_doctor(tmp_path, note):
     assert done.returncode in (0, 3), done.stderr
     checks = json.loads(done.stdout)["checks"]
     note(**{check["name"]: f"{check['status']}: {check['found']}" for check in checks})
-    assert any(name in done.stdout for name in torch.cuda.get_device_name(0).split()[-1:])
+    assert [check["status"] for check in checks if check["name"] == "GPUs of each rank"] == ["ok"]
 
 
 def test_images_per_second(tmp_path, note):
@@ -189,7 +218,8 @@ def test_images_per_second(tmp_path, note):
         options |= {"device": "cuda", "model": "resnet50", "batch": 256, "image_size": 224, "compile": True}
         options |= {"workers": 12, "steps": 10, "rounds": 5}
     backend, ranks = ("nccl", GPUS) if GPUS else ("gloo", 1)
-    found = run(tmp_path, "images_per_second.py", options, backend=backend, ranks=ranks)
+    # To compile the network takes minutes.
+    found = run(tmp_path, "images_per_second.py", options, backend=backend, ranks=ranks, seconds=540)
     medians = {name: statistics.median(rates) for name, rates in found["images_per_second"].items()}
     note(**{name: f"{rate:.4g} images/s" for name, rate in medians.items()}, ranks=ranks)
     for source in ("one batch on the device", "from the loader"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -112,7 +113,8 @@ def test_what_is_wrong_ends_the_job(slurm: LocalSlurm, slurm_main: Launch, sourc
     assert not run.exists()
     said = slurm_main(*command, "--wait")
     assert said.returncode == 1, said.stdout
-    assert "ILSVRC2012_img_val.tar is cut short or damaged" in (run / "logs" / "rank-0.log").read_text()
+    log = (run / "logs" / "rank-0.log").read_text()
+    assert re.search(r"on \S+: \S+/ILSVRC2012_img_val\.tar is cut short or damaged", log), log
     (job,) = json.loads((run / "submission.json").read_text())["jobs"]
     assert slurm.job(job)["Restarts"] == "0"
     assert not (tmp_path / "out").exists()

@@ -118,5 +118,5 @@ def test_tokens_and_what_is_wrong(spark: LocalSpark, start: Start, tmp_path: Pat
     assert contents(tmp_path / "tokens") == contents(tmp_path / "alone")
     assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 5
     assert "7.jsonl: the line that begins at byte" in output
-    assert f"no executor of {spark.master} began a task within 3 s" in output
+    assert f"no executor of {spark.master} had a task for 3 s" in output
     assert "Traceback" not in output

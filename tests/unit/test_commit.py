@@ -44,6 +44,15 @@ def test_a_folder_within_somebody_elses_checkout_has_no_commit(checkout: Path) -
     assert of_checkout(checkout / "site-packages") is None
 
 
+def test_the_repository_of_a_hook_is_another_one(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, other = git(checkout, "rev-parse", "HEAD"), tmp_path_factory.mktemp("other")
+    git(other, "init")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert of_checkout(checkout) == commit[:12]
+
+
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert of_checkout(checkout) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -57,9 +58,14 @@ class Segment:
         from mpi4py import MPI
 
         # Each rank's part begins at a page, which the kernel takes from the memory next to the core that writes first.
+        # That of a rank alone may be malloc's, with other memory on its pages, which CUDA locks whole and once: it gets
+        # pages of its own.
+        room = LINE_BYTES + nbytes
+        if comm.size == 1:
+            room = PAGESIZE * (2 + room // PAGESIZE)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         try:
-            self._window = MPI.Win.Allocate_shared(LINE_BYTES + nbytes, 1, info, comm)
+            self._window = MPI.Win.Allocate_shared(room, 1, info, comm)
         except MPI.Exception as error:
             # Open MPI 5.0 calls a full /dev/shm an internal error.
             if error.Get_error_class() not in (MPI.ERR_NO_MEM, MPI.ERR_NO_SPACE, MPI.ERR_RMA_SHARED, MPI.ERR_INTERN):
@@ -74,14 +80,17 @@ class Segment:
         # One access epoch for its whole life: loads and stores go straight to memory, Sync orders them.
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memories = [cast(memoryview, self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+        memories = [memoryview(memory).cast("B") for memory in memories]
+        if comm.size == 1:
+            memories = [memories[0][-_address(memories[0]) % PAGESIZE :]]
         self.views: list[Bytes] = [
             np.frombuffer(memory, dtype=np.uint8, count=nbytes, offset=LINE_BYTES) for memory in memories
         ]
         self.index = comm.rank
         self.own = self.views[comm.rank]
-        self._counters = [memoryview(memory).cast("B")[:8].cast("q") for memory in memories]
-        self.words = [memoryview(memory).cast("B")[8:16].cast("q") for memory in memories]
-        self.marks = [memoryview(memory).cast("B")[16:32].cast("q") for memory in memories]
+        self._counters = [memory[:8].cast("q") for memory in memories]
+        self.words = [memory[8:16].cast("q") for memory in memories]
+        self.marks = [memory[16:32].cast("q") for memory in memories]
         self._own_counter = self._counters.pop(comm.rank)
         self._sync = self._window.Sync
         self.own[:] = 0
@@ -148,6 +157,10 @@ class Segment:
         self._own_counter.release()
         self._window.Unlock_all()
         self._window.Free()
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
 def _has_come(counter: memoryview, count: int) -> bool:

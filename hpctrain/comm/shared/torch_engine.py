@@ -102,7 +102,14 @@ class MpiTorchEngine:
         """Until the memory is given back: a GPU's driver would copy to and from other pages through some of its own."""
         if not self._locked:
             self._control.before_shutdown(self._unlock_pages)
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        try:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        except RuntimeError as error:
+            raise HpctrainError(
+                f"CUDA cannot lock {memory.nbytes} bytes of the memory that gradients travel through: {error}",
+                "`free -h` says how much memory is left; --backend nccl needs none of it",
+                exit_code=1,
+            ) from error
         self._locked.append(memory.data_ptr())
 
     def _unlock_pages(self) -> None:

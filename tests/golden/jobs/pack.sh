@@ -68,11 +68,11 @@ pack='/home/me/it'"'"'s a cache/0123abcd.tar.gz'
 environments="$TMPDIR/hpctrain-environments-$UID"
 sent=$environments/.sent-$SLURM_JOB_ID
 if ! read -r pack_sha256 pack_bytes unpacked_bytes < "${pack%.tar.gz}".txt; then
-  echo "hpctrain: $pack is gone; hpctrain submit --pack makes it again" >&2
+  echo "hpctrain: $pack is gone, or $(hostname) does not see it; hpctrain submit --pack makes it, in XDG_CACHE_HOME" >&2
   exit 2
 fi
 # An archive that is used is kept.
-touch -- "$pack" "${pack%.tar.gz}".txt || true
+touch -c -- "$pack" "${pack%.tar.gz}".txt || true
 on_node=$(cat << 'END'
 # What one node does for its copy of a packed environment, in a bash of its own:
 #   find ENVIRONMENTS DIGEST BYTES           says missing where it is not there, and fails where there is no room for it
@@ -80,22 +80,41 @@ on_node=$(cat << 'END'
 set -u
 action=$1 environments=$2 digest=$3
 environment=$environments/$digest
+new=$environments/.new old=$environments/.old
 
 fail() {
   echo "hpctrain: $(hostname): $1" >&2
   exit 1
 }
 
+# What Python writes by itself does not count.
+count_files() {
+  find "$1" -name __pycache__ -prune -o -print | wc -l
+}
+
+# Clusters remove what lies unused in temporary folders for long, file by file.
+is_whole() {
+  [[ -r $environment/.files ]] && (( $(count_files "$environment") >= $(< "$environment"/.files) ))
+}
+
+require_python() {
+  "$environment"/bin/python -c "" || fail "the Python of the environment does not run here: $environment/bin/python"
+}
+
 find_environment() {
-  if [[ -e $environment/pyvenv.cfg ]]; then
+  # Whoever made these was killed: nobody else has the lock.
+  rm -rf -- "$new" "$old"
+  find "$environments" -maxdepth 1 -name '.sent-*' -mmin +60 -delete
+  if is_whole; then
     touch -- "$environment"
+    require_python
     return
   fi
   # Others that were last used an hour ago, and that nothing runs from, make room.
   find "$environments" -mindepth 1 -maxdepth 1 ! -name .lock -mmin +60 -print0 | while IFS= read -r -d '' other; do
-    if ! readlink /proc/[0-9]*/exe | grep -qF -- "$other/"; then
-      rm -rf -- "$environments"/.old
-      mv -T -- "$other" "$environments"/.old && rm -rf -- "$environments"/.old
+    # Where a program runs from is told without links.
+    if ! readlink /proc/[0-9]*/exe | grep -qF -- "$(realpath -- "$other")/"; then
+      mv -T -- "$other" "$old" && rm -rf -- "$old"
     fi
   done
   free=$(df --block-size=1 --output=avail -- "$environments" | tail -n 1)
@@ -104,19 +123,21 @@ find_environment() {
 }
 
 unpack_environment() {
+  sent=$2
+  # Also where it fails: the next job may need the room.
+  trap 'rm -rf -- "$sent" "$new" "$old"' EXIT
   # Another job's may have come first.
-  if [[ ! -e $environment/pyvenv.cfg ]]; then
-    sha256sum --check --status - <<< "$1  $2" || fail "the environment did not arrive as it was sent (SHA-256)"
-    new=$environments/.new
-    rm -rf -- "$new"
+  if ! is_whole; then
+    sha256sum --check --status - <<< "$1  $sent" || fail "the environment did not arrive as it was sent (SHA-256)"
     mkdir -- "$new" || fail "$new cannot be made"
-    tar -xzf "$2" -C "$new" --no-same-owner || fail "the environment cannot be unpacked in $environments"
+    tar -xzf "$sent" -C "$new" --no-same-owner || fail "the environment cannot be unpacked in $environments"
     # Of an environment only this line says where it is.
-    echo "home = $environment/base/bin" >> "$new"/pyvenv.cfg
+    echo "home = $environment/base/bin" >> "$new"/pyvenv.cfg || fail "$new/pyvenv.cfg cannot be written"
+    count_files "$new" > "$new"/.files || fail "$new/.files cannot be written"
+    [[ ! -e $environment ]] || mv -T -- "$environment" "$old" || fail "$environment cannot be replaced"
     mv -T -- "$new" "$environment" || fail "$environment cannot be made"
   fi
-  rm -f -- "$2"
-  "$environment"/bin/python -c "" || fail "the environment's Python does not run here"
+  require_python
 }
 
 umask 077
@@ -131,11 +152,18 @@ missing=$(once_a_node bash -c "$on_node" bash find "$environments" 0123abcd $((p
 if [[ $missing ]]; then
   begin=$SECONDS
   if ! sbcast --force "$pack" "$sent"; then
+    once_a_node rm -f -- "$sent" || true
     echo "hpctrain: sbcast could not send $pack to $sent on each node" >&2
     exit 1
   fi
   arrived=$SECONDS
-  once_a_node bash -c "$on_node" bash unpack "$environments" 0123abcd "$pack_sha256" "$sent"
+  if ! once_a_node bash -c "$on_node" bash unpack "$environments" 0123abcd "$pack_sha256" "$sent"; then
+    if ! sha256sum --check --status - <<< "$pack_sha256  $pack"; then
+      rm -f -- "$pack" "${pack%.tar.gz}".txt
+      echo "hpctrain: $pack was damaged, and is removed; hpctrain submit --pack makes it again" >&2
+    fi
+    exit 1
+  fi
   echo "hpctrain: the environment was sent to each node in $((arrived - begin)) s, and unpacked in $((SECONDS - arrived)) s" >&2
 else
   echo "hpctrain: each node has the environment already" >&2

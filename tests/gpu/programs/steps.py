@@ -21,7 +21,8 @@ from torch import nn
 import hpctrain as ht
 
 STEPS = 24
-BATCH = 64
+# Whole numbers of samples a rank on 1, 2, 3, 4, 6 and 8 GPUs.
+BATCH = 48
 _COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -106,12 +107,14 @@ class Run:
 def main(out: str, options: str) -> None:
     run = Run(json.loads(options))
     losses = np.array([run.step(number) for number in range(STEPS)])
-    backend, cores = "", [sorted(os.sched_getaffinity(0))]
+    gpu = str(torch.cuda.get_device_properties(run.device).uuid) if run.device.type == "cuda" else ""
+    backend, places = "", [(sorted(os.sched_getaffinity(0)), gpu)]
     if run.comm:
-        backend, cores = run.comm.backend, run.comm.allgather_object(cores[0])
+        backend, places = run.comm.backend, run.comm.allgather_object(places[0])
         losses = run.comm.allreduce(losses)
     if run.rank == 0:
-        found = {"losses": losses.tolist(), "ranks": run.size, "backend": backend, "cores": cores}
+        cores, gpus = zip(*places, strict=True)
+        found = {"losses": losses.tolist(), "ranks": run.size, "backend": backend, "cores": cores, "gpus": gpus}
         Path(out).write_text(json.dumps({**found, "device": str(run.device)}))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,12 @@ with open({notes!r}, "a") as file:
     file.write(json.dumps([{name!r}, sys.argv[1:], dict(os.environ)]) + "\\n")
 {then}
 """
+
+
+# What srun does with one task a node, on this one as often.
+ON_EACH_NODE = (
+    "import subprocess\nfor _ in range(int(sys.argv[1].split('=')[1])): subprocess.run(sys.argv[3:], check=True)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +74,29 @@ class Programs:
             text=True,
             start_new_session=True,
         )
+
+
+def slurm_programs(folder: Path) -> Programs:
+    """A new folder with Slurm's own that a job calls at its end."""
+    folder.mkdir()
+    made = Programs(folder)
+    made.add("scontrol")
+    made.add("sbatch", "print('8;cluster')")
+    return made
+
+
+@contextlib.contextmanager
+def started(programs: Programs, text: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    process = programs.start(text, **variables)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+
+
+def end(programs: Programs, text: str, **variables: str) -> tuple[int, str]:
+    with started(programs, text, **variables) as process:
+        output, _ = process.communicate(timeout=30)
+        return process.returncode, output

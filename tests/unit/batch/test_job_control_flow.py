@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_programs import Programs
+from fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
 from job_scripts import PLAIN, script
 
-from hpctrain.batch.staging import PackedEnvironment, StagedPaths, Staging
+from hpctrain.batch.staging import StagedPaths, Staging
 from hpctrain.cluster.profile import ClusterProfile
 
 TERM_THEN_4 = """
@@ -39,23 +34,7 @@ sys.exit(9)
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    made = Programs(folder)
-    made.add("scontrol")
-    made.add("sbatch", "print('8;cluster')")
-    return made
-
-
-@contextlib.contextmanager
-def started(programs: Programs, text: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    process = programs.start(text, **variables)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=20)
+    return slurm_programs(tmp_path / "bin")
 
 
 def wait_for(file: Path) -> None:
@@ -68,12 +47,6 @@ def wait_for(file: Path) -> None:
 def job(tmp_path: Path, profile: ClusterProfile = PLAIN, **asked: object) -> str:
     more = {"run_directory": tmp_path, "folder": tmp_path}
     return script(profile, more=more, **asked)
-
-
-def end(programs: Programs, text: str, **variables: str) -> tuple[int, str]:
-    with started(programs, text, **variables) as process:
-        output, _ = process.communicate(timeout=30)
-        return process.returncode, output
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
@@ -316,11 +289,6 @@ def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: 
     assert not (tmp_path / "hpctrain-7").exists()
 
 
-ON_EACH_NODE = (
-    "import subprocess\nfor _ in range(int(sys.argv[1].split('=')[1])): subprocess.run(sys.argv[3:], check=True)"
-)
-
-
 def staged_job(directory: Path, **asked: object) -> str:
     copies = (StagedPaths(source=str(directory / "data"), name="data", kind="copy"),)
     (directory / "data").write_text("1")
@@ -362,88 +330,3 @@ def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_
     assert code == 0
     assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
     assert not (tmp_path / "hpctrain-7").exists()
-
-
-SBCAST = "import shutil\nshutil.copy(*sys.argv[2:])"
-
-
-def packed_job(directory: Path, sha256: str | None = None) -> str:
-    """A job with an environment whose Python says that it runs, and whose hpctrain ends as resumable."""
-    made = directory / "made"
-    (made / "bin").mkdir(parents=True)
-    (made / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
-    for name, does in (("python", ""), ("hpctrain", 'echo "started $0 $VIRTUAL_ENV"; exit 1')):
-        (made / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
-        (made / "bin" / name).chmod(0o700)
-    archive = directory / "it's packed.tar.gz"
-    subprocess.run(["tar", "-czf", str(archive), "-C", str(made), "."], check=True)
-    own = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
-    (directory / "it's packed.txt").write_text(f"{own} {archive.stat().st_size} 10240\n")
-    pack = PackedEnvironment(archive=str(archive), digest="d1", folder="$TMPDIR/environments-$UID")
-    return script(PLAIN, nodes=2, more={"run_directory": directory, "folder": directory, "pack": pack})
-
-
-def end_packed(programs: Programs, text: str, storage: Path) -> tuple[int, str]:
-    storage.mkdir(exist_ok=True)
-    return end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES="2")
-
-
-def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, tmp_path: Path) -> None:
-    programs.add("srun", ON_EACH_NODE)
-    programs.add("sbcast", SBCAST)
-    text, storage = packed_job(tmp_path), tmp_path / "node's own"
-    environments = storage / f"environments-{os.getuid()}"
-    code, output = end_packed(programs, text, storage)
-    assert f"started {environments}/d1/bin/hpctrain {environments}/d1\n" in output
-    assert "the environment was sent to each node" in output
-    assert code == 1
-    assert f"home = {environments}/d1/base/bin\n" in (environments / "d1" / "pyvenv.cfg").read_text()
-    assert sorted(path.name for path in environments.iterdir()) == [".lock", "d1"]
-    assert environments.stat().st_mode & 0o777 == 0o700
-    # Another one that nothing has used for long goes when there is a new one; one that something runs from stays.
-    program = environments / "runs" / "sleep"
-    program.parent.mkdir()
-    shutil.copy("/bin/sleep", program)
-    (environments / "old").mkdir()
-    with subprocess.Popen([str(program), "60"]) as running:
-        for name in ("old", "runs"):
-            os.utime(environments / name, (0, 0))
-        code, output = end_packed(programs, text, storage)
-        assert "each node has the environment already" in output
-        assert {path.name for path in environments.iterdir()} == {".lock", "d1", "old", "runs"}
-        (environments / "d1" / "pyvenv.cfg").unlink()
-        shutil.rmtree(environments / "d1")
-        end_packed(programs, text, storage)
-        running.kill()
-    assert {path.name for path in environments.iterdir()} == {".lock", "d1", "runs"}
-    assert len(programs.calls("sbcast")) == 2
-
-
-def test_an_environment_that_does_not_arrive_ends_the_job(programs: Programs, tmp_path: Path) -> None:
-    programs.add("srun", ON_EACH_NODE)
-    programs.add("sbcast", SBCAST)
-    text, storage = packed_job(tmp_path, sha256="0" * 64), tmp_path / "storage"
-    code, output = end_packed(programs, text, storage)
-    assert (code, "started" in output) == (1, False)
-    assert f"hpctrain: {socket.gethostname()}: the environment did not arrive as it was sent" in output
-    programs.add("sbcast", "sys.exit('REQUEST_FILE_BCAST(n2): No space left on device')")
-    code, output = end_packed(programs, text, storage)
-    assert (code, "started" in output) == (1, False)
-    assert "(n2): No space" in output
-    assert "sbcast could not send" in output
-    (tmp_path / "it's packed.txt").write_text(f"{'0' * 64} {1 << 60} 1\n")
-    code, output = end_packed(programs, text, storage)
-    assert (code, f"{socket.gethostname()}: no space left in {storage}" in output) == (1, True)
-    (tmp_path / "it's packed.txt").unlink()
-    code, output = end_packed(programs, text, storage)
-    assert (code, "is gone; hpctrain submit --pack makes it again" in output) == (2, True)
-
-
-def test_environments_of_somebody_else_are_not_run(programs: Programs, tmp_path: Path) -> None:
-    programs.add("srun", ON_EACH_NODE)
-    text, storage = packed_job(tmp_path), tmp_path / "storage"
-    (tmp_path / "theirs").mkdir()
-    storage.mkdir()
-    (storage / f"environments-{os.getuid()}").symlink_to(tmp_path / "theirs")
-    code, output = end_packed(programs, text, storage)
-    assert (code, "belongs to somebody else" in output, "started" in output) == (1, True, False)

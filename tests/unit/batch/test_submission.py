@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import needs
 import pytest
@@ -253,6 +254,21 @@ def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsy
 
 
 @needs.pytorch
+def test_a_template_without_the_packed_environment_is_refused(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not the one that the tests run in, which may be of a kind that cannot be packed.
+    found = SimpleNamespace(archive=Path("/cache/0123abcd.tar.gz"), digest="0123abcd")
+    monkeypatch.setattr("hpctrain.cluster.pack.find_pack", lambda: found)
+    Path("mine.yaml").write_text("name: mine\nsource: the tests\nnode_storage: /tmp\n")
+    Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
+    asked = ("digits", "--cluster", "mine.yaml", "--pack", "--dry-run")
+    assert submit(*asked, "--template", "mine.j2") == 2
+    assert "mine.j2 would not start from the packed environment" in capsys.readouterr().err
+    assert submit(*asked) == 0
+
+
+@needs.pytorch
 def test_a_dry_run_needs_no_slurm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -277,7 +293,7 @@ def test_a_dry_run_needs_no_slurm(
         (["--stage", "/nowhere"], "names no storage"),
         (["--pack"], "--pack: the profile generic names no storage"),
         (["--pack", "--container", "docker://a/b"], "--pack and --container exclude each other"),
-        (["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"], "/nowhere"),
+        (["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"], "exclude each other"),
         (["--", "x"], "arguments are for a script"),
     ],
 )

@@ -78,6 +78,10 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["data", "shard", ".", "out", "--master", "local[2]"], "--master is about a cluster of Spark"),
         (["data", "shard", ".", "out", "--engine", "spark", "-np", "2"], "--engine spark has executors, and -np"),
         (
+            ["data", "shard", ".", "out", "--engine", "spark", "--tasks-per-node", "2", "--dry-run"],
+            "--engine spark has executors, and --tasks-per-node, --dry-run is",
+        ),
+        (
             ["data", "prepare-text", ".", "out", "--tokenizer", "bytes", "--workers", "2", "-H", "h1"],
             "--workers are processes of this machine",
         ),

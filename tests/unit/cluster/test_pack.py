@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ from hpctrain.cluster.pack import find_pack
 from hpctrain.errors import HpctrainError
 try:
     pack = find_pack()
-    if sys.argv[1:]:
+    exec(sys.argv[1])
+    if sys.argv[2:]:
         pack.write(lambda line: None)
     print(json.dumps([pack.digest, str(pack.archive)]))
 except HpctrainError as error:
@@ -62,11 +64,11 @@ def site(environment: Path) -> Path:
     return found
 
 
-def pack(environment: Path, *, write: bool = False) -> tuple[str, Path]:
-    """The digest, or what was wrong, and the archive."""
+def pack(environment: Path, *, write: bool = False, meanwhile: str = "") -> tuple[str, Path]:
+    """The digest, or what was wrong, and the archive; ``meanwhile`` is run after the environment was looked at."""
     cache = environment.parent / "cache"
     variables = {**os.environ, "PYTHONPATH": str(_CHECKOUT), "XDG_CACHE_HOME": str(cache)}
-    command = [str(environment / "bin" / "python"), "-c", _PACK, *(["write"] if write else [])]
+    command = [str(environment / "bin" / "python"), "-c", _PACK, meanwhile, *(["write"] if write else [])]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     digest, archive = json.loads(done.stdout)
     return digest, Path(archive)
@@ -157,7 +159,19 @@ def test_the_name_is_that_of_the_content(environment: Path, tmp_path: Path) -> N
     assert pack(tmp_path / "other")[0] == first
 
 
-def test_a_damaged_or_cut_off_archive_is_made_again(environment: Path) -> None:
+def test_hashes_of_files_that_were_just_changed_are_not_remembered(environment: Path) -> None:
+    """They may be changed again within what the file system tells apart."""
+    fresh = site(environment) / "fresh.py"
+    time.sleep(2.1)
+    fresh.write_text("VALUE = 1")
+    pack(environment, write=True)
+    (hashes,) = (environment.parent / "cache" / "hpctrain" / "environments").glob("hashes-*.json")
+    known = json.loads(hashes.read_text())
+    assert str(site(environment) / "small" / "data.txt") in known
+    assert str(fresh) not in known
+
+
+def test_a_cut_off_archive_is_made_again(environment: Path) -> None:
     _, archive = pack(environment, write=True)
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-1])
@@ -165,23 +179,23 @@ def test_a_damaged_or_cut_off_archive_is_made_again(environment: Path) -> None:
     assert archive.read_bytes() == whole, "the same environment gives the same bytes"
 
 
-FINDER = """\
-from __future__ import annotations
-MAPPING: dict[str, str] = {{'mapped': {folder!r}, 'module': {module!r}}}
-NAMESPACES: dict[str, list[str]] = {{}}
-def install(): pass
-"""
-
-
-def test_an_editable_of_setuptools(environment: Path, tmp_path: Path) -> None:
-    (tmp_path / "src" / "mapped").mkdir(parents=True)
-    (tmp_path / "src" / "mapped" / "__init__.py").write_text("VALUE = 3")
-    module = tmp_path / "src" / "module.py"
-    module.write_text("VALUE = 4")
-    finder = FINDER.format(folder=str(tmp_path / "src" / "mapped"), module=str(module))
+def add_finder(environment: Path, table: str) -> None:
+    """An editable installation as setuptools writes it."""
+    finder = f"from __future__ import annotations\n{table}\ndef install(): pass\n"
     (site(environment) / "__editable___mapped_1_finder.py").write_text(finder)
     install = "import __editable___mapped_1_finder; __editable___mapped_1_finder.install()"
     (site(environment) / "__editable__.mapped-1.pth").write_text(install)
+
+
+@pytest.mark.parametrize("kind", [": dict[str, str]", ""])
+def test_an_editable_of_setuptools(environment: Path, tmp_path: Path, kind: str) -> None:
+    """Its table names modules without their suffix; older versions write it without its type."""
+    source = tmp_path / "src"
+    (source / "mapped").mkdir(parents=True)
+    (source / "mapped" / "__init__.py").write_text("VALUE = 3")
+    (source / "module.py").write_text("VALUE = 4")
+    mapping = {name: str(source / name) for name in ("mapped", "module")}
+    add_finder(environment, f"MAPPING{kind} = {mapping}\nNAMESPACES: dict[str, list[str]] = {{}}")
     (site(environment) / "hpctrain.pth").write_text(f"{_CHECKOUT}\n")
     _, archive = pack(environment, write=True)
     shutil.rmtree(tmp_path / "src")
@@ -191,12 +205,87 @@ def test_an_editable_of_setuptools(environment: Path, tmp_path: Path) -> None:
     assert said(copy / "bin" / "python", "-c", "import mapped, module; print(mapped.VALUE, module.VALUE)") == "3 4\n"
 
 
-def test_what_cannot_be_packed_is_refused(environment: Path) -> None:
+def test_packages_are_those_that_python_finds_first(environment: Path, tmp_path: Path) -> None:
+    """The environment's, then those of folders in their order, also within namespaces, then those of a finder."""
+    for number, names in enumerate((("small", "ns/one", "first"), ("ns/one", "ns/deep/two", "first"), ("first",))):
+        for name in names:
+            package = tmp_path / f"src{number}" / name
+            package.mkdir(parents=True)
+            (package / "__init__.py").write_text(f"VALUE = {number}")
+            (package / f"only_in_{number}.py").touch()
+    (tmp_path / "src0" / "ns" / "module.py").write_text("VALUE = 5")
+    (tmp_path / "src0" / "tests").mkdir()
+    (tmp_path / "src0" / "tests" / "only_in_tests.py").touch()
+    add_finder(environment, f"MAPPING = {{'first': {str(tmp_path / 'src2' / 'first')!r}}}")
+    (site(environment) / "folders.pth").write_text(f"{tmp_path}/src0\n{tmp_path}/src1\n")
+    copy = unpack(pack(environment, write=True)[1], tmp_path / "copy")
+    program = (
+        "from importlib import import_module; import sys; print(*(import_module(name).VALUE for name in sys.argv[1:]))"
+    )
+    names = ("first", "ns.one", "ns.deep.two", "ns.module")
+    assert said(copy / "bin" / "python", "-c", program, *names) == "0 0 1 5\n"
+    # And nothing of one is among the files of another.
+    assert sorted(path.name for path in copy.rglob("only_in_*.py")) == ["only_in_0.py", "only_in_0.py", "only_in_1.py"]
+
+
+def test_scripts_keep_the_options_of_their_python(environment: Path, tmp_path: Path) -> None:
+    """As they stand in the first line, and as pip writes it where the path is odd."""
+    python, body = environment / "bin" / "python", "import sys; print(sys.prefix, sys.flags.isolated)\n"
+    for name, head in (
+        ("short", f"#!{python} -I"),
+        ("long", f"#!/bin/sh\n'''exec' \"{python}\" -I \"$0\" \"$@\"\n' '''"),
+    ):
+        (environment / "bin" / name).write_text(f"{head}\n{body}")
+        (environment / "bin" / name).chmod(0o755)
+    copy = unpack(pack(environment, write=True)[1], tmp_path / "copy")
+    assert said(copy / "bin" / "short") == said(copy / "bin" / "long") == f"{copy} 1\n"
+
+
+def test_a_link_to_itself_is_a_link(environment: Path) -> None:
+    (site(environment) / "small" / "around").symlink_to("around")
+    assert len(pack(environment)[0]) == 32
+
+
+NO_FOLDER = """\
+import os
+def scandir(path=".", found=os.scandir):
+    if str(path).endswith("/small"):
+        raise PermissionError(13, "Permission denied", str(path))
+    return found(path)
+os.scandir = scandir
+"""
+
+
+def test_what_cannot_be_read_is_named(environment: Path) -> None:
+    data = site(environment) / "small" / "data.txt"
+    said_of_file = pack(environment, write=True, meanwhile=f"import os; os.remove({str(data)!r})")[0]
+    assert f"cannot read {data}: No such file" in said_of_file
+    (site(environment) / "sitecustomize.py").write_text(NO_FOLDER)
+    assert f"cannot read {data.parent}: Permission denied" in pack(environment)[0]
+
+
+def test_what_cannot_be_packed_is_refused(environment: Path, tmp_path: Path) -> None:
     info = site(environment) / "odd-1.dist-info"
     info.mkdir()
     (info / "direct_url.json").write_text('{"url": "file:///src/odd", "dir_info": {"editable": true}}')
     (info / "RECORD").write_text("odd-editable.pth,,\n")
     (site(environment) / "odd-editable.pth").write_text("import small")
     assert "odd is an editable installation of a kind" in pack(environment)[0]
+    shutil.rmtree(info)
+    (site(environment) / "odd-editable.pth").write_text(f"import site; site.addsitedir({str(_CHECKOUT)!r})")
+    assert f"refers to {_CHECKOUT}, which is not packed" in pack(environment)[0]
+    (site(environment) / "odd-editable.pth").unlink()
+    add_finder(environment, "MAPPING = {'gone': '/nowhere/gone'}")
+    assert "finds gone at /nowhere/gone, where nothing is" in pack(environment)[0]
+    add_finder(environment, "TABLE = {}")
+    assert "has no table of what it finds" in pack(environment)[0]
+    (tmp_path / "base" / "conda-meta").mkdir(parents=True)
+    (site(environment) / "base.pth").write_text(f"import sys; sys.base_prefix = {str(tmp_path / 'base')!r}")
+    assert f"{tmp_path}/base is conda's" in pack(environment)[0]
+    (tmp_path / "base" / "conda-meta").rmdir()
+    (tmp_path / "base" / "lib" / "python3" / "dist-packages").mkdir(parents=True)
+    settings = environment / "pyvenv.cfg"
+    settings.write_text(settings.read_text().replace("packages = false", "packages = true"))
+    assert "also uses the packages of the system" in pack(environment)[0]
     (environment / "conda-meta").mkdir()
     assert "conda-pack" in pack(environment)[0]

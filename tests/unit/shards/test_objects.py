@@ -23,6 +23,7 @@ from hpctrain.bench.photographs import photographs, write_folders, write_shards
 from hpctrain.cli.main import main
 from hpctrain.data import open_sources
 from hpctrain.errors import HpctrainError
+from hpctrain.files.whole import temporary
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.shards.cache import ShardFiles, cache_folder, fetch_manifest
@@ -230,6 +231,18 @@ def test_a_damaged_object_is_named(
         assert file == "train-000003.tar" and fault.startswith(words)
 
 
+@pytest.mark.parametrize("kind", ["503", "refused"])
+def test_objects_that_cannot_be_had_are_not_called_damaged(
+    server: S3Server, impatient: float, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever believed it would upload a whole set anew."""
+    server.fault = lambda name, number: kind if name == "train-000003.tar" else None
+    assert main(["data", "verify", server.url]) == 1
+    said = capsys.readouterr().err
+    assert f"{server.url}/train-000003.tar: " in said
+    assert "upload" not in said and "not as it was written" not in said
+
+
 def test_a_missing_object_is_named_at_once(server: S3Server) -> None:
     with pytest.raises(HpctrainError, match=r"nowhere/manifest\.json: there is no such object; given up in attempt 1 "):
         fetch_manifest(f"{server.url}/nowhere")
@@ -319,6 +332,18 @@ def test_a_cache_without_room_is_refused_before_the_start(
             for file in shards:
                 files.path(file.name, file.sha256, file.bytes)
         assert not unfinished(small)
+
+
+def test_what_a_killed_run_left_in_the_cache_is_removed(server: S3Server) -> None:
+    manifest = fetch_manifest(server.url)
+    folder = cache_folder(server.url, manifest)
+    killed, at_work = (temporary(folder / f"train-00000{number}.tar") for number in range(2))
+    for path in (killed, at_work):
+        path.write_bytes(b"half")
+    long_ago = time.time() - 3600
+    os.utime(killed, (long_ago, long_ago))
+    assert cache_folder(server.url, manifest) == folder
+    assert not killed.exists() and at_work.exists()
 
 
 def test_a_cache_that_is_removed_meanwhile_is_no_missing_object(server: S3Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,16 @@ def write(
     parquet.write_table(table.replace_schema_metadata(metadata), path, row_group_size=rows)
 
 
+def _noted(names: Iterable[str]) -> dict[bytes, bytes]:
+    """The classes, as `datasets` notes them."""
+    return {b"huggingface": json.dumps({"info": {"features": {"label": {"names": list(names)}}}}).encode()}
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Two files of train and one of val, as `datasets` writes them."""
     folder = tmp_path / "source"
-    noted = {b"huggingface": json.dumps({"info": {"features": {"label": {"names": _CLASSES}}}}).encode()}
+    noted = _noted(_CLASSES)
     write(folder / "data" / "train-00000-of-00002.parquet", IMAGES[:25], LABELS[:25], struct=True, metadata=noted)
     write(folder / "data" / "train-00001-of-00002.parquet", IMAGES[25:50], LABELS[25:50], struct=True, metadata=noted)
     write(folder / "data" / "validation-00000-of-00001.parquet", IMAGES[50:], LABELS[50:], struct=True)
@@ -134,6 +139,62 @@ def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytes
     assert "--image-column jpeg --label-column kind goes on with it" in capsys.readouterr().err
 
 
+def test_names_of_files_as_other_programs_give_them(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    # A folder, as Spark writes a table, with what macOS leaves beside a file.
+    write(source / "train.parquet" / "part-00000.snappy.parquet", IMAGES[:4], LABELS[:4])
+    (source / "train.parquet" / "._part-00000.snappy.parquet").write_bytes(b"no Parquet")
+    # Names with hashes, which begin alike and are longer than a key.
+    names = [f"validation-00000-of-00001-{digit * 16}.parquet" for digit in "ab"]
+    for number, name in enumerate(names):
+        write(source / "data" / name, IMAGES[4 + number : 5 + number], [number])
+    _make(source, tmp_path / "shards")
+    train = _samples(tmp_path / "shards", "train")
+    assert sorted(sample[1:] for sample in train) == sorted(zip(LABELS[:4], IMAGES[:4], strict=True))
+    val = _samples(tmp_path / "shards", "val")
+    assert [sample[1:] for sample in val] == [(0, IMAGES[4]), (1, IMAGES[5])]
+    assert all(key.startswith("data_validation-00000-of-0") and key.endswith("_00000000") for key, _, _ in val)
+
+
+def test_row_groups_and_files_without_rows(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write(source / "val.parquet", IMAGES[3:5], [0, 1])
+    whole = pyarrow.table({"image": IMAGES[:3], "label": LABELS[:3]})
+    with parquet.ParquetWriter(source / "train-0.parquet", whole.schema) as writer:
+        for rows in (whole[:1], whole[:0], whole[1:]):
+            writer.write_table(rows)
+    assert parquet.ParquetFile(source / "train-0.parquet").num_row_groups == 3
+    parquet.write_table(whole[:0], source / "train-1.parquet")
+    _make(source, tmp_path / "shards")
+    keys = sorted(key for key, _, _ in _samples(tmp_path / "shards", "train"))
+    assert keys == [f"train-0_{row:08}" for row in range(3)]
+
+
+def test_labels_of_categories(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for split in ("train", "val"):
+        labels = pyarrow.array(["owl", "cat", "owl"]).dictionary_encode()
+        parquet.write_table(pyarrow.table({"image": IMAGES[:3], "label": labels}), source / f"{split}.parquet")
+    assert _make(source, tmp_path / "shards").classes == ("cat", "owl")
+    assert [label for _, label, _ in _samples(tmp_path / "shards", "val")] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "message"),
+    [
+        (["cat", "dog"], ["cat", "Dog"], "'Dog': a class of val alone"),
+        ([0, 1 << 40], [0, 1], "the label 1099511627776, which is no class's number"),
+        ([0, -1], [0, 1], "has the label -1"),
+    ],
+)
+def test_labels_that_are_no_classes(train: list[Any], val: list[Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path / "source" / "train.parquet", IMAGES[:2], train)
+    write(tmp_path / "source" / "val.parquet", IMAGES[:2], val)
+    with pytest.raises(HpctrainError, match=message):
+        _make(tmp_path / "source", tmp_path / "shards")
+
+
 def _cut(source: Path) -> None:
     path = source / "data" / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:-100])
@@ -144,6 +205,11 @@ def _overwrite(source: Path) -> None:
     content = bytearray(path.read_bytes())
     content[100:400] = b"\xff" * 300
     path.write_bytes(content)
+
+
+def _twice(path: Path) -> None:
+    images, labels = pyarrow.array(IMAGES[:2]), pyarrow.array([0, 1])
+    parquet.write_table(pyarrow.Table.from_arrays([images, images, labels], ["image", "image", "label"]), path)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +224,11 @@ def _overwrite(source: Path) -> None:
         (lambda source: write(source / "data" / "train-x.parquet", [1, 2], [0, 1]), "holds int64"),
         (lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
         (lambda source: write(source / "data_train" / "o.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
+        (lambda source: write(source / "train" / "val-0.parquet", IMAGES[:2], [0, 1]), "its folder says train, and"),
+        (lambda source: _twice(source / "data" / "train-x.parquet"), "has several columns 'image'"),
         (
-            lambda source: write(source / "data" / ("train" + "x" * 40 + ".parquet"), IMAGES[:2], [0, 1]),
-            "which has not 1 to 48 bytes",
+            lambda source: write(source / "val-x.parquet", IMAGES[:1], [0], metadata=_noted(reversed(_CLASSES))),
+            "train-00000-of-00002.parquet and {source}/val-x.parquet name the classes differently",
         ),
         (
             lambda source: [write(source / name, IMAGES[:1], [0]) for name in ("train_a.parquet", "train/a.parquet")],
@@ -175,7 +243,7 @@ def test_wrong_files_are_named(
     damage(source)
     assert main(["data", "shard", str(source), str(tmp_path / "shards")]) == 2
     said = capsys.readouterr().err
-    assert message in said
+    assert message.format(source=source) in said
     assert "Traceback" not in said
     assert not (tmp_path / "shards").exists()
 
@@ -195,6 +263,15 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
 
     with pytest.raises(HpctrainError, match=r"bytes of the \d+ that were listed"):
         _make(source, tmp_path / "shards", changes)
+
+
+def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> None:
+    def on_another_host(function: Any, items: Any) -> list[Any]:
+        return [True if isinstance(item, ShardTask) else function(item) for item in items]
+
+    with pytest.raises(HpctrainError, match=r"records lacks 13 of 13 shards of train .*\n.*do all hosts see"):
+        _make(source, tmp_path / "shards", on_another_host)
+    assert not (tmp_path / "shards" / "manifest.json").exists()
 
 
 def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path, tmp_path: Path) -> None:
