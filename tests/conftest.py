@@ -35,8 +35,10 @@ _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Modules go to pytest's workers in this order, and none should begin late that takes long.
 _LONGEST = (
     *("test_requeued_training.py", "test_training.py", "test_local_slurm.py", "test_odd_names.py"),
-    *("test_keras_patterns.py", "test_torch_patterns.py", "test_imagenet.py", "test_campaign.py"),
-    *("test_keras_equivalence.py", "test_resume.py", "test_notebooks.py"),
+    *("test_campaign.py", "test_parallel.py", "test_keras_patterns.py", "test_gpt_on_meshes.py", "test_notebooks.py"),
+    *("test_saves_without_a_rank.py", "test_frameworks.py", "test_imagenet.py", "test_pod_ranks.py", "test_gpt.py"),
+    *("test_process_group.py", "test_spark.py", "test_keras_equivalence.py", "test_torch_patterns.py"),
+    *("test_keras_strategies.py", "test_odd_numbers.py", "test_resume.py", "test_keras_behaviour.py"),
 )
 
 

@@ -38,7 +38,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return losses_alone(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, 3])
 def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: Alone, ranks: int) -> None:
     options = ("-np", str(ranks), "--backend", "mpi", "--oversubscribe", "--run-dir", "run")
     result = hpctrain("run", write_all(tmp_path), *options, **LIMITED)

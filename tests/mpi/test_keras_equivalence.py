@@ -46,8 +46,8 @@ TYPES = ("float32", "embedding", "overflow", "overflow_graph", "bfloat16", "wire
 @pytest.mark.parametrize(
     ("ranks", "backends"),
     [
-        (1, {"mpi": ("momentum", "adam", "accumulated_2")}),
-        (2, {"mpi": CORE}),
+        pytest.param(1, {"mpi": ("momentum", "adam", "accumulated_2")}, marks=pytest.mark.thorough),
+        pytest.param(2, {"mpi": CORE}, marks=pytest.mark.thorough),
         (3, {"mpi": (), "horovod": ("momentum", "accumulated_2", *TYPES)}),
         (4, {"mpi": ("momentum", "adam", "accumulated_2")}),
     ],

@@ -40,7 +40,12 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
         pytest.param(2, PP, id="pp"),
         pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3"),
         pytest.param(4, ["fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"], id="hsdp"),
-        pytest.param(4, ["tp_fsdp", "tp_fsdp_all", "tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"], id="tp fsdp"),
+        pytest.param(
+            4,
+            ["tp_fsdp", "tp_fsdp_all", "tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"],
+            id="tp fsdp",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             4,
             [
@@ -48,8 +53,9 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
                 *("pp_fsdp_scaler", "pp_replicas_1f1b_all", "pp_tp_1f1b_all", "pp4"),
             ],
             id="pp fsdp",
+            marks=pytest.mark.thorough,
         ),
-        pytest.param(8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"], id="tp pp fsdp"),
+        pytest.param(8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"], id="tp pp fsdp", marks=pytest.mark.thorough),
     ],
 )
 def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, ranks, cases):

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "torch_patterns.py"
-BACKENDS = ("mpi", "horovod", "gloo")
 DIVISIONS = ("even", "uneven", "small")
 
 # What cannot be told, or has another meaning on ranks than in one process, where a batch does not divide evenly.
@@ -32,7 +31,14 @@ REFUSED_OVER_3 = REFUSED | {
 }
 
 
-@pytest.mark.parametrize(("ranks", "backends", "refused"), [(2, BACKENDS, REFUSED), (3, ("mpi",), REFUSED_OVER_3)])
+@pytest.mark.parametrize(
+    ("ranks", "backends", "refused"),
+    [
+        (3, ("mpi",), REFUSED_OVER_3),
+        (2, ("horovod",), REFUSED),
+        pytest.param(2, ("mpi", "gloo"), REFUSED, marks=pytest.mark.thorough),
+    ],
+)
 def test_each_pattern_equals_one_process_or_is_refused(mpirun, tmp_path, ranks, backends, refused):
     # One start of the ranks serves every pattern, and a wait that does not end ends the test soon.
     mpirun(PROGRAM, ranks, ",".join(backends), str(tmp_path / "out"), timeout=600, HPCTRAIN_TIMEOUT="120")
