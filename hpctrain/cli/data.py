@@ -115,7 +115,7 @@ def shard(
         image_column=image_column,
         label_column=label_column,
     )
-    manifest = _make(sharding, ranks, hosts, engine, job)
+    manifest = _make(sharding, ranks, hosts, engine, job, as_json)
     if not isinstance(manifest, ShardManifest):
         return
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
@@ -180,7 +180,7 @@ def prepare_text(
         seed=seed,
         part_bytes=int(megabytes * (1 << 20)),
     )
-    manifest = _make(wanted, ranks, hosts, engine, job, workers)
+    manifest = _make(wanted, ranks, hosts, engine, job, as_json, workers)
     if not isinstance(manifest, TextManifest):
         return
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
@@ -199,6 +199,7 @@ def _make(
     hosts: HostNames,
     engine: EngineOptions,
     job: ShardJob,
+    as_json: bool,
     workers: int | None = None,
 ) -> Manifest | None:
     """The manifest of what was made; None where a job makes it."""
@@ -212,7 +213,7 @@ def _make(
         return on_spark(work, engine.master)
     if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
         raise HpctrainError("--workers are processes of this machine, beside ranks", "leave --workers out")
-    if submits(job, hosts, ranks):
+    if submits(job, hosts, ranks, as_json):
         submit_work(work, "shards", job)
         return None
     if workers is not None:

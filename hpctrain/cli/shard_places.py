@@ -96,7 +96,7 @@ class ShardJob:
         return [f"--{name.replace('further', 'sbatch').replace('_', '-')}" for name in names]
 
 
-def submits(job: ShardJob, hosts: HostNames, ranks: int | None) -> bool:
+def submits(job: ShardJob, hosts: HostNames, ranks: int | None, as_json: bool) -> bool:
     """Whether the shards are to be made in a job.
 
     Raises:
@@ -109,6 +109,11 @@ def submits(job: ShardJob, hosts: HostNames, ranks: int | None) -> bool:
     if ranks is not None or hosts.given():
         raise HpctrainError(
             "the ranks of a job are those of its nodes", "--nodes N --tasks-per-node T instead of -np and hosts"
+        )
+    if as_json:
+        raise HpctrainError(
+            "--json prints what was made, and a job makes it later",
+            "leave --json out; the job writes DIR/manifest.json",
         )
     return True
 

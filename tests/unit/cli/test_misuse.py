@@ -75,6 +75,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             "the ranks of a job are",
         ),
         (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "made in jobs of Slurm alone"),
+        (["data", "shard", ".", "out", "--cluster", "generic", "--json"], "--json prints what was made"),
         (["data", "shard", ".", "out", "--master", "local[2]"], "--master is about a cluster of Spark"),
         (["data", "shard", ".", "out", "--engine", "spark", "-np", "2"], "--engine spark has executors, and -np"),
         (
