@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -61,7 +62,8 @@ def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
     said = printed.read_text()
     assert "h3 does not answer ssh" in said
     assert "h3 joins" in said
-    assert "host h2 was lost, and its ranks with it; going on from step" in said
+    # As a host, as a rank on it or as one that gives no answer, whichever is noticed first.
+    assert re.search(r"\bh2\b.*; going on from step", said), said
     events = read_lines(path)
     # As if nothing had been: each sample once an epoch, in the order of the recipe.
     assert list(wrong_order(kept_steps(events), samples=_SAMPLES, seed=_SEED, batch=_BATCH)) == []
