@@ -20,7 +20,7 @@ train: .venv/train.stamp
 
 # For a look after each change: lint, and the unit tests that take no long time.
 check: lint
-	$(call tests,$(SIDE_BY_SIDE) -m 'not slow and not thorough' tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) -m 'not slow' tests/unit)
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need their cores also while
 # they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
