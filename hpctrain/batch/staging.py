@@ -14,7 +14,7 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError
 
 if TYPE_CHECKING:
-    from hpctrain.cluster.pack import Pack
+    from hpctrain.cluster.packing.pack import Pack
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 _ENVIRONMENT = "environment"
@@ -67,9 +67,9 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
 
     Raises:
         HpctrainError: the cluster names no storage of its nodes, the ranks have the environment of a container, or as
-            of :func:`hpctrain.cluster.pack.find_pack`.
+            of :func:`hpctrain.cluster.packing.pack.find_pack`.
     """
-    from hpctrain.cluster.pack import find_pack
+    from hpctrain.cluster.packing.pack import find_pack
 
     if container:
         raise HpctrainError(

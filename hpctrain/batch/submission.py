@@ -28,7 +28,7 @@ from hpctrain.run.plan import Plan
 from hpctrain.run.resuming import resume_command
 
 if TYPE_CHECKING:
-    from hpctrain.cluster.pack import Pack
+    from hpctrain.cluster.packing.pack import Pack
 
 # A controller that is down lets sbatch try for as long.
 _SECONDS = 120.0

@@ -259,7 +259,7 @@ def test_a_template_without_the_packed_environment_is_refused(
 ) -> None:
     # Not the one that the tests run in, which may be of a kind that cannot be packed.
     found = SimpleNamespace(archive=Path("/cache/0123abcd.tar.gz"), digest="0123abcd")
-    monkeypatch.setattr("hpctrain.cluster.pack.find_pack", lambda: found)
+    monkeypatch.setattr("hpctrain.cluster.packing.pack.find_pack", lambda: found)
     Path("mine.yaml").write_text("name: mine\nsource: the tests\nnode_storage: /tmp\n")
     Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
     asked = ("digits", "--cluster", "mine.yaml", "--pack", "--dry-run")

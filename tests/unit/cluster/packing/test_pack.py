@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-_CHECKOUT = Path(__file__).parents[3]
+_CHECKOUT = Path(__file__).parents[4]
 _PACK = """
 import json, sys
-from hpctrain.cluster.pack import find_pack
+from hpctrain.cluster.packing.pack import find_pack
 from hpctrain.errors import HpctrainError
 try:
     pack = find_pack()

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpctrain.cluster.entries import Entry
-from hpctrain.cluster.environment import compiled, environment_entries
+from hpctrain.cluster.packing.entries import Entry
+from hpctrain.cluster.packing.environment import compiled, environment_entries
 from hpctrain.errors import HpctrainError
 from hpctrain.files.cache import cache_folder
 from hpctrain.files.disk import disk_error

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator
 from os.path import relpath
 from pathlib import Path
 
-from hpctrain.cluster.entries import Entry, walk
+from hpctrain.cluster.packing.entries import Entry, walk
 from hpctrain.errors import HpctrainError
 
 _MODULES = tuple(importlib.machinery.all_suffixes())

@@ -16,8 +16,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from hpctrain.cluster.editables import editable_entries
-from hpctrain.cluster.entries import Entry, walk
+from hpctrain.cluster.packing.editables import editable_entries
+from hpctrain.cluster.packing.entries import Entry, walk
 from hpctrain.errors import HpctrainError
 
 _BASE = "base"
@@ -36,7 +36,7 @@ _RELOCATABLE = b"""#!/bin/sh
 ' '''
 """
 # Beside the package in a checkout.
-_TEMPLATES = Path(__file__).resolve().parents[2] / "slurm"
+_TEMPLATES = Path(__file__).resolve().parents[3] / "slurm"
 # Of a .pyc: https://peps.python.org/pep-0552/
 _HEADER_BYTES = 16
 
