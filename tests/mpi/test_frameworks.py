@@ -106,7 +106,8 @@ def _torchrun(script: Path) -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script.name],
         cwd=script.parent,
-        env={**os.environ, **LIMITED},
+        # Both ranks write into one pipe, whole lines where their streams have buffers.
+        env={**os.environ, **LIMITED, "PYTHONUNBUFFERED": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -68,7 +68,7 @@ def test_a_run_whose_server_hangs_ends_with_the_name_of_the_object(
     hpctrain: Launch, tmp_path: Path, server: S3Server
 ) -> None:
     server.fault = lambda name, number: "hang" if name == "train-000005.tar" else None
-    limits = {"HPCTRAIN_OBJECT_TIMEOUT": "0.5", "HPCTRAIN_TIMEOUT": "9"}
+    limits = {"HPCTRAIN_OBJECT_TIMEOUT": "0.5", "HPCTRAIN_TIMEOUT": "40"}
     environment = {**server.environment, **limits, "HPCTRAIN_CACHE": str(tmp_path / "cache")}
     result = hpctrain("run", *options(server.url), "--run-dir", "run", **environment)
     assert result.returncode == 1, result.stdout
