@@ -92,10 +92,11 @@ def _program(command: list[str]) -> dict[str, Any] | None:
 
 
 def _framework(program: dict[str, Any]) -> str | None:
-    """Which framework the program imports, if it is one."""
+    """Which framework the program imports, if it is one; one that may import either is told by its arguments."""
     try:
         if "script" in program:
-            return _imported(Path(program["script"]))
+            named = {_FRAMEWORK_OF.get(word.partition("=")[0]) for word in program["arguments"][1:]} - {None}
+            return _imported(Path(program["script"])) or (named.pop() if len(named) == 1 else None)
         plan = json.loads((Path(program["arguments"][1]) / "plan.json").read_bytes())
         if plan["recipe"]:
             return {"torch": "torch", "keras": "tensorflow"}[plan["framework"]]
