@@ -46,6 +46,20 @@ def start(tmp_path):
         process.communicate()
 
 
+@pytest.mark.parametrize(
+    ("program", "argument", "warm"),
+    [("import beside", "", True), ("", "torch=mpi", True), ("", "", False), ("import beside", "keras", True)],
+)
+def test_a_framework_is_imported_beside_or_named_by_an_argument(tmp_path, program, argument, warm):
+    (tmp_path / "beside.py").write_text("def network():\n    import torch\n")
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\n{program}\nprint('torch' in sys.modules)\n")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, str(script), argument]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
+    assert done.stdout == f"{warm}\n"
+
+
 def test_it_gets_all_that_its_process_has(start, tmp_path):
     (tmp_path / "beside.py").write_text("value = 3")
     process = start(
