@@ -106,7 +106,7 @@ def _torchrun(script: Path) -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script.name],
         cwd=script.parent,
-        # Both ranks write into one pipe, whole lines where their streams have buffers.
+        # Both ranks write into one pipe: with buffers they write whole lines.
         env={**os.environ, **LIMITED, "PYTHONUNBUFFERED": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

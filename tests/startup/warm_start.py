@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,32 +93,31 @@ def _program(command: list[str]) -> dict[str, Any] | None:
 
 
 def _framework(program: dict[str, Any]) -> str | None:
-    """Which framework the program imports, if it is one; one that may import either is told by its arguments."""
+    """The one framework that the program imports; where its imports do not tell, its arguments may name it."""
     try:
         if "script" in program:
-            named = {_FRAMEWORK_OF.get(word.partition("=")[0]) for word in program["arguments"][1:]} - {None}
-            return _imported(Path(program["script"])) or (named.pop() if len(named) == 1 else None)
+            named = (word.partition("=")[0] for word in program["arguments"][1:])
+            return _only(_imports(Path(program["script"]))) or _only(named)
         plan = json.loads((Path(program["arguments"][1]) / "plan.json").read_bytes())
-        if plan["recipe"]:
-            return {"torch": "torch", "keras": "tensorflow"}[plan["framework"]]
-        return _imported(Path(plan["script"]["path"]))
+        return _only([plan["framework"]] if plan["recipe"] else _imports(Path(plan["script"]["path"])))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _imported(script: Path) -> str | None:
-    """The one framework that a script imports, by itself or by scripts beside it."""
-    frameworks: set[str] = set()
-    waiting, seen = [script], set[Path]()
-    while waiting:
-        path = waiting.pop()
-        if path in seen or not path.is_file():
-            continue
-        seen.add(path)
-        names = _IMPORTS.findall(path.read_text())
-        frameworks.update(_FRAMEWORK_OF[name] for name in names if name in _FRAMEWORK_OF)
-        waiting += [script.with_name(f"{name}.py") for name in names]
+def _only(names: Iterable[str]) -> str | None:
+    frameworks = {_FRAMEWORK_OF[name] for name in names if name in _FRAMEWORK_OF}
     return frameworks.pop() if len(frameworks) == 1 else None
+
+
+def _imports(script: Path) -> set[str]:
+    """What a script imports, by itself or by scripts beside it."""
+    found: set[str] = set()
+    waiting = [script]
+    while waiting:
+        new = set(_IMPORTS.findall(waiting.pop().read_text())) - found
+        found |= new
+        waiting += filter(Path.is_file, (script.with_name(f"{name}.py") for name in new))
+    return found
 
 
 def _is_usual() -> bool:
