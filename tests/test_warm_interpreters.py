@@ -54,10 +54,9 @@ def test_a_framework_is_imported_beside_or_named_by_an_argument(tmp_path, progra
     (tmp_path / "beside.py").write_text("def network():\n    import torch\n")
     script = tmp_path / "script.py"
     script.write_text(f"import sys\n{program}\nprint('torch' in sys.modules)\n")
+    environment = {**os.environ, **warm_start.READ_AT_IMPORT}
     command = [sys.executable, str(script), argument]
-    done = subprocess.run(
-        command, env={**os.environ, **warm_start.READ_AT_IMPORT}, capture_output=True, text=True, timeout=LIMIT, check=True
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
     assert done.stdout == f"{warm}\n"
 
 
