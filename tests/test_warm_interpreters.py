@@ -104,6 +104,21 @@ def test_what_differs_before_the_imports_begins_cold(start, variables):
     assert out == "False\n"
 
 
+def test_memory_is_mapped_from_the_size_that_the_environment_says(start):
+    program = """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        # glibc raises its own threshold to the size of a block that is freed.
+        libc.free(ctypes.c_void_p(libc.malloc(8 << 20)))
+        address = libc.malloc(200 << 10)
+        # A mapped block begins at a page, behind two words.
+        print(warm, address % 4096 == 16)
+    """
+    out, _ = start(program, MALLOC_MMAP_THRESHOLD_="131072").communicate(timeout=LIMIT)
+    assert out == "True True\n"
+
+
 def test_no_state_goes_from_one_to_the_next(start):
     program = "print(torch.rand(3), hasattr(torch, 'left')); torch.left = 1"
     first, second = (start(program).communicate(timeout=LIMIT)[0] for _ in range(2))

@@ -43,6 +43,7 @@ _BOTH = (
     *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.event_file_writer"),
 )
 _F_SETSIG = 10
+_M_MMAP_THRESHOLD = -3
 _PR_SET_PDEATHSIG = 1
 _READ_SECONDS = 30.0
 # Above the numbers that a rank's own files can have.
@@ -180,6 +181,9 @@ def _take_over(request: _Request) -> socket.socket:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(state["environment"])
+    if (threshold := os.environ.get("MALLOC_MMAP_THRESHOLD_", "")).isdecimal():
+        # What glibc does with the variable when a process starts.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
     sys.argv = state["arguments"]
     sys.orig_argv = state["command"]
     sys.path[:] = state["path"] if state["front"] is None else [state["front"], *state["path"]]

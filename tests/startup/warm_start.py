@@ -33,7 +33,7 @@ READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # mpirun of a wheel adds its own folder, once or more often.
 LIBRARIES = os.pathsep.join(filter(None, (f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH"))))
 _ALSO_READ = re.compile(
-    r"LD_|MALLOC_|KERAS_|XLA_|TORCH(?!INDUCTOR_CACHE_DIR$)|CUDA|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$)"
+    r"LD_|MALLOC_(?!MMAP_THRESHOLD_$)|KERAS_|XLA_|TORCH(?!INDUCTOR_CACHE_DIR$)|CUDA|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$)"
 )
 HEADER = struct.Struct("!II")
 _SECONDS = 120.0
