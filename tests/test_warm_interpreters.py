@@ -112,10 +112,10 @@ def test_memory_is_mapped_from_the_size_that_the_environment_says(start):
         # glibc raises its own threshold to the size of a block that is freed.
         libc.free(ctypes.c_void_p(libc.malloc(8 << 20)))
         address = libc.malloc(200 << 10)
-        # A mapped block begins at a page, behind two words.
+        # A mapped block begins at a page, after two words.
         print(warm, address % 4096 == 16)
     """
-    out, _ = start(program, MALLOC_MMAP_THRESHOLD_="131072").communicate(timeout=LIMIT)
+    out, _ = start(program, **{warm_start.MAPPING_THRESHOLD: "131072"}).communicate(timeout=LIMIT)
     assert out == "True True\n"
 
 

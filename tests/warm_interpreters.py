@@ -75,7 +75,8 @@ def listen(directory: Path) -> None:
 def _start_server(listener: Any, framework: str, seed: int) -> None:
     command = [sys.executable, __file__, str(os.getpid()), framework, str(listener.fileno())]
     environment = {
-        **{name: value for name, value in os.environ.items() if name != warm_start.DIRECTORY},
+        # A threshold that was set cannot be taken back in a rank without one.
+        **{name: os.environ[name] for name in os.environ.keys() - {warm_start.DIRECTORY, warm_start.MAPPING_THRESHOLD}},
         **warm_start.READ_AT_IMPORT,
         "LD_LIBRARY_PATH": warm_start.LIBRARIES,
         "PYTHONHASHSEED": str(seed + 1),
@@ -181,7 +182,7 @@ def _take_over(request: _Request) -> socket.socket:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(state["environment"])
-    if (threshold := os.environ.get("MALLOC_MMAP_THRESHOLD_", "")).isdecimal():
+    if threshold := os.environ.get(warm_start.MAPPING_THRESHOLD):
         # What glibc does with the variable when a process starts.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, int(threshold))
     sys.argv = state["arguments"]

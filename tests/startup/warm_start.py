@@ -25,6 +25,8 @@ DIRECTORY = "HPCTRAIN_WARM_INTERPRETERS"
 """The environment variable that names the folder of the servers' sockets."""
 
 FRAMEWORKS = ("torch", "tensorflow")
+MAPPING_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+"""glibc reads it when a process starts; a rank can set the same later."""
 
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 _FRAMEWORK_OF = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
@@ -33,7 +35,8 @@ READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # mpirun of a wheel adds its own folder, once or more often.
 LIBRARIES = os.pathsep.join(filter(None, (f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH"))))
 _ALSO_READ = re.compile(
-    r"LD_|MALLOC_(?!MMAP_THRESHOLD_$)|KERAS_|XLA_|TORCH(?!INDUCTOR_CACHE_DIR$)|CUDA|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$)"
+    rf"LD_|(?!{MAPPING_THRESHOLD}$)MALLOC_|KERAS_|XLA_|TORCH(?!INDUCTOR_CACHE_DIR$)|CUDA"
+    r"|PYTHON(?!PATH$|UNBUFFERED$|HASHSEED$)"
 )
 HEADER = struct.Struct("!II")
 _SECONDS = 120.0
