@@ -19,12 +19,15 @@ mount -t tmpfs -o mode=1777 shm /dev/shm
 
 mount --bind "$folder/etc/hosts" /etc/hosts
 mount --bind "$folder/etc/nsswitch.conf" /etc/nsswitch.conf
+mount --bind "$folder/etc/passwd" /etc/passwd
 mount --bind "$folder/ssh" /etc/ssh
 
 # The new /tmp and /run hide what is below the old ones: what is shared is put into them first.
 mount -t tmpfs -o mode=1777 tmp "$stage/tmp"
 mount -t tmpfs -o mode=755 run "$stage/run"
 mkdir -m 755 "$stage/run/sshd"
+mkdir "$stage/run/home"
+mount --bind "$folder/home" "$stage/run/home"
 for path in "$@"; do
     case $path in
     /tmp/* | /run/*)

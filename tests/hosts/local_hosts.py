@@ -8,6 +8,7 @@ python tests/hosts/local_hosts.py start|stop|on|rate|cut|deafen|silence|split|me
 
 Made of Linux namespaces (https://man7.org/linux/man-pages/man7/namespaces.7.html), which end with their processes:
 nothing is left when those are gone. /tmp, /run and /dev/shm are each host's own; everything else is shared, as by NFS.
+The superuser's home is one for all hosts, and empty: a login there neither reads nor writes what is in the real one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -45,6 +47,8 @@ _BRIDGE, _OTHER_BRIDGE = "br0", "br1"
 _QUEUE = "10ms"
 _BURST = "128kb"
 _LOSES_ALL = ("pfifo", "limit", "0")
+# A shell's start-up files may take locks in the home, which a host that is killed in the middle leaves for ever.
+_HOME = "/run/home"
 _INSIDE = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
@@ -167,7 +171,7 @@ class LocalHosts:
             HostsError: the host is down.
         """
         environment = {
-            "HOME": "/root",
+            "HOME": _HOME,
             "LANG": "C.UTF-8",
             "PATH": f"{Path(sys.executable).parent}:{_PATH}",
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -379,14 +383,20 @@ class LocalHosts:
             remove = ["sh", "-c", 'read -r _; rm -rf "$0"', str(self.folder)]
             self._remover = subprocess.Popen(remove, stdin=subprocess.PIPE, start_new_session=True)
         ssh, etc = self.folder / "ssh", self.folder / "etc"
-        ssh.mkdir()
-        etc.mkdir()
+        for made in (ssh, etc, self.folder / "home"):
+            made.mkdir()
         for name in ("host", "id"):
             _do(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hosts", "-f", str(ssh / name)])
         addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(self.names, 1)}
         hosts = "".join(f"{address} {name}\n" for name, address in addresses.items())
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        users = "".join(
+            f"{user.pw_name}:x:{user.pw_uid}:{user.pw_gid}:{user.pw_gecos}:"
+            f"{user.pw_dir if user.pw_uid else _HOME}:{user.pw_shell}\n"
+            for user in pwd.getpwall()
+        )
+        (etc / "passwd").write_text(users)
         kind, key, *_ = (ssh / "host.pub").read_text().split()
         known = (f"{name},{address} {kind} {key}\n" for name, address in addresses.items())
         (ssh / "known_hosts").write_text("".join(known))
