@@ -13,32 +13,39 @@ endif
 # Thousands of processes import the same modules: what Python compiles of them is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train check test thorough lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test thorough everything lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # For a look after each change: lint, and the unit tests that take no long time.
 check: lint
-	$(call tests,$(SIDE_BY_SIDE) -m 'not slow' tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) -m 'not slow and not thorough' tests/unit)
+
+# Each promise once: what is cheapest to see it kept.
+test: everything
+	$(call suite,not thorough)
+
+# The rest: further engines, frameworks, numbers of ranks, meshes and faults.
+thorough: everything
+	$(call suite,thorough)
+
+everything: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need their cores also while
 # they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.
 MODULES := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
-test: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
-	$(call tests,$(SIDE_BY_SIDE) tests/slurm tests/unit)
-	$(call tests,--numprocesses 2 $(MODULES) -m 'not thorough' --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
-	$(call tests,tests/hosts)
+define suite
+$(call tests,$(SIDE_BY_SIDE) -m '$(1)' tests/slurm tests/unit)
+$(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/slurm --ignore tests/unit --ignore tests/hosts)
+$(call tests,-m '$(1)' tests/hosts)
+endef
 
 # Jobs and ranks are real ones on a machine that others may be using: what fails runs once more, now by itself, and only
 # what fails again has failed. Both runs are printed.
 tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && \
 	$(BIN)/python -m pytest $(1) --numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none; }
-
-# What a promise says of engines, numbers of ranks and meshes, in the combinations that `make test` leaves out.
-thorough: horovod .frameworks/installed.stamp
-	$(call tests,--numprocesses 2 $(MODULES) -m thorough tests)
 
 # 351 runs that are hurt on purpose, four hours on two cores; `make test` has a short campaign.
 faults: horovod

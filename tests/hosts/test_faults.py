@@ -26,6 +26,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_as_promised(name: str, hosts: LocalHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds_of_hosts, "TIMEOUT", 12)

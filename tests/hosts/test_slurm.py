@@ -69,6 +69,7 @@ if comm.rank == 0:
 PROFILE = "name: mine\nsource: the tests\nnode_storage: /tmp\nrequeue: true\n"
 
 
+@pytest.mark.thorough
 def test_jobs_start_from_a_packed_environment(slurm: SlurmOnHosts, hosts: LocalHosts, tmp_path: Path):
     """A recipe that trains, then a script that is requeued; the nodes have the environment after the first of them."""
     pytest.importorskip("torch")

@@ -54,6 +54,7 @@ def test_ranks_are_in_the_order_of_the_placement(folder: Path) -> None:
     assert checks["host order"]["status"] == "ok"
 
 
+@pytest.mark.thorough
 def test_launchers_that_do_not_work_are_named(slurm: LocalSlurm, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     broken = tmp_path / "bin" / "mpirun"

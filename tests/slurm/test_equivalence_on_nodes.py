@@ -32,7 +32,7 @@ def results(slurm: LocalSlurm, tmp_path_factory: pytest.TempPathFactory) -> list
     return [dict(np.load(file)) for file in files]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_eight_ranks_on_four_nodes_equal_one_process(
     results: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

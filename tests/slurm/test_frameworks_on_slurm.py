@@ -17,7 +17,7 @@ if reason := missing():
 HPCTRAIN = str(Path(sys.executable).parent / "hpctrain")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
 def test_losses_on_two_nodes_are_those_of_one_process(slurm: LocalSlurm, tmp_path: Path, launcher: str) -> None:
     script = write_all(tmp_path)

@@ -76,6 +76,7 @@ if task == "1" and len(seen.read_text().splitlines()) == 1:
 """
 
 
+@pytest.mark.thorough
 def test_one_task_of_an_array_is_requeued(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()

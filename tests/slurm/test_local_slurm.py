@@ -75,6 +75,7 @@ def test_ranks_of_two_nodes_are_one_world(
     assert "size 4 on n1 n1 n2 n2" in (tmp_path / "out").read_text()
 
 
+@pytest.mark.thorough
 def test_a_preempted_job_is_signalled_and_starts_again(
     slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_pa
         assert "lack access to" not in (other.folder / "slurmctld.log").read_text()
 
 
+@pytest.mark.thorough
 def test_a_lost_node_comes_back_and_nothing_stays_after_the_end(tmp_path: Path) -> None:
     folder = tmp_path.parent / "c"
     with LocalSlurm(Settings(lost_seconds=3, answer_seconds=4), folder) as cluster:

@@ -59,6 +59,7 @@ def stop(slurm: LocalSlurm, run: Path, attempt: int, job: str) -> None:
         wait_until("the announcement", (run / "stop").exists)
 
 
+@pytest.mark.thorough
 def test_a_job_whose_time_is_too_short_requeues_itself(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
@@ -118,6 +119,7 @@ def test_the_signal_to_every_process_of_a_job(
     assert newest_state(run) == uninterrupted
 
 
+@pytest.mark.thorough
 def test_requeued_by_the_administrator(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
@@ -131,6 +133,7 @@ def test_requeued_by_the_administrator(
     assert newest_state(run) == uninterrupted
 
 
+@pytest.mark.thorough
 def test_one_node_loses_its_ranks(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:

@@ -55,6 +55,7 @@ def worker(run: Path) -> psutil.Process:
     return rank
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_and_a_time_limit(slurm: LocalSlurm, shard: Submitted, tmp_path: Path) -> None:
     assert shard("alone").returncode == 0
     wanted = contents(tmp_path / "alone")

@@ -29,7 +29,11 @@ ODD = "a,b c\n'quoted' \"twice\" $(touch pwned) ; touch pwned `touch pwned` \\n 
 
 
 @pytest.mark.parametrize(
-    ("launcher", "asked", "backend"), [("mpirun", "auto", "mpi (no GPU on"), ("srun-pmix", "gloo", "gloo (asked for)")]
+    ("launcher", "asked", "backend"),
+    [
+        ("mpirun", "auto", "mpi (no GPU on"),
+        pytest.param("srun-pmix", "gloo", "gloo (asked for)", marks=pytest.mark.thorough),
+    ],
 )
 def test_trains_on_two_nodes(
     submit: Submit, slurm_hpctrain: Launch, tmp_path: Path, launcher: str, asked: str, backend: str
@@ -86,7 +90,9 @@ def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], Non
         slurm.start_slurmd(node)
 
 
-@pytest.mark.parametrize("kept", [("--set", "fault_tolerance=shrink"), ("--sbatch", "no-kill")])
+@pytest.mark.parametrize(
+    "kept", [("--set", "fault_tolerance=shrink"), pytest.param(("--sbatch", "no-kill"), marks=pytest.mark.thorough)]
+)
 def test_a_run_goes_on_without_a_lost_node(
     slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path, kept: tuple[str, str]
 ) -> None:

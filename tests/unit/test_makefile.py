@@ -17,3 +17,14 @@ def test_only_the_tests_build_horovod(target: str, builds: bool) -> None:
     )
     assert ("horovod build" in result.stdout) == builds
     assert ("hpctrain run digits -np 2" in result.stdout) != builds
+
+
+def test_what_one_tier_leaves_out_the_other_has() -> None:
+    tiers = {}
+    for target in ("test", "thorough"):
+        printed = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        tiers[target] = [line for line in printed.splitlines() if "-m pytest" in line]
+    assert len(tiers["test"]) == 3
+    assert [line.replace("'not thorough'", "'thorough'") for line in tiers["test"]] == tiers["thorough"]

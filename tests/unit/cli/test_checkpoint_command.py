@@ -148,7 +148,7 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.thorough)])
 @needs.pytorch
 def test_an_exported_model_has_the_accuracy_of_the_run(hpctrain: Launch, tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)

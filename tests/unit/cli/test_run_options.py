@@ -321,7 +321,7 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
     assert events()[-1].differences == {"epochs": (20, 5)}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs.pytorch
 def test_a_run_whose_events_are_lost(capfd: pytest.CaptureFixture[str]) -> None:
     """Goes on from its checkpoint to its end, with a warning; what reads it lives with what is left."""

@@ -87,7 +87,7 @@ def test_outputs_and_statistics_are_equal(resnet50):
             np.testing.assert_allclose(value, kept[key], rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_gradients_are_equal(float64):
     (ours, theirs), modes = float64
     x, labels = images(np.float64), np.arange(1, 1 + IMAGES)
@@ -114,7 +114,7 @@ def test_gradients_are_equal(float64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits_cnn", "resnet50", "resnet101"])
+@pytest.mark.parametrize("name", ["digits_cnn", "resnet50", pytest.param("resnet101", marks=pytest.mark.thorough)])
 def test_weights_go_there_and_back(name, request):
     ours, theirs = request.getfixturevalue(name) if name == "resnet50" else pair(name)
     load_state(theirs, ours.state_dict())

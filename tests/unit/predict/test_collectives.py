@@ -31,7 +31,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_times_on_tapered_trees_are_within_a_tenth(cases: list[dict[str, Any]]) -> None:
     assert {case["collective"] for case in cases} == {"ring", "halving-doubling", "hierarchical", "tree"}
     for case in cases:

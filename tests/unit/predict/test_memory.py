@@ -96,7 +96,14 @@ def test_a_transformer_takes_what_is_tracked(batch: int, optimizer: Optimizer) -
 
 @needs.pytorch
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "optimizer"), [(2, SGD), (16, ADAM), (64, SGD)], ids=["2-sgd", "16-adam", "64-sgd"])
+@pytest.mark.parametrize(
+    ("batch", "optimizer"),
+    [
+        pytest.param(2, SGD, marks=pytest.mark.thorough, id="2-sgd"),
+        pytest.param(16, ADAM, id="16-adam"),
+        pytest.param(64, SGD, marks=pytest.mark.thorough, id="64-sgd"),
+    ],
+)
 def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> None:
     check("resnet50", batch, Settings(optimizer=optimizer), within=0.001)
 
@@ -148,7 +155,7 @@ def test_other_ways_to_train_take_what_is_tracked(name: str, settings: Settings)
         ("convnet", 128, Settings(optimizer=SGD)),
         ("convnet", 128, Settings(optimizer=SGD, in_place=False, parts=2)),
         ("transformer", 8, Settings(optimizer=SGD, bucket_bytes=5e6, parts=2)),
-        ("transformer", 8, Settings(optimizer=SGD, in_place=False, parts=3)),
+        pytest.param("transformer", 8, Settings(optimizer=SGD, in_place=False, parts=3), marks=pytest.mark.thorough),
     ],
 )
 def test_buckets_take_what_is_tracked(name: str, batch: int, settings: Settings) -> None:

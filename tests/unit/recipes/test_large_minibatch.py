@@ -114,7 +114,7 @@ def plain_training(batch: int, seed: int, rates: list[float]) -> list[int]:
     return wrong
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs.pytorch
 def test_a_study_of_two_runs(tmp_path, program, capsys):
     """It trains as a plain loop with the paper's rates does, and what it writes can be read and drawn."""

@@ -226,6 +226,7 @@ def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
     assert capsys.readouterr().err.count("warning: n4 cannot join: it has no program") == 1
 
 
+@pytest.mark.thorough
 def test_hosts_with_which_it_does_not_work_are_left_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ def test_what_ships_is_what_a_trace_finds(name: str) -> None:
         # Two sizes that it was not solved from.
         ("resnet18", (160, 175)),
         pytest.param("resnet50", (224, 176), marks=pytest.mark.slow),
-        pytest.param("resnet101", (192,), marks=pytest.mark.slow),
+        pytest.param("resnet101", (192,), marks=pytest.mark.thorough),
     ],
 )
 def test_residual_networks_ship_as_a_trace_finds_them_at_any_size(name: str, sizes: tuple[int, ...]) -> None:

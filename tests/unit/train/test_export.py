@@ -30,7 +30,7 @@ assert not any(name.startswith("hpctrain") for name in sys.modules)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @small_resnets()
 def test_keras(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")

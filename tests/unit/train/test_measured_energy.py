@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_keeps_what_it_measured(begun: RunDirectory, tmp_pa
     assert summary["energy_kwh"] == pytest.approx(3 / 3.6e6)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_without_counters_says_so_once(begun: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     root = tmp_path / "empty"

@@ -341,7 +341,7 @@ def test_large_gradients_are_no_fault(framework):
     assert not trainer.faulty and trainer.updates == 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_statistics_of_a_skipped_batch_are_taken_back(framework):
     settings = recipe(model={"name": "resnet18"}, data={"name": "imagenet"}, numbers={"non_finite": "skip"})
     trainer = real(framework, settings)

@@ -116,6 +116,7 @@ def test_it_runs_without_the_original(environment: Path, tmp_path: Path) -> None
     assert (site(copy) / "small" / "data.txt").read_text() == "data"
 
 
+@pytest.mark.thorough
 def test_compiled_modules_are_taken_and_are_valid(environment: Path, tmp_path: Path) -> None:
     """Also of what was never compiled, and of what was compiled before it was changed."""
     (site(environment) / "fresh.py").write_text("VALUE = 1")
@@ -187,7 +188,7 @@ def add_finder(environment: Path, table: str) -> None:
     (site(environment) / "__editable__.mapped-1.pth").write_text(install)
 
 
-@pytest.mark.parametrize("kind", [": dict[str, str]", ""])
+@pytest.mark.parametrize("kind", [": dict[str, str]", pytest.param("", marks=pytest.mark.thorough)])
 def test_an_editable_of_setuptools(environment: Path, tmp_path: Path, kind: str) -> None:
     """Its table names modules without their suffix; older versions write it without its type."""
     source = tmp_path / "src"
@@ -205,6 +206,7 @@ def test_an_editable_of_setuptools(environment: Path, tmp_path: Path, kind: str)
     assert said(copy / "bin" / "python", "-c", "import mapped, module; print(mapped.VALUE, module.VALUE)") == "3 4\n"
 
 
+@pytest.mark.thorough
 def test_packages_are_those_that_python_finds_first(environment: Path, tmp_path: Path) -> None:
     """The environment's, then those of folders in their order, also within namespaces, then those of a finder."""
     for number, names in enumerate((("small", "ns/one", "first"), ("ns/one", "ns/deep/two", "first"), ("first",))):
@@ -228,6 +230,7 @@ def test_packages_are_those_that_python_finds_first(environment: Path, tmp_path:
     assert sorted(path.name for path in copy.rglob("only_in_*.py")) == ["only_in_0.py", "only_in_0.py", "only_in_1.py"]
 
 
+@pytest.mark.thorough
 def test_scripts_keep_the_options_of_their_python(environment: Path, tmp_path: Path) -> None:
     """As they stand in the first line, and as pip writes it where the path is odd."""
     python, body = environment / "bin" / "python", "import sys; print(sys.prefix, sys.flags.isolated)\n"

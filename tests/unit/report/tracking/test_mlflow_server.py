@@ -191,6 +191,7 @@ def curve(run: Run, name: str) -> list[tuple[int, float, int]]:
     return [(step, value, at) for step, value, at in found if value is not None]
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +245,7 @@ def _silent_server() -> Iterator[str]:
                 each.close()
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_slows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
     with _silent_server() as address, Run(tmp_path, address) as run:
