@@ -84,7 +84,7 @@ def test_topology(folder: Path) -> None:
     assert all(picture.count(f">{title}</text>") == 1 for title in ("as given", "placed"))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_large_minibatch(folder: Path) -> None:
     shutil.copy(_NOTEBOOKS / "large_minibatch.json", folder)
     printed = _printed(_run("03_large_minibatch.ipynb", folder))
@@ -96,7 +96,7 @@ def test_large_minibatch(folder: Path) -> None:
     assert rows == pytest.approx(reported, abs=0.011)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_prediction(folder: Path) -> None:
     printed = _printed(_run("04_prediction.ipynb", folder))
     numbers = r"([\d.]+) \[([\d.]+), ([\d.]+)\]$"
@@ -119,7 +119,7 @@ def test_prediction(folder: Path) -> None:
     assert (folder / "scaling.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_parallelism(folder: Path) -> None:
     for study in ("loose.json", "loose_gpt.json"):
         shutil.copy(_NOTEBOOKS / study, folder)

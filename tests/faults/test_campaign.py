@@ -19,10 +19,11 @@ from references import EPOCHS, Library, Setting
 SAMPLES = 1437
 CASES = (
     ("a checkpoint's share with a flipped bit", "torch", "mpi"),
+    ("kill -9 while a checkpoint is written", "keras", "mpi"),
+    # These are thorough.
     ("a disk too full for a checkpoint", "torch", "mpi"),
     ("a sample that is not a number, rule skip", "torch", "mpi"),
     ("4, 2 and then 3 ranks", "torch", "mpi"),
-    ("kill -9 while a checkpoint is written", "keras", "mpi"),
     ("mesh: kill -9 while a checkpoint is written", "torch", "gloo", "dp_shard=2"),
 )
 
@@ -36,8 +37,13 @@ def library() -> Iterator[Library]:
             yield library
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(case) for case in CASES])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=" ".join(case), marks=pytest.mark.thorough if number > 1 else ())
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_it_ends_as_promised(library: Library, number: int) -> None:
     name, framework, backend, *mesh = CASES[number]
     pytest.importorskip(framework)

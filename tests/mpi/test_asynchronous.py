@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "asynchronous.py"
 EPOCHS, STEPS, PARTS, BATCHES = 2, 40, 10, 4
 
 
-@pytest.fixture(scope="module", params=["torch", "keras"])
+@pytest.fixture(scope="module", params=["torch", pytest.param("keras", marks=pytest.mark.thorough)])
 def ran(request, mpirun, tmp_path_factory):
     """Each of three ranks' results, and where rank 0 left its events."""
     pytest.importorskip(request.param)

@@ -25,6 +25,7 @@ def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_collectives_over_both_groups(hpctrain: Launch):
     result = hpctrain("bench", "collectives", "-np", "2", "--sizes", "1K", "--rounds", "1", "--batch", "1", "--json")
     assert result.returncode == 0, result.stdout
@@ -83,6 +84,7 @@ def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path
     assert not list(tmp_path.glob("hpctrain-bench-*"))
 
 
+@pytest.mark.thorough
 def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
     result = hpctrain("bench", "memory", "-np", "4", "--batch", "1", "--json", timeout=600)
     assert result.returncode == 0, result.stdout
@@ -106,6 +108,7 @@ def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
     assert rows["tp 2, ZeRO 3"]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_step_under_meshes(hpctrain: Launch):
     meshes = ("--mesh", "dp_shard=2", "--mesh", "tp=2", "--mesh", "pp=2")
     arguments = ("-np", "2", "--model", "gpt", "--rounds", "1", "--batch", "1", "--json")

@@ -96,6 +96,7 @@ def _check_refusals(told: dict[str, str], given: Path) -> None:
         assert told[name].startswith("HpctrainError")
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_ends_the_run_and_leaves_no_lock(tmp_path: Path, environment: dict[str, str]) -> None:
     done = _run(environment, tmp_path, "killed")
     assert done.returncode == 4

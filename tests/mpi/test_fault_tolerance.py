@@ -163,6 +163,7 @@ def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: 
     assert "needs Open MPI 5, and mpirun --with-ft ulfm; this MPI is Open MPI 5" in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_keras(program: ModuleType, mpirun: Launch, tmp_path: Path) -> None:
     pytest.importorskip("keras")

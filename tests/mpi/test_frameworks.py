@@ -38,7 +38,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return losses_alone(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, 3])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
+)
 def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: Alone, ranks: int) -> None:
     options = ("-np", str(ranks), "--backend", "mpi", "--oversubscribe", "--run-dir", "run")
     result = hpctrain("run", write_all(tmp_path), *options, **LIMITED)
@@ -72,6 +74,7 @@ PREPARE = """\
     def train_dataloader"""
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_under_lightning_resumes_from_its_checkpoint(
     hpctrain: Launch, tmp_path: Path, alone: Alone
 ) -> None:
@@ -90,7 +93,9 @@ def test_a_killed_rank_under_lightning_resumes_from_its_checkpoint(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
 
 
-@pytest.mark.parametrize(("launcher", "backend"), [("mpirun", "hpctrain"), ("torchrun", "gloo")])
+@pytest.mark.parametrize(
+    ("launcher", "backend"), [("mpirun", "hpctrain"), pytest.param("torchrun", "gloo", marks=pytest.mark.thorough)]
+)
 def test_the_strategy_among_ranks_that_were_started_by_hand(
     mpirun: Launch, tmp_path: Path, alone: Alone, launcher: str, backend: str
 ) -> None:

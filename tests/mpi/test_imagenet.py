@@ -55,6 +55,7 @@ def test_resnet50_learns(hpctrain: Launch, tmp_path: Path, shards: Path) -> None
     assert_learned(tmp_path / "run", broken=1)
 
 
+@pytest.mark.thorough
 def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
     hpctrain: Launch, tmp_path: Path, shards: Path
 ) -> None:
@@ -77,7 +78,9 @@ def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "recipe"), [("torch", "goyal2017"), ("keras", "you2017-lars")])
+@pytest.mark.parametrize(
+    ("framework", "recipe"), [("torch", "goyal2017"), pytest.param("keras", "you2017-lars", marks=pytest.mark.thorough)]
+)
 def test_learns_is_reported_stopped_and_resumed_to_the_same_bits(
     hpctrain: Launch, tmp_path: Path, shards: Path, framework: str, recipe: str
 ) -> None:

@@ -55,7 +55,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     ("ranks", "backends"),
     [
         (2, {"mpi.uneven": ()}),
-        (3, {"horovod.uneven": ENGINES}),
+        pytest.param(3, {"horovod.uneven": ENGINES}, marks=pytest.mark.thorough),
         pytest.param(2, {"horovod.even": ENGINES}, marks=pytest.mark.thorough),
         pytest.param(3, {"mpi.even": ENGINES}, marks=pytest.mark.thorough),
     ],

@@ -108,6 +108,7 @@ def _check_cluster(texts: list[str], backend: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", _RANKS)
 def test_the_digits_are_learnt_also_where_a_rank_is_killed(tmp_path: Path, backend: str) -> None:
     ranks = _RANKS[backend] + (backend == "parameter_server")

@@ -64,6 +64,7 @@ def test_a_run_from_a_server_that_fails_equals_one_from_disk(
     assert told == [] and "hush" not in remote.stdout
 
 
+@pytest.mark.thorough
 def test_a_run_whose_server_hangs_ends_with_the_name_of_the_object(
     hpctrain: Launch, tmp_path: Path, server: S3Server
 ) -> None:

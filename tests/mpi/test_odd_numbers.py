@@ -24,7 +24,7 @@ ALL = "flipped,stop,gone_back"
     ("ranks", "backend", "cases"),
     [
         (2, "mpi", {"torch": ALL, "keras": "flipped,gone_back"}),
-        (3, "horovod", {"torch": "flipped,stop", "keras": "flipped"}),
+        pytest.param(3, "horovod", {"torch": "flipped,stop", "keras": "flipped"}, marks=pytest.mark.thorough),
     ],
 )
 def test_on_all_ranks_alike(mpirun: Launch, tmp_path: Path, ranks: int, backend: str, cases: dict[str, str]) -> None:

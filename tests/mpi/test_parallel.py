@@ -36,10 +36,15 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
     ("ranks", "cases"),
     [
         pytest.param(2, FSDP, id="fsdp"),
-        pytest.param(2, TP, id="tp"),
-        pytest.param(2, PP, id="pp"),
-        pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3"),
-        pytest.param(4, ["fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"], id="hsdp"),
+        pytest.param(2, TP, id="tp", marks=pytest.mark.thorough),
+        pytest.param(2, PP, id="pp", marks=pytest.mark.thorough),
+        pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3", marks=pytest.mark.thorough),
+        pytest.param(
+            4,
+            ["fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"],
+            id="hsdp",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             4,
             ["tp_fsdp", "tp_fsdp_all", "tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"],

@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "parallel_memory.py"
 LIMITED = PROGRAM.with_name("parallel_limit.py")
 
 
+@pytest.mark.thorough
 def test_memory_is_that_of_the_formulas(mpirun, tmp_path):
     ranks = 4
     mpirun(PROGRAM, ranks, str(tmp_path / "out"), "gloo", MALLOC_MMAP_THRESHOLD_="131072")

@@ -26,7 +26,14 @@ STALLS = {
 }
 
 
-@pytest.mark.parametrize(("check", "more"), [(check, ()) for check in STALLS] + [("stall", ("later",))])
+@pytest.mark.parametrize(
+    ("check", "more"),
+    [
+        ("stall", ()),
+        *(pytest.param(check, (), marks=pytest.mark.thorough) for check in STALLS if check != "stall"),
+        pytest.param("stall", ("later",), marks=pytest.mark.thorough),
+    ],
+)
 def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun, check, more):
     began = time.monotonic()
     result = mpirun(PROGRAM, 3, check, *more, check=False, timeout=100, HPCTRAIN_STALL="1", HPCTRAIN_TIMEOUT="4")

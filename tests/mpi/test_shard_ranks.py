@@ -43,7 +43,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_any_number_of_ranks_makes_the_same_bytes(
     ranks: int, source: Path, alone: Path, hpctrain: Launch, tmp_path: Path
 ):
@@ -68,6 +68,7 @@ def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
     assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 2
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
     command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]

@@ -32,10 +32,10 @@ CORE = ["momentum", "adamw", "clip", "accumulate3", "odd", "sparse_embedding", "
 @pytest.mark.parametrize(
     ("ranks", "backends"),
     [
-        (1, {"mpi": CORE}),
+        pytest.param(1, {"mpi": CORE}, marks=pytest.mark.thorough),
         (2, {"mpi": [*EAGER, "compiled"], "horovod": [*CORE, "compiled"]}),
         (3, {"mpi": EAGER, "horovod": EAGER, "gloo": EAGER}),
-        (4, {"mpi": CORE}),
+        pytest.param(4, {"mpi": CORE}, marks=pytest.mark.thorough),
     ],
 )
 def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, references, ranks, backends):

@@ -35,7 +35,7 @@ REFUSED_OVER_3 = REFUSED | {
     ("ranks", "backends", "refused"),
     [
         (3, ("mpi",), REFUSED_OVER_3),
-        (2, ("horovod",), REFUSED),
+        pytest.param(2, ("horovod",), REFUSED, marks=pytest.mark.thorough),
         pytest.param(2, ("mpi", "gloo"), REFUSED, marks=pytest.mark.thorough),
     ],
 )

@@ -63,6 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.thorough
 def test_an_executor_is_killed(spark: LocalSpark, start: Start, tmp_path: Path) -> None:
     make_fake(tmp_path / "source", FakeSet(images=1500, classes=5, seed=0, size=40, broken=4))
     assert main(["data", "shard", str(tmp_path / "source"), str(tmp_path / "alone"), *SHARD]) == 0
@@ -106,6 +107,7 @@ assert main(["data", "prepare-text", "texts", "none", *text]) == 1
 """
 
 
+@pytest.mark.thorough
 def test_tokens_and_what_is_wrong(spark: LocalSpark, start: Start, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     for number in range(20):
