@@ -113,6 +113,7 @@ def test_mpi_takes_gradients_through_page_locked_memory(tmp_path, note):
     compare(tmp_path, note, backend="mpi", ranks=max(2, GPUS), precision="float64")
 
 
+@pytest.mark.thorough
 def test_horovod_built_for_this_machine(tmp_path, note):
     """With CUDA and NCCL where they are: compiled, if no such build is cached, and proved on two ranks."""
     if GPUS and find_toolkit() is None:
@@ -138,7 +139,7 @@ def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     assert "0.weight" in done.stderr
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.thorough)])
 def test_digits(tmp_path, note, precision):
     """The recipe to its end, with the energy that the GPUs' own counters give."""
     if not GPUS and precision == "float32":
@@ -210,6 +211,7 @@ def test_doctor(tmp_path, note):
     assert [check["status"] for check in checks if check["name"] == "GPUs of each rank"] == ["ok"]
 
 
+@pytest.mark.thorough
 def test_images_per_second(tmp_path, note):
     """ResNet-50 in bfloat16, channels last, compiled; a small network on CPUs, whose figures mean nothing."""
     options: dict[str, object] = {"device": "cpu", "model": "resnet18", "batch": 4, "image_size": 64, "compile": False}

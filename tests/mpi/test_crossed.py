@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parent / "programs" / "crossed.py"
 BACKENDS = ("mpi", "horovod", "gloo")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["mpi", *(pytest.param(each, marks=pytest.mark.thorough) for each in BACKENDS[1:])])
 def test_a_loop_that_ends_early_on_one_rank(mpirun, backend):
     # Ranks that only waited would name nobody before 60 s, in other words, and give up after 600.
     result = mpirun(PROGRAM, 3, backend, "early", check=False)

@@ -164,7 +164,6 @@ def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_keras(program: ModuleType, mpirun: Launch, tmp_path: Path) -> None:
     pytest.importorskip("keras")
     result = mpirun(PROGRAM, 3, str(tmp_path), "keras", "keras", options=ULFM, check=False, HPCTRAIN_TIMEOUT="100")

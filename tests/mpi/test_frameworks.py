@@ -93,9 +93,8 @@ def test_a_killed_rank_under_lightning_resumes_from_its_checkpoint(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "backend"), [("mpirun", "hpctrain"), pytest.param("torchrun", "gloo", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("launcher", "backend"), [("mpirun", "hpctrain"), ("torchrun", "gloo")])
 def test_the_strategy_among_ranks_that_were_started_by_hand(
     mpirun: Launch, tmp_path: Path, alone: Alone, launcher: str, backend: str
 ) -> None:

@@ -21,7 +21,9 @@ def program():
     return imported(PROGRAM)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
+)
 def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
     mpirun(PROGRAM, ranks, str(tmp_path / "out"))
     results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
@@ -49,8 +51,8 @@ def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
         np.testing.assert_array_equal(results[0][f"{case}-resumed"], results[0][case], err_msg=f"{case}, resumed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("horovod", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["mpi", "horovod"])
 def test_a_small_run_learns_more_than_how_often_each_byte_comes(hpctrain, tmp_path, backend):
     result = hpctrain("run", "gpt2-124m", "--smoke", "-np", "2", "--backend", backend, "--run-dir", "run")
     assert result.returncode == 0, result.stdout

@@ -45,6 +45,7 @@ def assert_learned(run: Path, *, broken: int) -> None:
     assert (told.epoch, told.count, len(told.names)) == (1, broken, broken)
 
 
+@pytest.mark.thorough
 def test_resnet50_learns(hpctrain: Launch, tmp_path: Path, shards: Path) -> None:
     pytest.importorskip("torch")
     arguments = [*options(shards, "data.limit=64", "epochs=2"), "--framework", "torch", "--run-dir", "run"]

@@ -107,7 +107,6 @@ def _check_cluster(texts: list[str], backend: str) -> None:
     assert [each["task"] for each in clusters] == [{"type": task, "index": rank} for rank in range(len(texts))]
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", _RANKS)
 def test_the_digits_are_learnt_also_where_a_rank_is_killed(tmp_path: Path, backend: str) -> None:

@@ -13,9 +13,18 @@ from hpctrain.run.events import read_events
 pytest.importorskip("torch")
 
 FRAMEWORKS = [("torch", 2), ("torch", 3), ("keras", 2)]
+OF_MAKE_TEST = ("torch", 3)
 
 
-@pytest.fixture(scope="module", params=FRAMEWORKS, ids=lambda param: f"{param[0]} on {param[1]} ranks")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            each, id=f"{each[0]} on {each[1]} ranks", marks=() if each == OF_MAKE_TEST else pytest.mark.thorough
+        )
+        for each in FRAMEWORKS
+    ],
+)
 def ran(request, mpirun, tmp_path_factory):
     """The framework, each rank's results, and where rank 0 left its events."""
     framework, ranks = request.param

@@ -14,6 +14,7 @@ MPICH = Path(__file__).parents[2] / ".mpich"
 CHECKS = ("large_values", "order", "overlap", "different_buffers", "gradients_after_shutdown")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not (MPICH / "bin" / "mpiexec").exists(), reason="no MPICH: make .mpich/installed.stamp")
 def test_the_engine_runs_on_mpich(tmp_path):
     library = MPICH / "lib"

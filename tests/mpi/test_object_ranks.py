@@ -45,6 +45,7 @@ def options(place: Path | str) -> list[str]:
     return ["you2017-lars", "--smoke", "-np", "2", "--framework", "torch", *words]
 
 
+@pytest.mark.thorough
 def test_a_run_from_a_server_that_fails_equals_one_from_disk(
     hpctrain: Launch, tmp_path: Path, disk: Path, server: S3Server
 ) -> None:

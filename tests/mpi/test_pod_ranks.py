@@ -28,7 +28,6 @@ def test_torchrun_starts_the_ranks_of_this_machine(hpctrain: Launch, tmp_path: P
 
 # On a machine that others use too, each of the four starts of PyTorch on two ranks may take a minute.
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(whatever_is_missing()), reason=f"no pods here: {whatever_is_missing()}")
 def test_pods_are_lost_and_told_to_leave(hpctrain: Launch, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_what_a_run_took_stands_beside_its_prediction(hpctrain, tmp_path):
     assert "step (median)" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_run_without_one_gets_it_later(hpctrain, tmp_path):
     done = hpctrain("run", *SHORT)
     assert done.returncode == 0, done.stdout
@@ -53,6 +54,7 @@ def test_a_run_without_one_gets_it_later(hpctrain, tmp_path):
     assert "Measured and predicted" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_script_s_network_is_not_known_before(hpctrain, tmp_path):
     (tmp_path / "train.py").write_text("print('hello')")
     done = hpctrain("run", "train.py", "-np", "1", "--backend", "single", "--gpu", "cpu", "--run-dir", "run")

@@ -13,6 +13,7 @@ from hpctrain.checkpoints.layout import hidden
 from hpctrain.run.events import read_events
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.thorough
 
 PROGRAM = Path(__file__).parent / "programs" / "saves_without_a_rank.py"
 LEFT = {"publish": [1, 2, 3, 4], "share": [1, 2, 3], "abandon": [1]}

@@ -61,7 +61,7 @@ def test_ranks_are_where_the_plan_has_them(slurm: LocalSlurm, tmp_path: Path, la
     assert placed in (["n1", "n3", "n2", "n4", "n4"], ["n1", "n3", "n4", "n4", "n2"])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
 def test_more_ranks_than_the_job_has_tasks(slurm: LocalSlurm, tmp_path: Path, launcher: str) -> None:
     output = in_job(slurm, tmp_path, *run("--launcher", launcher, "-np", "4"), options=("-N2", "-n2", "-c2"))
@@ -76,7 +76,7 @@ def test_a_job_inside_a_step(slurm: LocalSlurm, tmp_path: Path) -> None:
     assert [rank[:2] for rank in ranks(output)] == [(0, 2), (1, 2)]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_first_launcher_that_works(slurm: LocalSlurm, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -112,7 +112,7 @@ def unfinished(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.part")]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.thorough), 2])
 def test_an_epoch_from_the_server_equals_one_from_disk(
     server: S3Server, disk: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -126,7 +126,10 @@ def test_an_epoch_from_the_server_equals_one_from_disk(
     assert not unfinished(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["503", "cut", "changed"])
+@pytest.mark.parametrize(
+    "kind",
+    ["503", pytest.param("cut", marks=pytest.mark.thorough), pytest.param("changed", marks=pytest.mark.thorough)],
+)
 def test_an_epoch_with_every_tenth_request_failing(server: S3Server, disk: Path, kind: str) -> None:
     server.fault = lambda name, number: kind if number % 10 == 0 else None
     assert epochs(server.url, [0]) == epochs(disk, [0])
@@ -203,6 +206,7 @@ def test_an_object_that_never_comes_is_named(
     assert len(shards.read(0)) > 0
 
 
+@pytest.mark.thorough
 def test_the_loader_names_an_object_whose_server_hangs(server: S3Server, impatient: float) -> None:
     server.fault = lambda name, number: "hang" if name == "train-000003.tar" else None
     begin = time.monotonic()

@@ -134,7 +134,9 @@ def slurm_families(text: str) -> tuple[set[Hosts], list[str]]:
     return {below(name) for name in groups}, [name for name in groups if name not in children]
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(100, 1000, 100))]
+)
 def test_random_fabrics(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The search for a smaller load is another test's.
     monkeypatch.setattr(placement, "TRIES", 3)

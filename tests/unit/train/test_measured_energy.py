@@ -98,7 +98,7 @@ def test_a_run_of_digits(begun: RunDirectory, tmp_path: Path) -> None:
     assert summary["energy_covers"].startswith("no GPUs, CPUs of 1 of 1 host, DRAM of 1 of 1 host (GPUs: ")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_is_killed_keeps_what_it_measured(begun: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     zones = PowerZones(tmp_path, SERVER)
@@ -136,7 +136,7 @@ raise SystemExit("too bad")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_script_and_its_end(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     zones, directory = PowerZones(tmp_path, SERVER), RunDirectory(tmp_path / "run")
