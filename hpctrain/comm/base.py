@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError
+from hpctrain.run.bucket_groups import BUCKET_BYTES
 from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class Communicator(ABC):
             asked for.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
+        bucket_bytes: the size of the groups in which gradients are reduced, where nobody asks for another.
         has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
         strategy: of tf.distribute, where the backend is one.
         store_address: host and port of the store that torch.distributed's default group met at; None where none did,
@@ -183,6 +185,7 @@ class Communicator(ABC):
     """
 
     in_host_memory = False
+    bucket_bytes = BUCKET_BYTES
     has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
     store_address: tuple[str, int] | None = None

@@ -11,6 +11,7 @@ from hpctrain.comm.parameter_server import ParameterServer
 from hpctrain.comm.shared.reducer import Reducer
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
+from hpctrain.run.bucket_groups import BUCKET_BYTES_BETWEEN_HOSTS
 from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class MpiCommunicator(MpiControl):
         super().__init__(world, reason)
         self._node_of = node_of
         self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
+        if self._reducer.node.count > 1:
+            self.bucket_bytes = BUCKET_BYTES_BETWEEN_HOSTS
         # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None

@@ -15,6 +15,7 @@ from hpctrain.predict.nccl import TUNER_VERSION
 from hpctrain.predict.step import Reduction, Step, slowest, step
 from hpctrain.predict.values import Values
 from hpctrain.predict.workload import Workload, buckets
+from hpctrain.run.bucket_groups import BUCKET_BYTES
 from hpctrain.topology.fabric import Floats
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Job:
     engine: str
     batch: float
     parts: int = 1
-    bucket_bytes: float = 25e6
+    bucket_bytes: float = BUCKET_BYTES
     wire: float = 1.0
     state: int = 1
     rdma: bool = True

@@ -16,6 +16,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.optim.rules import SCALARS, slots
 from hpctrain.predict.workload import Layer, Workload, buckets
 from hpctrain.recipes.schema import Optimizer
+from hpctrain.run.bucket_groups import BUCKET_BYTES
 
 # float32; autocast to bf16 or fp16, where weights and gradients stay float32; weights, gradients and all in bf16.
 Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
@@ -104,7 +105,7 @@ class Settings:
 
     optimizer: Optimizer
     precision: Precision = "float32"
-    bucket_bytes: float | None = 25e6
+    bucket_bytes: float | None = BUCKET_BYTES
     in_place: bool = True
     compressed: bool = False
     parts: int = 1

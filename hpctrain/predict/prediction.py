@@ -19,6 +19,7 @@ from hpctrain.predict.gpu_memory import rank_memory
 from hpctrain.predict.job import Job, Times, times
 from hpctrain.predict.training import Course, Training
 from hpctrain.predict.values import DRAWS, Estimate, Values, drawn, estimate
+from hpctrain.run.bucket_groups import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS
 from hpctrain.topology.fabric import Floats
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class _Maker:
         batch = self.training.batch(ranks)
         # The rank that has most samples decides.
         job = self._job(network, batch=-(-batch // ranks), parts=self.training.parts(ranks))
-        alone = replace(job, network=replace(network, hosts=1), wire=self._wire(1))
+        alone = replace(job, network=replace(network, hosts=1), wire=self._wire(1), bucket_bytes=self._bucket_bytes(1))
         return _Run(batch=batch, job=job, times=self._times(job), weak=self._times(alone))
 
     def _job(self, network: Network, *, batch: int, parts: int) -> Job:
@@ -239,7 +240,7 @@ class _Maker:
             engine=self.node.engine,
             batch=batch,
             parts=parts,
-            bucket_bytes=self.training.communication.bucket_mb * 1e6,
+            bucket_bytes=self._bucket_bytes(network.hosts),
             wire=self._wire(network.hosts),
             state=self.training.state,
             rdma=self.node.rdma,
@@ -250,6 +251,11 @@ class _Maker:
         """What gradients take on the way; with top_k each host gets the largest of all others with their places."""
         communication = self.training.communication
         return _WIRE.get(communication.compression, min(1.0, communication.top_k * hosts))
+
+    def _bucket_bytes(self, hosts: int) -> float:
+        if self.training.communication.bucket_mb is not None:
+            return self.training.communication.bucket_mb * 1e6
+        return BUCKET_BYTES_BETWEEN_HOSTS if hosts > 1 and self.node.engine == "mpi" else BUCKET_BYTES
 
     def _times(self, job: Job) -> Times:
         found = times(job, self.values, self.calibration.curves)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.whole import write_whole
-from hpctrain.run.bucket_groups import BucketMember, group
+from hpctrain.run.bucket_groups import BUCKET_BYTES, BucketMember, group
 
 Count = Annotated[int, Field(ge=0)]
 Kind = Literal["conv", "matmul", "other"]
@@ -347,7 +347,7 @@ class GradientBucket:
 
 def buckets(
     workload: Workload,
-    bucket_bytes: float = 25e6,
+    bucket_bytes: float = BUCKET_BYTES,
     *,
     in_place: bool,
     compressed: bool = False,

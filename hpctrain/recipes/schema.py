@@ -305,7 +305,9 @@ class Optimizer(SectionOfKind):
 class Communication(Section):
     """How gradients are sent."""
 
-    bucket_mb: Positive = Field(25.0, description="size of a gradient bucket in MB (10^6 bytes)")
+    bucket_mb: Positive | None = Field(
+        None, description="size of a gradient bucket in MB (10^6 bytes); 25, between hosts over backend mpi 4"
+    )
     compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
         "none",
         description="type of the gradients on the wire; or only the largest of each node's sum travel (backend mpi), "

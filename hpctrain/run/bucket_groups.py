@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+BUCKET_BYTES = 25e6
+"""By default, as in PyTorch's DistributedDataParallel."""
+
+BUCKET_BYTES_BETWEEN_HOSTS = 4e6
+"""For hpctrain's own engine between hosts: the first gradients leave while most of the backward pass is to come, and a
+reduction of so many still takes a hundred times as long as it takes to begin one (docs/performance.md)."""
+
 # From this size on, copying a gradient into a bucket costs more than a reduction of its own.
 _IN_PLACE_BYTES = 4_000_000
 

@@ -43,7 +43,7 @@ def distribute(
     optimizer: Optimizers,
     *,
     comm: Communicator | None = None,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     compression: Compression = "none",
     top_k: float = 0.01,
     guard_every: int = 100,
@@ -65,7 +65,8 @@ def distribute(
         model: the same on every rank.
         optimizer: one, or a list of several.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes).
+        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes); by default 25, and 4 between
+            hosts over hpctrain's own engine, ``mpi``.
         compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
             backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
             (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
@@ -87,9 +88,10 @@ def distribute(
     check_model(model)
     for each in optimizers:
         check_optimizer(each)
-    if guard_every < 1 or not bucket_mb > 0:
-        raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb:g} must be above 0")
+    if guard_every < 1 or not (bucket_mb is None or bucket_mb > 0):
+        raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb} must be above 0")
     comm = comm or current()
+    bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
     wire = wire_of(compression, top_k, _TYPES, comm)
     division = _division(comm, model, optimizers, mesh, plan, wire, guard_every)
     check_same_model(comm, model)
@@ -98,7 +100,7 @@ def distribute(
         broadcast_optimizer(comm, each)
     synchronise_batch_norms(comm, model)
     if division is None or not division.divides_model:
-        _take_care(comm, model, optimizers, bucket_mb=bucket_mb, wire=wire, guard_every=guard_every)
+        _take_care(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
     if division is not None:
         division.apply()
     return model, optimizer
@@ -132,7 +134,7 @@ def _take_care(
     model: torch.nn.Module,
     optimizers: list[torch.optim.Optimizer],
     *,
-    bucket_mb: float,
+    bucket_bytes: float,
     wire: Wire[torch.dtype],
     guard_every: int,
 ) -> None:
@@ -146,7 +148,7 @@ def _take_care(
     record.add(optimizers)
     if fresh:
         sparse, title = sparse_parameters(model), type(model).__name__
-        reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_mb * 1e6, wire=wire)
+        reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_bytes, wire=wire)
         keep(reducer, model)
         record.keep(reducer)
         record.lead(optimizers[0], model)

@@ -32,6 +32,8 @@ RDMA_MESSAGE_BYTES = 1 << 20
 _AHEAD = 6
 # Messages under way at one time, to all nodes and from each: they keep a link busy until somebody looks again.
 _UNDER_WAY = 4
+# Of two nodes none can get in a third one's way, so more may be on the link while the cores compute.
+_AHEAD_OF_ONE, _UNDER_WAY_TO_ONE = 16, 8
 _TERM, _SUM = 1, 2
 
 
@@ -46,6 +48,9 @@ class Exchange:
     part is still coming. Each half has a round for each other node: all nodes send to the next one, then to the one
     after it, and so on, so that a link carries the pieces of one sender at a time. To keep in step, a node waits for
     what comes to it before it sends more.
+
+    Two nodes send each other the whole slice instead, and both add it up: no more travels, and no sum has to travel
+    after it.
 
     Args:
         peers: those ranks.
@@ -134,8 +139,9 @@ class _Pieces:
         length: of a piece.
 
     Attributes:
+        two: there are no more nodes, so that the part of each is the whole slice, and there is no second half.
         mine: the pieces of this node's part.
-        rounds: of both halves.
+        rounds: of all halves.
         order: in which pieces come: numbers of a round, and of a piece in it.
         leaving_bytes: what this node sends.
     """
@@ -146,7 +152,8 @@ class _Pieces:
         nodes = peers.size
         self._converts = wire != own.dtype
         self._travelling: Array = np.empty(len(own), dtype=wire) if self._converts else own
-        parts = cut(len(own), nodes, 1)
+        self.two = nodes == 2
+        parts = [slice(0, len(own))] * 2 if self.two else cut(len(own), nodes, 1)
         of_part = [
             [slice(start, min(start + length, part.stop)) for start in range(part.start, part.stop, length)]
             for part in parts
@@ -159,7 +166,7 @@ class _Pieces:
         self._terms = [blocks([self._term(sender, piece) for sender in range(nodes)]) for piece in self.mine]
         self.rounds: list[_Round] = []
         first = 0
-        for tag in (_TERM, _SUM):
+        for tag in (_TERM,) if self.two else (_TERM, _SUM):
             for distance in range(1, nodes):
                 target, source = (node + distance) % nodes, (node - distance) % nodes
                 leaving, coming = (of_part[target], self.mine) if tag == _TERM else (self.mine, of_part[source])
@@ -168,8 +175,7 @@ class _Pieces:
                 )
                 first += len(coming)
         self.order = [(number, index) for number, each in enumerate(self.rounds) for index in range(len(each.coming))]
-        # All parts but its own in the first half, its own once for each of the others in the second.
-        self.leaving_bytes = (len(own) + (nodes - 2) * own_length) * wire.itemsize
+        self.leaving_bytes = sum(_length(piece) for each in self.rounds for piece in each.leaving) * wire.itemsize
 
     def _term(self, sender: int, piece: slice) -> Array:
         if sender == self._node:
@@ -195,7 +201,8 @@ class _Pieces:
     def add_up(self, number: int) -> None:
         """Replace a piece of this node's part by its sum, for which all nodes' numbers have come."""
         piece = self.mine[number]
-        self._give(piece)
+        if not self.two:
+            self._give(piece)
         for terms in self._terms[number]:
             add_up(terms[0], terms)
         if self._node > 0:
@@ -224,10 +231,11 @@ class _Message:
 
 
 class _Lane:
-    """Messages that are started one after the other, a few at a time."""
+    """Messages that are started one after the other, ``at_once`` at a time."""
 
-    def __init__(self, messages: Iterable[_Message]) -> None:
+    def __init__(self, messages: Iterable[_Message], at_once: int) -> None:
         self._messages = tuple(messages)
+        self._at_once = at_once
         self._under_way: deque[tuple[MPI.Request, _Message]] = deque()
         self.begin()
 
@@ -241,7 +249,7 @@ class _Lane:
         under_way = self._under_way
         while under_way and under_way[0][0].Test():
             under_way.popleft()[1].done()
-        while self._next and len(under_way) < _UNDER_WAY and self._next.ready():
+        while self._next and len(under_way) < self._at_once and self._next.ready():
             under_way.append((self._next.start(), self._next))
             self._next = next(self._waiting, None)
         return not under_way and self._next is None
@@ -261,7 +269,8 @@ class _Transfer:
         self._peers = peers
         self._pieces = pieces
         others = range(peers.size - 1)
-        self._lanes = [_Lane(self._leaving()), *(_Lane(self._coming(number)) for number in others)]
+        at_once, self._ahead = (_UNDER_WAY_TO_ONE, _AHEAD_OF_ONE) if pieces.two else (_UNDER_WAY, _AHEAD)
+        self._lanes = [_Lane(each, at_once) for each in (self._leaving(), *map(self._coming, others))]
         self.begin()
 
     def begin(self) -> None:
@@ -270,8 +279,9 @@ class _Transfer:
         # How many messages of each round have left, and have come.
         self._left = [0] * len(self._pieces.rounds)
         self._come = [0] * len(self._pieces.rounds)
-        # Of each piece of this node's part, how many nodes' numbers are still to come.
-        self._missing = [self._peers.size - 1] * len(self._pieces.mine)
+        # Of each piece of this node's part, how many nodes' numbers are still to come; of two nodes its own have to
+        # leave too, because the sum takes their place.
+        self._missing = [self._peers.size - (not self._pieces.two)] * len(self._pieces.mine)
         for lane in self._lanes:
             lane.begin()
 
@@ -283,16 +293,18 @@ class _Transfer:
     def _leaving(self) -> Iterator[_Message]:
         for number, round_ in enumerate(self._pieces.rounds):
             for index, piece in enumerate(round_.leaving):
-                awaited = round_.first + min(index, len(round_.coming)) - _AHEAD
+                awaited = round_.first + min(index, len(round_.coming)) - self._ahead
                 yield _Message(
                     start=partial(self._send, round_, piece),
                     ready=partial(self._may_leave, awaited, index if round_.tag == _SUM else None),
-                    done=partial(self._has_left, number),
+                    done=partial(self._has_left, number, index),
                 )
 
-    def _has_left(self, number: int) -> None:
+    def _has_left(self, number: int, index: int) -> None:
         self.messages += 1
         self._left[number] += 1
+        if self._pieces.two:
+            self._is_there(index)
 
     def _send(self, round_: _Round, piece: slice) -> MPI.Request:
         return self._peers.Isend(self._pieces.there(round_, piece), round_.target, round_.tag)
@@ -308,7 +320,7 @@ class _Transfer:
     def _coming(self, first: int) -> Iterator[_Message]:
         """What the source of a round sends, in both halves."""
         others = self._peers.size - 1
-        for number in (first, first + others):
+        for number in range(first, len(self._pieces.rounds), others):
             round_ = self._pieces.rounds[number]
             for index, piece in enumerate(round_.coming):
                 yield _Message(
@@ -328,9 +340,17 @@ class _Transfer:
         if round_.tag == _SUM:
             self._pieces.take(round_.coming[index])
             return
+        self._is_there(index)
+
+    def _is_there(self, index: int) -> None:
+        """Something that the sum of a piece waits for."""
         self._missing[index] -= 1
         if not self._missing[index]:
             self._pieces.add_up(index)
+
+
+def _length(piece: slice) -> int:
+    return int(piece.stop - piece.start)
 
 
 def _bytes(array: Array) -> NDArray[np.uint8]:

@@ -150,6 +150,18 @@ def test_a_sweep_replaces_what_was_assumed():
     assert "measured" in {each.kind for each in found.constants.values()}
 
 
+@pytest.mark.parametrize(("engine", "between"), [("mpi", 4.0), ("gloo", 25.0)])
+def test_buckets_are_as_large_as_the_engine_makes_them_by_default(engine, between):
+    def rows(*overrides):
+        training = recipe_training(load_recipe("goyal2017", overrides))
+        found = predict(training, Node(gpu="cpu", local=2, engine=engine), networks(1, 2, adapters=1, gbit=1))
+        return [row.step_s for row in found.rows]
+
+    alone, together = rows()
+    assert alone == rows("communication.bucket_mb=25")[0]
+    assert together == rows(f"communication.bucket_mb={between}")[1] != rows("communication.bucket_mb=13")[1]
+
+
 def test_a_calibration_of_another_network_is_refused(tmp_path):
     seconds = {"8": [0.1, 0.1], "16": [0.2, 0.2]}
     sweep = make_sweep(seconds, "convnet", None, ranks=1, image_size=None)
