@@ -177,7 +177,6 @@ class Communicator(ABC):
             asked for.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: gradients are reduced there alone, so that models that hpctrain builds stay on the CPU.
-        bucket_bytes: the size of the groups in which gradients are reduced, where nobody asks for another.
         has_xla_kernel: XLA can compile the reduction of TensorFlow gradients.
         strategy: of tf.distribute, where the backend is one.
         store_address: host and port of the store that torch.distributed's default group met at; None where none did,
@@ -185,7 +184,6 @@ class Communicator(ABC):
     """
 
     in_host_memory = False
-    bucket_bytes = BUCKET_BYTES
     has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
     store_address: tuple[str, int] | None = None
@@ -203,6 +201,11 @@ class Communicator(ABC):
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._kept: list[object] = []
+
+    @property
+    def bucket_bytes(self) -> float:
+        """The size of the groups in which gradients are reduced, where nobody asks for another."""
+        return BUCKET_BYTES
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"

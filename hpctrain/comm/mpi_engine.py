@@ -11,7 +11,7 @@ from hpctrain.comm.parameter_server import ParameterServer
 from hpctrain.comm.shared.reducer import Reducer
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
-from hpctrain.run.bucket_groups import BUCKET_BYTES_BETWEEN_HOSTS
+from hpctrain.run.bucket_groups import BUCKET_BYTES, bucket_bytes_over_tcp
 from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ class MpiCommunicator(MpiControl):
         super().__init__(world, reason)
         self._node_of = node_of
         self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
-        if self._reducer.node.count > 1:
-            self.bucket_bytes = BUCKET_BYTES_BETWEEN_HOSTS
         # One each for all models and optimizers: what an engine knows of buffers lasts as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
         self._process_groups: Groups | None = None
         self._servers: list[ParameterServer] = []
+
+    @property
+    def bucket_bytes(self) -> float:
+        node = self._reducer.node
+        return BUCKET_BYTES if node.rdma else bucket_bytes_over_tcp(hosts=node.count, local=node.lanes)
 
     def lacks_for_fault_tolerance(self) -> str:
         return missing_mitigation() or ""

@@ -306,7 +306,8 @@ class Communication(Section):
     """How gradients are sent."""
 
     bucket_mb: Positive | None = Field(
-        None, description="size of a gradient bucket in MB (10^6 bytes); 25, between hosts over backend mpi 4"
+        None,
+        description="size of a gradient bucket in MB (10^6 bytes); 25, between hosts over mpi without RDMA 4 or more",
     )
     compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
         "none",

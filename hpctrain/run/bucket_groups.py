@@ -8,12 +8,22 @@ from dataclasses import dataclass
 BUCKET_BYTES = 25e6
 """By default, as in PyTorch's DistributedDataParallel."""
 
-BUCKET_BYTES_BETWEEN_HOSTS = 4e6
-"""For hpctrain's own engine between hosts: the first gradients leave while most of the backward pass is to come, and a
-reduction of so many still takes a hundred times as long as it takes to begin one (docs/performance.md)."""
+# Each rank of a host sends its slice in a part for each host. So large, a part is sixteen messages over TCP, and to
+# start them takes little of the time.
+_PART_BYTES = 1e6
+_SMALLEST_BYTES = 4e6
 
 # From this size on, copying a gradient into a bucket costs more than a reduction of its own.
 _IN_PLACE_BYTES = 4_000_000
+
+
+def bucket_bytes_over_tcp(*, hosts: int, local: int) -> float:
+    """The default of hpctrain's own engine between hosts without RDMA, each with so many ranks.
+
+    Smaller buckets than elsewhere, for links are slow: the first gradients leave while most of the backward pass is to
+    come. Measured with 2 hosts of 2 ranks and 4 of one on 1 Gbit/s (docs/performance.md).
+    """
+    return min(BUCKET_BYTES, max(_SMALLEST_BYTES, _PART_BYTES * hosts * local)) if hosts > 1 else BUCKET_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

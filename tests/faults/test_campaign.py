@@ -1,4 +1,4 @@
-"""A short campaign: one case of each important kind. ``make faults`` has all of them.
+"""A short campaign: one case of each important kind, all but the first of them thorough. ``make faults`` has all.
 
 A rank that is killed between checkpoints is in tests/mpi/test_resume.py.
 """

@@ -18,7 +18,6 @@ _VARIABLES = {"HPCTRAIN_HOST_TIMEOUT": "8", "HPCTRAIN_HOST_INTERVAL": "1"}
 _SAMPLES, _BATCH, _SEED = 1437, 64, 7
 
 
-@pytest.mark.thorough
 def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
     """h3 is off at the beginning and boots, h2 is lost and boots again, h4 is added to the hostfile."""
     hostfile, path, printed = tmp_path / "hosts.txt", tmp_path / "run" / "events.jsonl", tmp_path / "printed"

@@ -71,9 +71,11 @@ def test_one_reaches_another_by_ssh(hosts: LocalHosts):
 
 def test_a_login_has_the_home_of_the_hosts_and_not_that_of_the_user(hosts: LocalHosts):
     hosts.run("h1", "sh", "-c", "echo 'export FROM_START_UP=1' > ~/.bashrc")
-    home, said, *files = hosts.run("h1", "ssh", "h2", 'echo ~; echo "$FROM_START_UP"; ls -A ~').stdout.split()
+    try:
+        home, said, *files = hosts.run("h1", "ssh", "h2", 'echo ~; echo "$FROM_START_UP"; ls -A ~').stdout.split()
+    finally:
+        hosts.run("h2", "rm", "/run/home/.bashrc")
     assert (home, said, files) == ("/run/home", "1", [".bashrc"])
-    hosts.run("h2", "rm", "/run/home/.bashrc")
 
 
 def test_links_carry_what_they_are_set_to_in_each_direction(hosts: LocalHosts):

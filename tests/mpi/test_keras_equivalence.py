@@ -48,7 +48,7 @@ TYPES = ("float32", "embedding", "overflow", "overflow_graph", "bfloat16", "wire
     [
         pytest.param(1, {"mpi": ("momentum", "adam", "accumulated_2")}, marks=pytest.mark.thorough),
         pytest.param(2, {"mpi": CORE}, marks=pytest.mark.thorough),
-        (3, {"mpi": CORE, "horovod": ("momentum", "accumulated_2")}),
+        (3, {"mpi": (*CORE, "embedding", "overflow", "wire_fp16"), "horovod": ("momentum", "accumulated_2")}),
         pytest.param(3, {"mpi": (), "horovod": ("momentum", "accumulated_2", *TYPES)}, marks=pytest.mark.thorough),
         pytest.param(4, {"mpi": ("momentum", "adam", "accumulated_2")}, marks=pytest.mark.thorough),
     ],

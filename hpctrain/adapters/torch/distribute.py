@@ -65,8 +65,9 @@ def distribute(
         model: the same on every rank.
         optimizer: one, or a list of several.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes); by default 25, and 4 between
-            hosts over hpctrain's own engine, ``mpi``.
+        bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes); by default 25, and 4 or more
+            between hosts over hpctrain's own engine, ``mpi``, without RDMA. With ``top_k`` each bucket sends the
+            largest of its own gradients.
         compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
             backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
             (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
@@ -88,8 +89,10 @@ def distribute(
     check_model(model)
     for each in optimizers:
         check_optimizer(each)
-    if guard_every < 1 or not (bucket_mb is None or bucket_mb > 0):
-        raise HpctrainError(f"guard_every={guard_every} and bucket_mb={bucket_mb} must be above 0")
+    if guard_every < 1:
+        raise HpctrainError(f"guard_every={guard_every} must be above 0")
+    if not (bucket_mb is None or bucket_mb > 0):
+        raise HpctrainError(f"bucket_mb={bucket_mb:g} must be above 0")
     comm = comm or current()
     bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
     wire = wire_of(compression, top_k, _TYPES, comm)

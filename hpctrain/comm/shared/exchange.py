@@ -50,7 +50,8 @@ class Exchange:
     what comes to it before it sends more.
 
     Two nodes send each other the whole slice instead, and both add it up: no more travels, and no sum has to travel
-    after it.
+    after it. Both come to the same bits where their processors do: of one kind, and with the same treatment of
+    subnormal numbers.
 
     Args:
         peers: those ranks.

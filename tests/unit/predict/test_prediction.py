@@ -154,7 +154,9 @@ def test_a_sweep_replaces_what_was_assumed():
 def test_buckets_are_as_large_as_the_engine_makes_them_by_default(engine, between):
     def rows(*overrides):
         training = recipe_training(load_recipe("goyal2017", overrides))
-        found = predict(training, Node(gpu="cpu", local=2, engine=engine), networks(1, 2, adapters=1, gbit=1))
+        found = predict(
+            training, Node(gpu="cpu", local=2, engine=engine, rdma=False), networks(1, 2, adapters=1, gbit=1)
+        )
         return [row.step_s for row in found.rows]
 
     alone, together = rows()
