@@ -55,8 +55,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     ("ranks", "backends"),
     [
         pytest.param(2, {"mpi.uneven": ()}, marks=pytest.mark.thorough),
-        (3, {"horovod.uneven": ENGINES}),
-        pytest.param(2, {"horovod.even": ENGINES}, marks=pytest.mark.thorough),
+        pytest.param(3, {"horovod.uneven": ENGINES}, marks=pytest.mark.thorough),
+        (2, {"horovod.even": ENGINES}),
         pytest.param(3, {"mpi.even": ENGINES}, marks=pytest.mark.thorough),
     ],
 )
