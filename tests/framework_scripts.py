@@ -25,7 +25,6 @@ TOLERANCE = 1e-6
 REPORT = """
 import torch.distributed
 if torch.distributed.is_initialized():
-    # As one text: without buffers, ranks that share a pipe would get between its parts.
     print(f"group of {torch.distributed.get_world_size()} over {torch.distributed.get_backend()}")
 """
 
