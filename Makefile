@@ -13,7 +13,7 @@ endif
 # Thousands of processes import the same modules: what Python compiles of them is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train check test thorough everything lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test thorough test-setup lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -23,14 +23,14 @@ check: lint
 	$(call tests,$(SIDE_BY_SIDE) -m 'not slow and not thorough' tests/unit)
 
 # Each promise once: what is cheapest to see it kept.
-test: everything
+test: test-setup
 	$(call suite,not thorough)
 
 # The rest: further engines, frameworks, numbers of ranks, meshes and faults.
-thorough: everything
+thorough: test-setup
 	$(call suite,thorough)
 
-everything: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
+test-setup: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
 
 # Unit tests need a core each, and jobs of Slurm mostly wait beside them; ranks elsewhere need their cores also while
 # they wait, but two modules leave fewer of them idle. A module stays with one process, for what its tests share.

@@ -11,7 +11,7 @@ from hpctrain.comm.parameter_server import ParameterServer
 from hpctrain.comm.shared.reducer import Reducer
 from hpctrain.comm.survival import missing_mitigation
 from hpctrain.errors import HpctrainError
-from hpctrain.run.bucket_groups import BUCKET_BYTES, bucket_bytes_over_tcp
+from hpctrain.run.bucket_groups import mpi_bucket_bytes
 from hpctrain.run.stopping import RESUMABLE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class MpiCommunicator(MpiControl):
     @property
     def bucket_bytes(self) -> float:
         node = self._reducer.node
-        return BUCKET_BYTES if node.rdma else bucket_bytes_over_tcp(hosts=node.count, local=node.lanes)
+        return mpi_bucket_bytes(hosts=node.count, local=node.lanes, rdma=node.rdma)
 
     def lacks_for_fault_tolerance(self) -> str:
         return missing_mitigation() or ""

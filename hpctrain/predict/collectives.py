@@ -180,10 +180,13 @@ def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     rails = min(network.rails, _MPI_RAILS) if ranks.engine == "mpi" else 1
     rate = values[f"{ranks.engine}.wire_efficiency"] * _rate(network, rails, "ring", values)
     members = network.hosts if ranks.engine == "mpi" else ranks.count
-    steps = 2 * (members - 1) if ranks.engine == "gloo" else 2 * (members - 1).bit_length()
     if ranks.engine == "mpi" and members == 2:
         # They send each other everything at once.
         steps = 1
+    elif ranks.engine == "gloo":
+        steps = 2 * (members - 1)
+    else:
+        steps = 2 * (members - 1).bit_length()
     volume = 2 * (members - 1) / members * nbytes
     memory = _WIRE_COPIES * volume / values["host_memory_bytes_per_s"]
     seconds: Floats = steps * values[f"{ranks.engine}.step_s"] + volume / rate + memory

@@ -19,7 +19,7 @@ from hpctrain.predict.gpu_memory import rank_memory
 from hpctrain.predict.job import Job, Times, times
 from hpctrain.predict.training import Course, Training
 from hpctrain.predict.values import DRAWS, Estimate, Values, drawn, estimate
-from hpctrain.run.bucket_groups import BUCKET_BYTES, bucket_bytes_over_tcp
+from hpctrain.run.bucket_groups import BUCKET_BYTES, mpi_bucket_bytes
 from hpctrain.topology.fabric import Floats
 
 if TYPE_CHECKING:
@@ -255,9 +255,9 @@ class _Maker:
     def _bucket_bytes(self, hosts: int) -> float:
         if self.training.communication.bucket_mb is not None:
             return self.training.communication.bucket_mb * 1e6
-        if self.node.engine != "mpi" or self.node.rdma:
+        if self.node.engine != "mpi":
             return BUCKET_BYTES
-        return bucket_bytes_over_tcp(hosts=hosts, local=self.node.local)
+        return mpi_bucket_bytes(hosts=hosts, local=self.node.local, rdma=self.node.rdma)
 
     def _times(self, job: Job) -> Times:
         found = times(job, self.values, self.calibration.curves)

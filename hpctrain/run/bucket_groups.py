@@ -8,8 +8,8 @@ from dataclasses import dataclass
 BUCKET_BYTES = 25e6
 """By default, as in PyTorch's DistributedDataParallel."""
 
-# Each rank of a host sends its slice in a part for each host. So large, a part is sixteen messages over TCP, and to
-# start them takes little of the time.
+# Each rank of a host sends its slice in a part for each host. A part of this size is sixteen messages over TCP, which
+# take little time to start.
 _PART_BYTES = 1e6
 _SMALLEST_BYTES = 4e6
 
@@ -17,13 +17,16 @@ _SMALLEST_BYTES = 4e6
 _IN_PLACE_BYTES = 4_000_000
 
 
-def bucket_bytes_over_tcp(*, hosts: int, local: int) -> float:
-    """The default of hpctrain's own engine between hosts without RDMA, each with so many ranks.
+def mpi_bucket_bytes(*, hosts: int, local: int, rdma: bool) -> float:
+    """The default of hpctrain's own engine, ``mpi``, on hosts with so many ranks each.
 
-    Smaller buckets than elsewhere, for links are slow: the first gradients leave while most of the backward pass is to
-    come. Measured with 2 hosts of 2 ranks and 4 of one on 1 Gbit/s (docs/performance.md).
+    Buckets are smaller where links are slow, between hosts without RDMA, so that the first gradients leave while most
+    of the backward pass is still to come. Measured with 2 hosts of 2 ranks and with 4 of one, on links of 1 Gbit/s
+    (docs/performance.md).
     """
-    return min(BUCKET_BYTES, max(_SMALLEST_BYTES, _PART_BYTES * hosts * local)) if hosts > 1 else BUCKET_BYTES
+    if hosts == 1 or rdma:
+        return BUCKET_BYTES
+    return min(BUCKET_BYTES, max(_SMALLEST_BYTES, _PART_BYTES * hosts * local))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -288,8 +288,8 @@ def _unreached(host: str, answer: Answer) -> _Fault:
         return _Fault(text=f"refuses ssh: {said}", hint=hint)
     return _Fault(
         text=f"does not answer ssh: {said}",
-        hint="is it up, and no firewall between? `ssh -v HOST true` shows how far it comes, as when its login shell "
-        "hangs; else leave it out of --hosts",
+        hint="is it up, and no firewall between? `ssh -v HOST true` shows where it stops, which may be in a login "
+        "shell that hangs; else leave it out of --hosts",
         exit_code=1,
     )
 

@@ -176,7 +176,9 @@ class _Pieces:
                 )
                 first += len(coming)
         self.order = [(number, index) for number, each in enumerate(self.rounds) for index in range(len(each.coming))]
-        self.leaving_bytes = sum(_length(piece) for each in self.rounds for piece in each.leaving) * wire.itemsize
+        # All parts but its own in the first half, its own once for each of the others in the second; of two nodes the
+        # part of each is everything.
+        self.leaving_bytes = (len(own) + (nodes - 2) * own_length) * wire.itemsize
 
     def _term(self, sender: int, piece: slice) -> Array:
         if sender == self._node:
@@ -282,7 +284,8 @@ class _Transfer:
         self._come = [0] * len(self._pieces.rounds)
         # Of each piece of this node's part, how many nodes' numbers are still to come; of two nodes its own have to
         # leave too, because the sum takes their place.
-        self._missing = [self._peers.size - (not self._pieces.two)] * len(self._pieces.mine)
+        others = self._peers.size - 1
+        self._missing = [others + 1 if self._pieces.two else others] * len(self._pieces.mine)
         for lane in self._lanes:
             lane.begin()
 
@@ -348,10 +351,6 @@ class _Transfer:
         self._missing[index] -= 1
         if not self._missing[index]:
             self._pieces.add_up(index)
-
-
-def _length(piece: slice) -> int:
-    return int(piece.stop - piece.start)
 
 
 def _bytes(array: Array) -> NDArray[np.uint8]:

@@ -124,6 +124,12 @@ def test_hpctrains_own_engine_sends_narrow_between_hosts_alone():
     assert seconds(1e8, replace(many, wire=0.5)) == pytest.approx(seconds(1e8, many) / 2, rel=0.05)
 
 
+@pytest.mark.parametrize(("hosts", "ways"), [(2, 1), (4, 4)])
+def test_two_hosts_send_each_other_everything_at_once(hosts, ways):
+    who = ranks(hosts, 1, device="cpu", engine="mpi", adapters=1, gbit=1)
+    assert seconds(1.0, who, plain(**{"mpi.step_s": 1e-3})) == pytest.approx(ways * 1e-3, rel=1e-3)
+
+
 @pytest.mark.parametrize("version", [(2, 3), (2, 30)])
 def test_between_nodes_it_is_the_networks_own_formula(version):
     """That of :class:`Network`, which is held against SimGrid."""
