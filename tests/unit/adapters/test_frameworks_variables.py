@@ -15,6 +15,8 @@ from hpctrain.adapters.frameworks import framework_variables
 from hpctrain.cluster.launcher import detect
 from hpctrain.run.plan import Plan, Script, Slots
 
+pytestmark = pytest.mark.slow
+
 # Each in a Python of its own: a hook on imports stays.
 PROGRAM = """
 import importlib.util, json, os, sys

@@ -36,6 +36,7 @@ def averaged(values, weights=None):
     return on_ranks(len(values), lambda comm: ht.mean(values[comm.rank], weights[comm.rank], comm=comm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
 @given(cut=cuts)
 def test_rows_of_all_ranks_come_in_their_order(dtype, cut):

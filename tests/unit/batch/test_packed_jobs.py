@@ -81,6 +81,7 @@ def test_a_packed_environment_is_sent_once_and_started_from(programs: Programs, 
     assert len(programs.calls("sbcast")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"array": "0-1"}, {"chain": 2}, {"nodes": 1}])
 def test_arrays_chains_and_single_nodes_start_from_packed_environments(
     programs: Programs, tmp_path: Path, asked: dict[str, Any]

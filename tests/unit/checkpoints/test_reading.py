@@ -150,6 +150,7 @@ def assert_found(path: Path) -> None:
 FILES = ["state.json", "state.sha256", share_name(0, 2), share_name(1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @given(data=st.data())
 @settings(deadline=None)
@@ -203,6 +204,7 @@ def test_more_ranks_than_there_can_be_cost_nothing(tmp_path: Path) -> None:
         read_manifest(path)
 
 
+@pytest.mark.slow
 @given(content=st.one_of(st.binary(max_size=200), st.recursive(st.none() | st.integers(), st.lists).map(json.dumps)))
 @settings(deadline=None)
 def test_a_manifest_that_is_anything_is_a_message(whole: Path, content: bytes | str) -> None:

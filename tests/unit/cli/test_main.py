@@ -76,6 +76,7 @@ def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> No
         assert f" {command} " in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -109,6 +110,7 @@ def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFix
     assert "How ranks are started" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -145,6 +147,7 @@ def test_only_the_whole_command_installs_completion(command: str, capsys: pytest
     assert "completion" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     RunDirectory(folder).create(recipe_plan())

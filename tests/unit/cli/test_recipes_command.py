@@ -16,6 +16,7 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.used import used_values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [None, "80"])
 def test_list(columns: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
@@ -110,6 +111,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the key 'epochs' is missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_looks_at_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "check", "mlperf-resnet50"]) == 0
     lines = capsys.readouterr().out.splitlines()

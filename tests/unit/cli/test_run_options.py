@@ -95,6 +95,7 @@ def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.stop.model_dump() == {"signal": "USR1", "seconds": 7.0, "restarts": 5, "idle_restarts": 0}
 
 
+@pytest.mark.slow
 def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     """Begun, left, gone on with as it was begun, and refused where it is another."""
     Path("train.py").write_text(
@@ -380,6 +381,7 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert "its last 2 attempts ended without a stop in good order" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]) -> None:
     script = Path("it's.py")
     script.write_text("import sys\nprint('hello', sys.argv[1:])\nsys.exit(4)\n")
@@ -419,6 +421,7 @@ def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capf
     assert not Path("started").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun()
     # It ends its own child, as a launcher its ranks. A shell may miss a signal that comes just ahead of its `wait`.
@@ -452,6 +455,7 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     assert len(events()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

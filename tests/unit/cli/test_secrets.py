@@ -136,6 +136,7 @@ def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[st
     assert "export HF_TOKEN and give --env HF_TOKEN" in said and "hush-hush" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["https://me:hush-hush@host/x", "postgresql://hush-hush@host"])
 def test_an_address_with_a_password_is_a_secret(
     address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

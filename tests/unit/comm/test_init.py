@@ -44,6 +44,7 @@ def test_a_second_call_returns_the_same_communicator_and_says_nothing():
     assert result.stdout == "True\n" and result.stderr.count("backend") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", LAUNCHERS)
 def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
     pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
@@ -90,6 +91,7 @@ def test_backends_of_torch_need_torch():
     assert "pip install 'hpctrain[torch]'" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_group_that_the_script_made_is_refused():
     pytest.importorskip("torch")
     code = (
@@ -101,6 +103,7 @@ def test_a_group_that_the_script_made_is_refused():
     assert "leave init_process_group out" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_interface_that_is_not_there_is_refused():
     pytest.importorskip("torch")
     result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import atexit
 from hpctrain.comm.leaving import leave_at_exit, leave_first
@@ -23,6 +25,7 @@ def order(further: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_handlers_registered_later_run_first_unless_the_run_is_moved_ahead_of_them():
     assert order("") == ["loaded after", "left", "loaded before"]
     assert order("leave_first()") == ["left", "loaded after", "loaded before"]

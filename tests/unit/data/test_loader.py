@@ -93,6 +93,7 @@ def kept(folder: Path):
         yield source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, workers):
     order = epoch_order(29, seed=0, epoch=3)
@@ -161,6 +162,7 @@ def test_a_broken_image_is_left_out_and_named(damaged, workers):
     np.testing.assert_array_equal((images == mean).all(axis=(1, 2, 3)), labels == BROKEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_image_stops_with_its_name(damaged, workers):
     with opened(damaged, "train", recipe(workers)) as source:
@@ -180,6 +182,7 @@ def test_a_shard_cut_short_behind_ones_back_is_named(damaged, tmp_path):
             seen(source, [np.arange(4)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_and_streams_that_are_not_read_to_their_end_leave_no_file_open(folder, workers):
     def files() -> int:
@@ -198,6 +201,7 @@ def test_epochs_and_streams_that_are_not_read_to_their_end_leave_no_file_open(fo
     assert files() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_stream_at_a_time(folder, reference, workers):
     settings = recipe(workers)
@@ -215,6 +219,7 @@ def test_one_stream_at_a_time(folder, reference, workers):
         assert pool.pids == pids and len(pids) == workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_closing_ends_a_stream_that_is_open(folder, workers, capfd):
     with opened(folder, "train", recipe(workers)) as source:
@@ -241,6 +246,7 @@ def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeyp
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGPROF])
 def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
     with opened(folder, "train", recipe(1)) as source:
@@ -334,6 +340,7 @@ def test_memory_that_is_not_there_is_a_clear_error(folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_sources_of_a_recipe(folder, tmp_path):
     resnet = ModelSettings(name="resnet18")
     train, test = open_sources(recipe(0, path=str(folder)).model_copy(update={"model": resnet}))

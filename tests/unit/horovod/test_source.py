@@ -36,6 +36,7 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_package_with_another_hash_is_refused(package: Path, place: Path) -> None:
     with pytest.raises(HpctrainError) as error:
         source.fetch(place)
@@ -44,6 +45,7 @@ def test_a_package_with_another_hash_is_refused(package: Path, place: Path) -> N
     assert not (place / "horovod-0.28.1").exists()
 
 
+@pytest.mark.slow
 def test_a_package_with_the_pinned_hash_is_unpacked(
     package: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +53,7 @@ def test_a_package_with_the_pinned_hash_is_unpacked(
     assert (source.fetch(place) / "setup.py").read_bytes() == SETUP
 
 
+@pytest.mark.slow
 def test_an_index_without_the_package_says_what_to_look_at(package: Path, place: Path) -> None:
     package.unlink()
     with pytest.raises(HpctrainError, match="could not download horovod") as error:

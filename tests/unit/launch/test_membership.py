@@ -28,6 +28,7 @@ def plan(options: HostOptions, *, most: int | None = None, begun: int | None = N
     )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), min_size=1),
     st.sets(st.sampled_from(NAMES)),

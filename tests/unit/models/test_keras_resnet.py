@@ -67,11 +67,13 @@ def count(model) -> int:
     return sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
 
 
+@pytest.mark.slow
 def test_parameters_are_as_many_as_published(resnet50):
     assert count(resnet50[1]) == 25_557_032
     assert count(models.build(ModelSettings(name="resnet18"), "keras")) == 11_689_512
 
 
+@pytest.mark.slow
 def test_outputs_and_statistics_are_equal(resnet50):
     ours, theirs = resnet50
     x = images(np.float32)
@@ -129,6 +131,7 @@ def test_weights_go_there_and_back(name, request):
     assert all(torch.equal(fresh.state_dict()[key], tensor) for key, tensor in state.items())
 
 
+@pytest.mark.slow
 def test_weights_of_another_network_are_refused():
     state = models.build(ModelSettings(name="resnet18"), "torch").state_dict()
     theirs = models.build(ModelSettings(name="resnet18"), "keras")

@@ -24,6 +24,7 @@ def test_parameters_are_as_many_as_published(build, parameters):
         assert count(build()) == parameters
 
 
+@pytest.mark.slow
 def test_shapes_of_the_stages_are_those_of_the_paper():
     # He et al. 2015, table 1, at 224 x 224
     model = resnet50().eval()
@@ -45,6 +46,7 @@ def test_the_stride_is_on_the_3x3_convolution():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [resnet18, resnet50])
 def test_every_block_starts_as_the_identity_if_asked(build):
     torch.manual_seed(0)

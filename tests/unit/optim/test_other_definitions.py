@@ -86,6 +86,7 @@ def of_keras(make: Callable[..., keras.optimizers.Optimizer], **values) -> list[
         keras.config.set_floatx(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_of_pytorch(nesterov):
     values = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
@@ -96,6 +97,7 @@ def test_sgd_of_pytorch(nesterov):
     assert distance(keras_path(settings("sgd", **values)), theirs) < SAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_of_keras(nesterov):
     theirs = of_keras(keras.optimizers.SGD, momentum=0.875, nesterov=nesterov, weight_decay=0.125)
@@ -123,6 +125,7 @@ def test_a_step_without_a_gradient_is_where_libraries_and_the_papers_formula_par
     assert distance(ours[7:], theirs[7:]) > OTHER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_lars_of_optax(nesterov):
     values = {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.5, "nesterov": nesterov}
@@ -133,10 +136,12 @@ def test_lars_of_optax(nesterov):
     assert distance(torch_path(PAPER), theirs) > OTHER
 
 
+@pytest.mark.slow
 def test_lamb_of_optax():
     assert distance(torch_path(settings("lamb", weight_decay=0.1)), of_optax(optax.lamb, weight_decay=0.1)) < SAME
 
 
+@pytest.mark.slow
 def test_lamb_of_keras():
     theirs = {"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _EPSILON}
     ours = settings("lamb", betas=_BETAS, epsilon=_EPSILON)

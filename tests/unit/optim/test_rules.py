@@ -186,6 +186,7 @@ def test_sgd(framework, variant):
     assert distance(PATHS[framework](settings("sgd", **values), INTERRUPTED), of_every_parameter(reference)) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("variant", LARS)
 def test_lars(framework, variant):
@@ -211,6 +212,7 @@ def test_lars(framework, variant):
     assert distance(PATHS[framework](settings("lars", **values), INTERRUPTED), of_every_parameter(reference)) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("variant", LAMB)
 def test_lamb(framework, variant):
@@ -230,6 +232,7 @@ def test_lamb(framework, variant):
     assert distance(PATHS[framework](settings("lamb", **values), INTERRUPTED), of_every_parameter(reference)) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("variant", TRANSITIONS)
 def test_rmsprop_to_sgd(framework, variant):
@@ -252,6 +255,7 @@ def test_rmsprop_to_sgd(framework, variant):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_adam_has_the_recipes_betas_epsilon_and_undecayed_kinds(framework, name):
@@ -279,6 +283,7 @@ def test_goyals_sgd_gives_the_same_float32_parameters_in_both_frameworks():
     assert ours[-1][0].dtype == theirs[-1][0].dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 def test_momentum_correction_makes_the_rate_inside_momentum_the_rate_outside(framework):
     path = PATHS[framework]
@@ -288,6 +293,7 @@ def test_momentum_correction_makes_the_rate_inside_momentum_the_rate_outside(fra
     assert distance(inside, outside) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -327,6 +333,7 @@ def test_goes_on_from_its_state(name, values):
     assert distance(keras_steps(net, second, first=25), whole[25:]) < 1e-13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 def test_a_clipped_ratio_is_never_above_the_rate(framework):
     """min(lambda / rate, 1): no clipped path is the unclipped one, and a bound that no ratio reaches is plain SGD."""
@@ -337,6 +344,7 @@ def test_a_clipped_ratio_is_never_above_the_rate(framework):
     assert distance(path(settings("lars", **{**chosen, "trust_coefficient": 1e6})), path(plain)) < 1e-10
 
 
+@pytest.mark.slow
 def test_norms_of_projected_shortcuts_are_decayed_where_a_recipe_says_so():
     """As a filter by "bn" in the name leaves downsample.1 out; in both frameworks the 8 vectors of 4 norms."""
     chosen = settings("sgd", weight_decay=1.0, undecayed=("main_path_norm",))

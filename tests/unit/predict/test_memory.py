@@ -87,6 +87,7 @@ def check(name: str, batch: int, settings: Settings, *, within: float) -> None:
     assert predicted.peak == pytest.approx(tracked(name, batch, settings), rel=within), predicted
 
 
+@pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda each: each.name)
 @pytest.mark.parametrize("batch", [2, 32, 256])
@@ -108,6 +109,7 @@ def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> Non
     check("resnet50", batch, Settings(optimizer=optimizer), within=0.001)
 
 
+@pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize(
     "settings",
@@ -132,6 +134,7 @@ def test_rules_of_recipes_take_what_is_tracked(settings: dict[str, Any]) -> None
     check("digits_cnn", 2, Settings(optimizer=optimizer), within=0.002)
 
 
+@pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -148,6 +151,8 @@ def test_other_ways_to_train_take_what_is_tracked(name: str, settings: Settings)
     check(name, 32, settings, within=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize(
     ("name", "batch", "settings"),

@@ -203,6 +203,7 @@ print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
 
 
+@pytest.mark.slow
 def test_all_numbers_of_512_hosts_with_8_adapters_take_little_memory() -> None:
     """In a process of its own, whose peak of memory is its own; it takes 60 MiB."""
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=False)

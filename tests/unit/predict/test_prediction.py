@@ -104,6 +104,7 @@ def test_energy_of_idle_and_of_full_gpus():
     assert node_w(0.0) == pytest.approx(8 * 700 / 0.7 - 8 * 700 + 8 * 70)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(gpus()))
 def test_every_gpu_can_be_predicted(name):
     (row,) = of("goyal2017", 1, gpu=name).rows

@@ -78,6 +78,7 @@ def test_overrides_come_after_the_variant(file: Path) -> None:
     assert (recipe.batch.size, recipe.schedule.warmup_epochs) == (512, 3)
 
 
+@pytest.mark.slow
 def test_every_published_recipe_is_what_its_name_loads() -> None:
     entries = list(all_entries())
     assert {entry.name.partition("@")[0] for entry in entries} == set(recipe_names())

@@ -138,6 +138,7 @@ def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     assert np.ptp(np.diff(levels)) <= 2
 
 
+@pytest.mark.slow
 def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, begin in (("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
         assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 0
@@ -151,6 +152,7 @@ def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -
         assert not (tmp_path / name).exists()
 
 
+@pytest.mark.slow
 def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "course.png"
     assert main(["recipes", "show", "digits", "--world", "2", "--plot", str(file), "--json"]) == 0

@@ -92,6 +92,7 @@ def test_identifiers_are_unique_and_every_reference_has_its_target(finished: Run
     assert used <= set(page.identifiers)
 
 
+@pytest.mark.slow
 def test_same_run_gives_the_same_bytes(finished: RunDirectory) -> None:
     first = write_report(finished).read_bytes()
     assert write_report(finished).read_bytes() == first
@@ -134,6 +135,7 @@ def test_what_a_rank_raised_stands_in_until_the_launcher_names_the_cause(tmp_pat
     assert "Rank 1 on node2: ValueError: no <file>" in _Page(directory).text
 
 
+@pytest.mark.slow
 def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
     """``open`` quotes the name of a missing file in its error, whatever bytes the name has."""
     missing = os.fsdecode(b"no such file: train-\xff.tar")
@@ -205,6 +207,7 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
         write_report(RunDirectory(tmp_path))
 
 
+@pytest.mark.slow
 def test_text_has_tokens_and_the_utilisation_of_gpus(tmp_path: Path) -> None:
     first, *rest = run_events()
     for peak, shown in ((1e6, True), (None, False)):
@@ -251,6 +254,7 @@ def test_a_report_that_cannot_be_written(finished: RunDirectory) -> None:
     assert str(caught.value).endswith("Is a directory\n  copy the run directory to a place of your own")
 
 
+@pytest.mark.slow
 def test_curves_of_a_long_run_stay_small(tmp_path: Path) -> None:
     run, step = run_events()[:2]
     events = [run, *({**step, "iteration": i, "loss": float(np.sin(i))} for i in range(1, 20_001))]

@@ -124,6 +124,7 @@ def attempts_of_hosts(draw: st.DrawFn) -> tuple[list[Event], dict[str, float]]:
     return events, total
 
 
+@pytest.mark.slow
 @given(attempts_of_hosts())
 def test_sums_over_hosts_and_attempts(run: tuple[list[Event], dict[str, float]]) -> None:
     events, total = run

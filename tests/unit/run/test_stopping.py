@@ -69,6 +69,7 @@ def test_the_file_asks_only_who_looks(tmp_path: Path) -> None:
     assert result.stdout == "None\nthe time is over\n"
 
 
+@pytest.mark.slow
 def test_the_file_is_looked_for_once_a_second_at_most(tmp_path: Path) -> None:
     result = python(
         "stopping.watch(Path(sys.argv[1])); begin = time.monotonic(); stopping.asked(look=True)\n"

@@ -68,6 +68,7 @@ def _opened(content: bytes) -> Image.Image | None:
     return image
 
 
+@pytest.mark.slow
 def test_counts_and_what_is_odd(folder: Path):
     train = _train(folder)
     assert Counter(wnid for wnid, _ in train) == dict.fromkeys(_SET.wnids, 54)

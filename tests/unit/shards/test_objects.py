@@ -33,6 +33,8 @@ from hpctrain.shards.read import Shards, open_shards
 from hpctrain.shards.text.prepare import Preparation, prepare_text
 from hpctrain.shards.text.read import TokenShards
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from s3_server import S3Server
 

@@ -189,6 +189,7 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
     assert _contents(folder) == _contents(whole)
 
 
+@pytest.mark.slow
 def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, capsys: pytest.CaptureFixture[str]):
     flipped, short = shards / "train-000001.tar", shards / "val-000000.tar"
     content = bytearray(flipped.read_bytes())

@@ -146,6 +146,7 @@ def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypat
     assert Path("run").exists() == begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("further", "said"),
     [

@@ -17,7 +17,7 @@ from hpctrain.launch.command import TRAIN
 from hpctrain.run.events import read_events
 from hpctrain.supervision import asking, host_watch, supervisor
 
-pytestmark = needs.pytorch
+pytestmark = [needs.pytorch, pytest.mark.slow]
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
 # that host, "shrink HOST" goes on without the rank of one, and "fail" starts nothing, and a last one

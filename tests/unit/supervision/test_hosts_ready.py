@@ -74,6 +74,7 @@ def asked() -> list[str]:
     return sorted(Path("asked").read_text().split()) if Path("asked").exists() else []
 
 
+@pytest.mark.slow
 def test_hosts_that_are_ready() -> None:
     given = plan("n1", "n2", "n3")
     assert ready(given) == (given, [])
@@ -102,6 +103,7 @@ def test_ranks_of_this_host_need_no_ssh() -> None:
     assert asked() == []
 
 
+@pytest.mark.slow
 def test_faults_are_told_together() -> None:
     begin = time.monotonic()
     with pytest.raises(HpctrainError) as raised:
@@ -240,6 +242,7 @@ def test_a_host_with_ranks_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch)
     assert raised.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_ranks_are_seen_there(tmp_path: Path) -> None:
     """n2 is this host, where a process trains the run."""
     command = (sys.executable, "-c", "import sys; sys.stdin.read()", "hpctrain.train", str(tmp_path / "run"))

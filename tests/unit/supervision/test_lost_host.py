@@ -13,6 +13,8 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.run.events import read_events
 
+pytestmark = pytest.mark.slow
+
 # The first time, or each time, n2 is lost; else all ranks are done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys

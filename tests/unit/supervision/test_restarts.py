@@ -151,6 +151,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.supervision.supervisor.wait_seconds", lambda number: 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waits")
 @pytest.mark.parametrize(
     ("options", "ways", "exit_code", "starts"),
@@ -181,6 +182,7 @@ def test_a_script(
         assert f"in 0 s (restart 1 of {options[1]})" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waits")
 def test_restarts_are_none_of_the_resumes_that_are_counted() -> None:
     Path("train.py").write_text(SCRIPT)
@@ -192,6 +194,7 @@ def test_restarts_are_none_of_the_resumes_that_are_counted() -> None:
     assert read_model(RunDirectory(Path("run")).plan, Plan).restarts == 3
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_wait() -> None:
     """After a failure that would have been followed by a restart: the run can be resumed."""
     Path("train.py").write_text(SCRIPT)
@@ -222,6 +225,7 @@ def test_a_script_that_may_be_started_again_can_be_resumed(restarts: str, exit_c
     assert [event.status for event in events("end")] == ["failed" if exit_code == 1 else "resumable"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waits")
 @pytest.mark.parametrize("way", ["kill", "raise"])
 def test_a_signal_while_it_is_looked_for_what_follows(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +318,7 @@ def test_interrupts_end_a_wait() -> None:
         assert time.monotonic() - begin < 60
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_once_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text(SCRIPT)
     Path("ways").write_text("kill done")

@@ -70,6 +70,7 @@ def cut(items: list[Tree] | list[str], size: int) -> list[Tree]:
 FABRICS = {"hosts": st.integers(1, 24), "leaf_down": st.integers(1, 6), "pod_leaves": st.none() | st.integers(1, 3)}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(**FABRICS)
 def test_the_tree_is_the_one_that_was_generated(hosts: int, leaf_down: int, pod_leaves: int | None) -> None:

@@ -46,6 +46,7 @@ def hosts(number: int) -> list[str]:
     return [f"h{host}" for host in range(1, number + 1)]
 
 
+@pytest.mark.slow
 @given(st.integers(2, 12), st.data())
 def test_an_even_network_has_no_fault(number: int, data: st.DataObject):
     flows = [

@@ -115,6 +115,7 @@ def test_the_loudest_axis_stays_within_leaves(axis: str):
     assert bytes_over_leaves(fabric, list(laid.order), work) == laid.traffic.laid.over_leaves
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESHES), st.permutations(range(8)), st.sampled_from([[4, 4], [3, 5], [2, 3, 3], [1, 7]]))
 def test_the_order_taken_is_not_worse_than_the_one_given(sizes: dict[str, int], order: list[int], leaves: list[int]):

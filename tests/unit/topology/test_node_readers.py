@@ -422,6 +422,7 @@ def damaged(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([text[:start] + middle + text[end:], text[:start] + middle, middle]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(text=damaged())

@@ -254,6 +254,7 @@ DAMAGED = st.builds(
 TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".join), DAMAGED)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(TEXTS)
 @pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read, slurm_address.read])
@@ -268,6 +269,7 @@ def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> Non
     assert {child for group in groups for child in group.switches} <= {group.name for group in groups}
 
 
+@pytest.mark.slow
 def test_a_gigantic_line() -> None:
     for reader in (slurm.read, slurm_yaml.read, slurm_address.read):
         with pytest.raises(HpctrainError):

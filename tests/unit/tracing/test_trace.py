@@ -14,6 +14,7 @@ from hpctrain.predict.workload import load_workload
 pytestmark = needs.pytorch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits_cnn", "transformer", "convnet"])
 def test_what_ships_is_what_a_trace_finds(name: str) -> None:
     from hpctrain.rank_programs.workloads import other
@@ -21,6 +22,8 @@ def test_what_ships_is_what_a_trace_finds(name: str) -> None:
     assert other(name) == load_workload(name), "python -m hpctrain.rank_programs.workloads writes it anew"
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -41,6 +44,7 @@ def test_residual_networks_ship_as_a_trace_finds_them_at_any_size(name: str, siz
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "transformer"])
 def test_flops_are_those_of_a_real_step(name: str) -> None:
     """Attention by matrix products, as PyTorch's counter leaves out a CPU's kernel of it."""
@@ -145,6 +149,7 @@ def test_what_cannot_be_traced_is_told() -> None:
         ht.trace(object(), batch, mean)  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 def test_recurrent_layers_are_counted() -> None:
     """Of four gates of an LSTM (Hochreiter and Schmidhuber 1997), each a product with the input and with the state."""
     import torch

@@ -220,6 +220,7 @@ def test_an_epoch_without_a_finite_loss_has_none(tmp_path):
     assert "NaN" not in (tmp_path / "events.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 80])
 def test_spikes_are_told_also_behind_a_resume(tmp_path, stop):
     def losses(step: int) -> float:
@@ -287,6 +288,7 @@ def one_step(trainer: Any, part: Samples, scale: float | None = None, parts: int
 MOMENTUM = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_an_update_by_odd_numbers_is_left_out(framework, parts):
     trainer = real(framework, recipe(optimizer={**MOMENTUM, "clip_norm": 0.5}, numbers={"non_finite": "skip"}))
@@ -308,6 +310,7 @@ def test_an_update_by_odd_numbers_is_left_out(framework, parts):
     assert math.isfinite(one_step(trainer, TRAIN[8:12], parts=parts)) and not trainer.faulty
 
 
+@pytest.mark.slow
 def test_a_step_that_is_left_out_counts_only_where_what_was_saved_is_proved(framework):
     """Ranks that are ahead of others when one dies have all been in the comparison ahead of that."""
     trainer, updates = real(framework, recipe()), []
@@ -317,6 +320,7 @@ def test_a_step_that_is_left_out_counts_only_where_what_was_saved_is_proved(fram
     assert (updates, trainer.updates) == ([0, 1], 2)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_has_no_update_although_its_gradient_is(framework):
     """Losses whose sum is above what float32 holds, of logits that are finite: p - target is finite too."""
     trainer = real(framework, recipe())

@@ -90,6 +90,7 @@ if __name__ == "__main__":
     assert record["ended"] > record["started"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "error", "logged"),
     [
@@ -150,6 +151,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_during_the_run(hpctrain: Launch, tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "fill.py").write_text("while True:\n    print('x' * 1000)\n")
     result = hpctrain("run", "fill.py", "--run-dir", str(small_disk / "run"))
@@ -173,6 +175,7 @@ def test_a_disk_that_is_full_from_the_start(hpctrain: Launch, tmp_path: Path, sm
     assert "Traceback" not in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "status", "said"),
     [

@@ -116,6 +116,7 @@ class WithOther(SingleCommunicator):
         return (array + self._other) / 2
 
 
+@pytest.mark.slow
 def test_validation_is_with_the_mean_over_the_ranks(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before, alone = statistics(trainer), trainer.evaluate(SAMPLES)[0]
     monkeypatch.setattr(trainer, "_comm", WithOther(OTHER))

@@ -125,6 +125,7 @@ def test_keras(name):
             np.testing.assert_allclose(ours, theirs, atol=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_evaluation_counts_every_sample_once(framework):
     pytest.importorskip(framework)

@@ -73,6 +73,7 @@ def test_many_parts_are_one_batch(framework):
         assert [graph.experimental_get_tracing_count() for graph in cut._graphs.values()] == [1, 1]
 
 
+@pytest.mark.slow
 def test_label_smoothing_is_the_formula_and_for_training_alone(framework):
     trainer, samples, smoothing = make(framework, label_smoothing=0.1), TRAIN[:20], 0.1
     values = logits(trainer, samples)

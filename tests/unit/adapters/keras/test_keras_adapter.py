@@ -56,6 +56,7 @@ def test_mean_losses_of_shards_average_to_the_mean_over_each_global_batch(sample
         np.testing.assert_array_equal(np.concatenate([own for own, _, _, share in each_part if share > 0]), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [("x",), ("x", "y"), ("x", "y", "weight")])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_step_gets_what_the_dataset_held(given, by_name):
@@ -84,6 +85,7 @@ def test_arrays_come_in_a_new_order_each_epoch():
     assert first != second and sorted(first) == sorted(second) == list(range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_any_flipped_bit_changes_the_checksum(dtype):
     values = tf.cast(tf.random.stateless_normal((3, 5), seed=(1, 2)), dtype)
@@ -97,6 +99,7 @@ def test_any_flipped_bit_changes_the_checksum(dtype):
         assert int(checksums([variable])[0]) != before, bit
 
 
+@pytest.mark.slow
 def test_one_process_trains_as_plain_keras_does():
     def weights(distribute: bool) -> list[np.ndarray]:
         keras.utils.set_random_seed(1)

@@ -98,6 +98,7 @@ def test_a_callback_that_evaluates_during_fit_joins_the_metrics(monkeypatch):
     assert found == [7.0] and len(joined) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_metrics_that_their_first_update_builds_count_own_samples_alone(eagerly):
     """The one batch has a sample for the first of two ranks."""
@@ -111,6 +112,7 @@ def test_metrics_that_their_first_update_builds_count_own_samples_alone(eagerly)
         assert float(model.get_metrics_result()["mae"]) == pytest.approx(0 if rank else expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "sharded"), [(1, False), (1, True), (2, True)])
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", None])
 def test_a_model_with_a_step_of_its_own_and_no_call(size, sharded, reduction):
@@ -132,6 +134,7 @@ def test_a_loss_without_a_value_for_the_batch_is_refused_where_keras_uses_it(red
             action(data, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_one_process_builds_and_scales_as_plain_keras_does(sharded):
     comm = SingleCommunicator("test")
@@ -168,6 +171,7 @@ def train(comm, batches: list[int], validation: str, used: bool, graph: bool, pa
             run(x, y, part) if passed else run(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", [False, True])
 @pytest.mark.parametrize("graph", [False, True])
 def test_validation_does_not_stand_for_the_share_of_a_training_batch(graph, passed, monkeypatch):
@@ -180,6 +184,7 @@ def test_validation_does_not_stand_for_the_share_of_a_training_batch(graph, pass
         train(Place(), [4, 3], "weight", True, graph, passed, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_list_of_batches_is_judged_as_a_loop_over_it_goes(graph, monkeypatch):
     comm = Place()
@@ -210,6 +215,7 @@ def test_a_list_of_batches_is_judged_as_a_loop_over_it_goes(graph, monkeypatch):
                 loop()
 
 
+@pytest.mark.slow
 def test_a_distributed_model_does_not_live_on():
     model = distributed(network(), SingleCommunicator("test"), loss="mse")
     model.fit(adapter.shard((X, Y), batch_size=5, comm=SingleCommunicator("test")), verbose=0)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _CHECKOUT = Path(__file__).parents[4]
 _PACK = """
 import json, sys
