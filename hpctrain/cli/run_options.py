@@ -52,7 +52,7 @@ class TrainingOptions:
     """Changes to the recipe, and the framework and backend that run it."""
 
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, or fault_tolerance of a script; repeatable.")
     ] = None
     mesh: Annotated[
         str | None,

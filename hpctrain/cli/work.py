@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.utf8 import encodable
-from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe
+from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
 from hpctrain.recipes.mesh import Mesh, parse_mesh
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
 from hpctrain.report.say import say
@@ -29,7 +30,7 @@ def read_work(
 
     Args:
         work: a recipe's name or file, or a script's file.
-        overrides: ``key=value`` each, for a recipe.
+        overrides: ``key=value`` each; of a script only ``fault_tolerance`` can be set.
         arguments: for a script.
         mesh: as ``--mesh`` has it.
         small: the recipe as :func:`hpctrain.recipes.smoke.smoke` makes it, which overrides then change.
@@ -44,8 +45,7 @@ def read_work(
         return told(*(_recipes(work, [overrides], small=True) if small else [load_recipe(work, overrides)]))
     if small:
         raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
-    if overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is a script", "its arguments go after --")
+    faults = script_fault_tolerance(work, overrides, FaultTolerance())
     path = Path(work).resolve()
     try:
         path.open("rb").close()
@@ -55,7 +55,8 @@ def read_work(
         if encodable(text) != text:
             hint = "rename the file" if text == str(path) else "give the script another argument"
             raise HpctrainError(f"{text!r} is not UTF-8, and plan.json can hold no other text", hint)
-    return Script(path=path, arguments=tuple(arguments), mesh=parse_mesh(mesh) if mesh is not None else Mesh())
+    divided = parse_mesh(mesh) if mesh is not None else Mesh()
+    return Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults)
 
 
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from hpctrain.cluster.host_list import expand_hosts, expand_slots
+from hpctrain.cluster.host_list import expand_hosts, expand_slots, fold_hosts
 from hpctrain.cluster.hostfile import read_hostfile
 from hpctrain.run.plan import Plan
 
@@ -52,10 +52,9 @@ def chosen_hosts(
         usable: those that can be started on, also of those that it has.
         now: those that it has, with their ranks.
     """
-    assert plan.recipe is not None
     named = [name for name in given if name in usable]
     order = sorted(named, key=lambda name: name not in now)[: plan.host_options.nodes]
-    most = plan.recipe.fault_tolerance.max_ranks
+    most = plan.fault_tolerance.max_ranks
     if most is None and plan.host_options.hostfile is None:
         # A list of hosts says how many there are to be, and -np how many ranks; a hostfile can grow.
         most = max(plan.begun_ranks or plan.ranks, len(order))
@@ -67,3 +66,12 @@ def chosen_hosts(
             wanted = min(given[name], room.get(name, 0)) - chosen[name]
             chosen[name] += max(0, min(wanted, free))
     return {name: chosen[name] for name in given if chosen.get(name)}
+
+
+def change(now: Plan, wanted: Mapping[str, int]) -> str:
+    """What other hosts are to be, in words."""
+    names = now.ranks_of_hosts
+    joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
+    moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
+    parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]
+    return " and ".join(parts) or "hosts have room for more ranks"

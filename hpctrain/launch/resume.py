@@ -16,7 +16,7 @@ from hpctrain.planning.hosts import require_ranks
 from hpctrain.planning.machine import Machine, same_host, this_machine
 from hpctrain.planning.planner import place_plan
 from hpctrain.recipes.difference import differences
-from hpctrain.recipes.load import mesh_overrides, override_recipe
+from hpctrain.recipes.load import mesh_overrides, override_recipe, script_fault_tolerance
 from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.tracking import Tracker
@@ -112,13 +112,14 @@ def resumption(
 
 def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:
     """The run's own recipe or script with other values; None where there are none."""
-    if plan.script and mesh and not overrides:
-        return plan.script.model_copy(update={"mesh": parse_mesh(mesh)})
+    if plan.script:
+        faults = script_fault_tolerance(plan.title, overrides, plan.script.fault_tolerance)
+        divided = parse_mesh(mesh) if mesh else plan.script.mesh
+        return plan.script.model_copy(update={"mesh": divided, "fault_tolerance": faults})
     overrides = [*overrides, *mesh_overrides(mesh)]
     if not overrides:
         return None
-    if plan.recipe is None:
-        raise HpctrainError(f"--set is for recipes, and the run is of {plan.title}", "a script's arguments go after --")
+    assert plan.recipe is not None
     return override_recipe(plan.recipe, overrides)
 
 
@@ -243,7 +244,7 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     Raises:
         HpctrainError: they are too few, or as of :func:`hpctrain.launch.hosts.arrange`.
     """
-    ranks, least = sum(slots.values()), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
+    ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
     if ranks < least:
         gone = [host.host for host in plan.hosts if host.host not in slots]
         raise HpctrainError(f"without {fold_hosts(gone)} it has hosts for {ranks} ranks, and it needs {least}")

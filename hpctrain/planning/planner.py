@@ -11,7 +11,7 @@ from hpctrain.errors import HpctrainError, nearest
 from hpctrain.planning.hosts import Hosts, require_ranks
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.planning.strategies import require_strategy
-from hpctrain.recipes.requirements import require_recipe
+from hpctrain.recipes.requirements import require_between, require_recipe
 from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.run.plan import HostOptions, Plan, Script, Slots, Start, Stop
 
@@ -166,6 +166,7 @@ def _require_possible(plan: Plan) -> None:
     """Refuse what cannot be on whatever hosts: a mesh, a backend, or values of the recipe for the number of ranks."""
     _require_framework(plan)
     _require_backend(plan.asked_backend, plan)
+    require_between(plan.fault_tolerance, plan.ranks)
     if plan.recipe:
         require_recipe(plan.recipe, plan.ranks)
 

@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.files.checked_yaml import Location, parse_value, subsection, validate
+from hpctrain.files.checked_yaml import Location, Section, parse_value, subsection, validate
 from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.mesh import parse_mesh
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.recipes.schema import Recipe
 from hpctrain.shards.objects import is_url, url_fault
 
@@ -65,6 +66,41 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     values = recipe.model_dump(mode="json")
     found = _validated(values, _set(values, overrides))
     return _of_other_values(found) if deciding_differences(recipe, found) else found
+
+
+def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultTolerance) -> FaultTolerance:
+    """The fault tolerance of a script, with ``key=value`` overrides as of a recipe: what else it does it says itself.
+
+    Args:
+        script: its name, for messages.
+        overrides: ``fault_tolerance=elastic`` each.
+        before: what they override.
+
+    Raises:
+        HpctrainError: another key, or a value that a script cannot have.
+    """
+    if others := [each for each in overrides if each.partition("=")[0].partition(".")[0] != "fault_tolerance"]:
+        raise HpctrainError(
+            f"--set {others[0]} is for recipes, and {script} is a script",
+            "its arguments go after --; of a script only fault_tolerance can be set",
+        )
+    values = {"fault_tolerance": before.model_dump(mode="json")}
+    given = _set(values, overrides)
+    found = validate(
+        values, _OfScript, lambda location: f"--set {_blamed(given, location)}", "script", HINT
+    ).fault_tolerance
+    if found.fault_tolerant:
+        raise HpctrainError(
+            f"fault_tolerance: shrink is for recipes: only {script} knows what its ranks have to take from each other",
+            "--set fault_tolerance=elastic starts it again on the hosts that are left",
+        )
+    return found
+
+
+class _OfScript(Section):
+    """What can be set of a script."""
+
+    fault_tolerance: FaultTolerance
 
 
 def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Recipe:

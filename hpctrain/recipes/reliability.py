@@ -41,6 +41,16 @@ class FaultTolerance(Section):
         """Whether the ranks continue without one that died, from the first step on."""
         return self.lost_rank == "shrink"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_word(cls, value: object) -> object:
+        """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
+        if value == "elastic":
+            return {"grow": True}
+        if isinstance(value, str) and value not in ("stop", "shrink"):
+            raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
+        return {"lost_rank": value} if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
         if not self.fault_tolerant and self.batch == "shrink":

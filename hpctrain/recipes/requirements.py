@@ -7,6 +7,7 @@ from pathlib import Path
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.batch_statistics import require_span
 from hpctrain.recipes.mesh import Mesh
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.recipes.schema import Recipe
 from hpctrain.shards.objects import is_url
 
@@ -21,29 +22,35 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
         ranks: how many there are now.
 
     Raises:
-        HpctrainError: fewer ranks than ``fault_tolerance.min_ranks``, more than ``max_ranks``, a mesh that is not of
-            so many, or that divides a model's heads unevenly or into more stages than it has blocks, micro-batches that
-            its stages cannot have, no ``data.path``, or as of
+        HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
+            than it has blocks, micro-batches that its stages cannot have, no ``data.path``, or as of
             :func:`~hpctrain.recipes.batch_statistics.require_span`.
     """
     mesh = recipe.mesh.at(ranks)
-    least = recipe.fault_tolerance.min_ranks
-    if least > ranks:
-        raise HpctrainError(
-            f"fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
-            f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
-        )
-    most = recipe.fault_tolerance.max_ranks
-    if most is not None and most < ranks:
-        raise HpctrainError(
-            f"fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
-            f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
-        )
     require_span(recipe, mesh.data_ranks)
     _require_divisible(recipe, mesh)
     _require_micro_batches(recipe, mesh)
     if has_folder(recipe):
         shard_folder(recipe)
+
+
+def require_between(faults: FaultTolerance, ranks: int) -> None:
+    """Refuse fewer ranks than ``fault_tolerance.min_ranks``, and more than ``max_ranks``.
+
+    Raises:
+        HpctrainError: there are.
+    """
+    least, most = faults.min_ranks, faults.max_ranks
+    if least > ranks:
+        raise HpctrainError(
+            f"fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
+            f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
+        )
+    if most is not None and most < ranks:
+        raise HpctrainError(
+            f"fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
+            f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
+        )
 
 
 def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:

@@ -419,16 +419,6 @@ class Recipe(Section):
         rows = [row for row in self.reported if row.batch in (None, batch) and not self.smoke]
         return next(iter(sorted(rows, key=lambda row: row.batch is None)), None)
 
-    @field_validator("fault_tolerance", mode="before")
-    @classmethod
-    def _one_word(cls, value: object) -> object:
-        """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
-        if value == "elastic":
-            return {"grow": True}
-        if isinstance(value, str) and value not in ("stop", "shrink"):
-            raise ValueError(f"input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}")
-        return {"lost_rank": value} if isinstance(value, str) else value
-
     @field_validator("sync", mode="before")
     @classmethod
     def _sync(cls, value: object) -> object:

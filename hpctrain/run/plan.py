@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hpctrain.cluster.backends import CAPABILITIES, Capabilities
 from hpctrain.cluster.container import Container
 from hpctrain.recipes.mesh import Mesh
+from hpctrain.recipes.reliability import FaultTolerance
 from hpctrain.recipes.schema import Framework, Recipe
 from hpctrain.recipes.tracking import DEFAULT, Tracker, Trackers
 from hpctrain.topology.mesh_traffic import MeshTraffic
@@ -28,6 +29,7 @@ class Script(BaseModel):
     path: Path
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh(), description="that it makes with ht.mesh()")
+    fault_tolerance: FaultTolerance = Field(FaultTolerance(), description="as a recipe's, without lost_rank: shrink")
     tracking: Trackers | None = Field(None, description="as a recipe's")
 
 
@@ -123,7 +125,7 @@ class Stop(BaseModel):
             end the step, write a checkpoint and leave.
         seconds: how long that may take before every process is ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
-            before; None for 3, and for none where it is a script, which may not be able to go on.
+            before; None for 3, and for none where it is a script that is not said to be able to go on.
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 
@@ -220,9 +222,14 @@ class Plan(BaseModel):
         return 1 if self.capabilities and self.capabilities.replicates else self.ranks
 
     @property
+    def fault_tolerance(self) -> FaultTolerance:
+        """What it does when a rank dies, and when hosts come or come back."""
+        return self._work.fault_tolerance
+
+    @property
     def fault_tolerant(self) -> bool:
         """Whether the ranks continue without one that died, from the first step on."""
-        return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
+        return self.fault_tolerance.fault_tolerant
 
     @property
     def ranks_of_hosts(self) -> dict[str, int]:
@@ -232,14 +239,14 @@ class Plan(BaseModel):
     @property
     def elastic(self) -> bool:
         """Whether the run takes in hosts that come, or come back, and begins without those that do not answer."""
-        return self.recipe is not None and self.recipe.fault_tolerance.grow
+        return self.fault_tolerance.grow
 
     @property
     def restarts(self) -> int:
         """How often in a row, without progress, the launcher restarts the run after a failure."""
         if self.stop.restarts is not None:
             return self.stop.restarts
-        return _RESTARTS if self.recipe else 0
+        return _RESTARTS if self.recipe or self.elastic else 0
 
     def place(self, rank: int) -> tuple[Slots, Slot]:
         """The host of a rank and its slot there, for a plan whose hosts have places."""

@@ -69,6 +69,11 @@ def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
         return None
 
 
+def ranks_listen(directory: RunDirectory) -> bool:
+    """Whether the ranks have recorded that they end in good order when they are asked to stop."""
+    return any(record.listens for record in whole_records(directory))
+
+
 def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
     """All records, by rank; a rank that never started has none.
 

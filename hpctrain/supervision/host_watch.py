@@ -11,12 +11,13 @@ from typing import Self
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Launcher
 from hpctrain.launch.lost_hosts import host_interval
-from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.launch.membership import change, chosen_hosts, given_hosts
 from hpctrain.launch.resume import plan_on
 from hpctrain.planning.machine import Machine
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import RecoveredFaultEvent
 from hpctrain.run.plan import Plan
+from hpctrain.run.records import ranks_listen
 from hpctrain.supervision.asking import Questions
 from hpctrain.supervision.hosts_ready import joinable_hosts
 
@@ -116,6 +117,10 @@ class HostWatch:
             return
         # What the number of ranks or the fabric forbids is known before anybody stops for it.
         plan_on(self._plan, chosen, self._machine)
+        if self._plan.script and not ranks_listen(self._directory):
+            self._want(None)
+            self._tell(f"{change(self._plan, chosen)}, once the script calls ht.should_stop()")
+            return
         # A hostfile may be half written.
         leaving, before = now.keys() - chosen.keys(), self._leaving
         self._leaving = leaving

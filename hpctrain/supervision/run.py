@@ -18,7 +18,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Stop
-from hpctrain.run.records import RankRecord, read_records, whole_records
+from hpctrain.run.records import RankRecord, ranks_listen, read_records, whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
 from hpctrain.supervision.follow import Follower
@@ -109,7 +109,7 @@ def _run(
             cut = job.wait(follower, lambda: bool(interrupts.received))
         ended = job.process.poll()
         if cut:
-            waits = stoppable or interrupts.received[0] in interrupts.asking or job.listens()
+            waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
             if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
@@ -229,10 +229,6 @@ class RunningJob:
                 break
             time.sleep(_POLL_SECONDS)
         return False
-
-    def listens(self) -> bool:
-        """Whether the ranks have recorded that they can stop."""
-        return any(record.listens for record in whole_records(self.directory))
 
     def output(self) -> str:
         """The end of the launcher's own output so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hpctrain.cluster.host_list import fold_hosts
@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
 from hpctrain.launch.changes import changes_since, take_back_command
 from hpctrain.launch.command import Launcher
-from hpctrain.launch.membership import chosen_hosts, given_hosts
+from hpctrain.launch.membership import change, chosen_hosts, given_hosts
 from hpctrain.launch.resume import plan_on, plan_without
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.run.directory import RunDirectory
@@ -62,6 +62,8 @@ class Supervisor:
         self._step = attempt.iteration or int(plan.script is not None)
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
         self._stepped = False
+        # A step of this attempt is done.
+        self._worked = False
         self._begin = time.monotonic()
         # Of the attempt that runs, or ran last.
         self._now = plan
@@ -81,21 +83,36 @@ class Supervisor:
             yield lambda: None
             return
         with HostWatch(plan, launcher, self._directory, self._machine, self._notice) as self._watch:
-            yield lambda: _change(plan, self._wanted) if self._wanted else None
+            yield self._change_asked
+
+    def _change_asked(self) -> str | None:
+        """Why the ranks are to save their state and leave now; None while they are not."""
+        if self._plan.script:
+            # It saves its state when it is asked to stop, and nobody knows when it does so besides.
+            self._accept_hosts()
+        return change(self._now, self._wanted) if self._wanted else None
+
+    def _accept_hosts(self) -> None:
+        """Go on with the hosts that are wanted now, once the ranks have left; that is not taken back."""
+        if self._watch and not self._wanted:
+            wanted = self._watch.wanted
+            self._wanted = wanted if wanted and self._may_have(wanted) else None
 
     def see(self, event: Event) -> None:
         """Record the progress of an attempt."""
         if isinstance(event, RecoveredFaultEvent) and self._watch:
             self._watch.lost(event)
-        elif isinstance(event, CheckpointEvent) and self._watch and not self._wanted:
-            wanted = self._watch.wanted
-            self._wanted = wanted if wanted and self._may_have(wanted) else None
+        elif isinstance(event, CheckpointEvent):
+            self._accept_hosts()
         if isinstance(event, StartEvent):
             self._stepped = self._plan.script is not None
+            self._worked = False
             self._begin = time.monotonic()
-        elif isinstance(event, StepEvent) and self._plan.recipe:
-            self._stepped = True
-            self._step = max(self._step, event.iteration)
+        elif isinstance(event, StepEvent):
+            self._worked = True
+            if self._plan.recipe:
+                self._stepped = True
+                self._step = max(self._step, event.iteration)
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
         """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
@@ -107,7 +124,7 @@ class Supervisor:
         try:
             if further and failure.stopped and self._wanted:
                 return self._on_other_hosts(further, launcher, self._wanted)
-            if further and self._joined and further.iteration <= attempt.iteration and not failure.stopped:
+            if further and self._joined and not failure.stopped and self._got_nowhere(attempt, further):
                 before, wanted = self._joined
                 if not failure.lost_hosts or not before.ranks_of_hosts.keys() >= set(failure.lost_hosts):
                     return self._as_before(failure, further, launcher, before, wanted)
@@ -116,6 +133,13 @@ class Supervisor:
         except HpctrainError as error:
             self._notice(f"the run cannot go on by itself: {error.message}")
             return failure
+
+    def _got_nowhere(self, attempt: Attempt, further: Attempt) -> bool:
+        """Whether an attempt leaves the run where it was."""
+        if self._plan.script:
+            # Not every script has steps that are recorded.
+            return not self._worked and time.monotonic() - self._begin <= WORK_SECONDS
+        return further.iteration <= attempt.iteration
 
     def _explained(self, failure: Failure, attempt: Attempt) -> Failure:
         """With the changed values that its ranks may not be able to go on with."""
@@ -193,13 +217,13 @@ class Supervisor:
             plan = self._ready(plan, launcher)
             found = available_launcher(plan, self._machine)
         except HpctrainError as error:
-            self._notice(f"warning: {_change(before, wanted)} is not possible: {error.message}")
+            self._notice(f"warning: {change(before, wanted)} is not possible: {error.message}")
             plan, warnings, found = before, (), launcher
         if plan.hosts == before.hosts:
             self._refused.append((time.monotonic(), wanted))
         hosts = fold_hosts([host.host for host in plan.hosts])
         numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
-        self._notice(f"going on from step {further.iteration} on {hosts}: {numbers}")
+        self._notice(f"{self._again(further)} on {hosts}: {numbers}")
         for warning in warnings:
             self._notice(f"warning: {warning}")
         return Restart(plan=plan, attempt=further, launcher=found, seconds=0.0)
@@ -212,25 +236,18 @@ class Supervisor:
         self._refused.append((time.monotonic(), wanted))
         plan = self._ready(before, launcher)
         hosts = fold_hosts([host.host for host in plan.hosts])
-        self._notice(f"{failure.message}; going on from step {further.iteration} as before, on {hosts}")
+        self._notice(f"{failure.message}; {self._again(further)} as before, on {hosts}")
         return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
+
+    def _again(self, attempt: Attempt) -> str:
+        return f"going on from step {attempt.iteration}" if self._plan.recipe else "starting it again"
 
     def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
-        again = f"going on from step {restart.attempt.iteration}" if self._plan.recipe else "starting it again"
         self._notice(
-            f"{failure.message}{unanswered}; {again} with {restart.plan.ranks} of "
+            f"{failure.message}{unanswered}; {self._again(restart.attempt)} with {restart.plan.ranks} of "
             f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )
-
-
-def _change(now: Plan, wanted: Mapping[str, int]) -> str:
-    """What other hosts are to be, in words."""
-    names = now.ranks_of_hosts
-    joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
-    moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
-    parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]
-    return " and ".join(parts) or "hosts have room for more ranks"

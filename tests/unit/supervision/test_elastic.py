@@ -20,8 +20,8 @@ from hpctrain.supervision import asking, host_watch, supervisor
 pytestmark = [needs.pytorch, pytest.mark.slow]
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
-# that host, "shrink HOST" goes on without the rank of one, and "fail" starts nothing, and a last one
-# is done.
+# that host, "shrink HOST" goes on without the rank of one, "listen" is a script that can be stopped, "deaf" one that
+# cannot until it is told, and "fail" starts nothing, and a last one is done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
@@ -37,9 +37,9 @@ def emit(kind, **values):
     with open(run / "events.jsonl", "a") as events:
         print(json.dumps(dict(time=time.time(), event=kind, **values)), file=events)
 
-def record(status, ranks):
+def record(status, ranks, **more):
     for rank in ranks:
-        record = dict(rank=rank, host="n1", pid=1, started=1.0, status=status)
+        record = dict(rank=rank, host="n1", pid=1, started=1.0, status=status, **more)
         (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
 
 if what == "fail":
@@ -58,6 +58,13 @@ if what == "shrink":
     record("lost", [left.pop(1)])
 record("running", left)
 number = 0
+while what == "deaf" and not Path("told").exists():
+    time.sleep(0.05)
+if what in ("listen", "deaf"):
+    record("running", left, listens=True)
+    while not (run / "stop").exists():
+        time.sleep(0.05)
+    emit("stopped", iteration=0, reason=(run / "stop").read_text().strip())
 while what in ("save", "shrink") and not (run / "stop").exists():
     number += 1
     emit("checkpoint", iteration=number)
@@ -66,7 +73,7 @@ while what in ("save", "shrink") and not (run / "stop").exists():
         sys.exit("it was never told to stop")
 if what in ("save", "shrink"):
     emit("stopped", iteration=number, reason=(run / "stop").read_text().strip())
-record("resumable" if what in ("save", "shrink") else "done", left)
+record("resumable" if what in ("save", "shrink", "listen", "deaf") else "done", left)
 """
 # Who is named in "off" does not answer; the others do what they are asked.
 SSH = """#!/bin/sh
@@ -181,6 +188,78 @@ def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert [event.reason for event in events("stopped")] == ["n4 joins", "n[2-3] leave"]
     assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 3
     assert "going on from step 0 on n[1,4]: 4 ranks until now, 2 from now on" in capsys.readouterr().err
+
+
+def script(*options: str) -> int:
+    Path("train.py").touch()
+    return main(["run", "train.py", *ELASTIC, *options])
+
+
+def test_a_script_is_started_again_on_hosts_that_come_and_go(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a checkpoint that anybody knows of, and without a restart that is counted."""
+    todo("listen", "lose n3", "listen")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        lambda: Path("hosts.txt").write_text("n1\nn4\n"),
+    )
+    assert script("--hostfile", "hosts.txt") == 0
+    whole = ["n1", "n2", "n3", "n4"]
+    assert [sorted(hosts) for hosts in starts()] == [whole[:3], whole, whole, ["n1", "n4"]]
+    assert [event.reason for event in events("stopped")] == ["n4 joins", "n[2-3] leave"]
+    assert [event.restart for event in events("start")] == [0, 0, 1, 0]
+    assert "starting it again on n[1-4]: 3 ranks until now, 4 from now on" in capsys.readouterr().err
+
+
+def test_a_script_leaves_hosts_with_which_it_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo("listen", "fail")
+    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    assert script("--hostfile", "hosts.txt", "--restarts", "0") == 0
+    assert [len(hosts) for hosts in starts()] == [3, 4, 3]
+    assert "starting it again as before, on n[1-3]" in capsys.readouterr().err
+
+
+def test_a_script_is_not_stopped_before_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo("deaf")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        lambda: None,
+        lambda: Path("told").touch(),
+    )
+    assert script("--hostfile", "hosts.txt") == 0
+    assert [len(hosts) for hosts in starts()] == [3, 4]
+    said = capsys.readouterr().err
+    assert said.count("warning: n4 joins, once the script calls ht.should_stop()") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("fault_tolerance=shrink", "fault_tolerance: shrink is for recipes: only train.py knows"),
+        ("fault_tolerance.lost_rank=shrink", "fault_tolerance: shrink is for recipes: only train.py knows"),
+        ("fault_tolerance.min_ranks=4", "fault_tolerance.min_ranks is 4, and the run has 3 ranks"),
+        ("fault_tolerance=elastik", "--set fault_tolerance=elastik"),
+        ("fault_tolerance.mni_ranks=4", "unknown key 'mni_ranks'"),
+    ],
+)
+def test_what_a_script_cannot_be(setting: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("--hosts", "n1,n2,n3", "--set", setting) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_a_script_of_which_nothing_is_said_is_not_started_again() -> None:
+    Path("train.py").touch()
+    todo("lose n2")
+    assert main(["run", "train.py", "--backend", "mpi", "--run-dir", "run", "--hostfile", "hosts.txt"]) == 4
+    assert len(starts()) == 1
 
 
 @pytest.mark.parametrize("limit", ["fault_tolerance.max_ranks=3", "fault_tolerance.min_ranks=3"])
