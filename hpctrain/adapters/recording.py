@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
-from hpctrain.run.events import Event, EventWriter
-from hpctrain.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent
+from hpctrain.run.events import Event, EventWriter, read_events
+from hpctrain.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
 
 if TYPE_CHECKING:
     from hpctrain.cluster.energy import HostMeter
@@ -33,13 +33,14 @@ class Recording:
 
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
+        steps: how many were done where it was stopped the last time.
 
     Attributes:
         steps: how many are done.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.steps = 0
+    def __init__(self, path: Path | None = None, steps: int = 0) -> None:
+        self.steps = steps
         # Beside the launcher, and ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
@@ -93,6 +94,10 @@ class Recording:
         if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
             self._measure()
 
+    def stopped(self, reason: str) -> None:
+        """Record that the script has saved its state and leaves, because it was asked to."""
+        self._emit(StoppedEvent(iteration=self.steps, reason=reason))
+
     def end(self) -> None:
         """Record what this host has drawn since the run began. Idempotent."""
         self._measure()
@@ -136,13 +141,22 @@ _recording: Recording | None = None
 def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
-    _recording = Recording(path)
+    # Ranks that are started by hand may be the first to write it.
+    events = read_events(path) if path.exists() else ()
+    stops = [event.iteration for event in events if isinstance(event, StoppedEvent)]
+    _recording = Recording(path, steps=stops[-1] if stops else 0)
 
 
 def end() -> None:
     """Record what is known only when this process's script has ended, well or not. Called on every rank."""
     if _recording:
         _recording.end()
+
+
+def stopped(reason: str) -> None:
+    """Record that this process's script was stopped in good order. Called on every rank."""
+    if _recording:
+        _recording.stopped(reason)
 
 
 def recording() -> Recording | None:

@@ -36,8 +36,8 @@ Restarts = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts: one that has some "
-        "counts as resumable whenever it is interrupted.",
+        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts that are not elastic: "
+        "one that has some counts as resumable whenever it is interrupted.",
         rich_help_panel=_STOP,
     ),
 ]
@@ -52,7 +52,12 @@ class TrainingOptions:
     """Changes to the recipe, and the framework and backend that run it."""
 
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, or fault_tolerance of a script; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, or fault_tolerance of a script; repeatable.",
+        ),
     ] = None
     mesh: Annotated[
         str | None,

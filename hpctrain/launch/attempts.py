@@ -18,7 +18,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
-from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
@@ -239,8 +239,7 @@ def is_done(events: Sequence[Event]) -> bool:
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
     last = attempt[-1]
-    resumable = isinstance(last, EndEvent) and last.status == "resumable"
-    stopped = resumable and not any(isinstance(event, FaultEvent) for event in attempt)
+    stopped = any(isinstance(event, StoppedEvent) for event in attempt)
     return not stopped and last.time - attempt[0].time <= WORK_SECONDS
 
 
@@ -262,7 +261,7 @@ def run_events(directory: RunDirectory) -> list[Event]:
     """
     if not directory.events.exists():
         return []
-    kinds = (StartEvent, CheckpointEvent, FaultEvent, EndEvent)
+    kinds = (StartEvent, CheckpointEvent, FaultEvent, StoppedEvent, EndEvent)
     found = (event for event in read_events(directory.events) if isinstance(event, kinds))
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
 

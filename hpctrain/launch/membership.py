@@ -74,4 +74,4 @@ def change(now: Plan, wanted: Mapping[str, int]) -> str:
     joining, leaving = [name for name in wanted if name not in names], [name for name in names if name not in wanted]
     moves = ((hosts, verb) for hosts, verb in ((joining, "join"), (leaving, "leave")) if hosts)
     parts = [f"{fold_hosts(hosts)} {verb}{'s' if len(hosts) == 1 else ''}" for hosts, verb in moves]
-    return " and ".join(parts) or "hosts have room for more ranks"
+    return " and ".join(parts) or f"hosts have room for {'fewer' if sum(wanted.values()) < now.ranks else 'more'} ranks"

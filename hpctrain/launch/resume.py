@@ -70,7 +70,7 @@ def resumption(
     Args:
         directory: of the run.
         work: to be compared with the plan's; None for whatever it is.
-        overrides: ``key=value`` each, of the plan's recipe where ``work`` is None.
+        overrides: ``key=value`` each, of the plan's recipe or script where ``work`` is None.
         mesh: as ``--mesh`` has it, where ``work`` is None.
         tracking: where curves go from now on; None for where the plan's go, or ``work``'s.
         accept_changes: go on with ``work`` where it is another than the plan's.

@@ -87,11 +87,15 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     values = {"fault_tolerance": before.model_dump(mode="json")}
     given = _set(values, overrides)
     found = validate(
-        values, _OfScript, lambda location: f"--set {_blamed(given, location)}", "script", HINT
+        values,
+        _OfScript,
+        lambda location: f"--set {_blamed(given, location)}",
+        "script",
+        "for example --set fault_tolerance=elastic",
     ).fault_tolerance
     if found.fault_tolerant:
         raise HpctrainError(
-            f"fault_tolerance: shrink is for recipes: only {script} knows what its ranks have to take from each other",
+            f"fault_tolerance: shrink is for recipes: ranks that are left cannot rebuild the state of {script}",
             "--set fault_tolerance=elastic starts it again on the hosts that are left",
         )
     return found

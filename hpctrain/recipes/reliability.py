@@ -30,8 +30,8 @@ class FaultTolerance(Section):
     )
     grow: bool = Field(
         False,
-        description="after the next checkpoint go on with hosts that were lost and answer again, and with those that "
-        "were added to the hostfile; begin without those that do not answer",
+        description="after the next checkpoint, or once a script has stopped, go on with hosts that were lost and "
+        "answer again, and with those that were added to the hostfile; begin without those that do not answer",
     )
     min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
     max_ranks: Count | None = Field(None, description="with grow: it never has more; null for as many as there are")

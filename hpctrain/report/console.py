@@ -79,7 +79,7 @@ class Console:
             case CheckpointEvent():
                 self._progress_line(f"checkpoint at step {event.iteration}")
             case StoppedEvent():
-                self._progress_line(f"stopped after step {event.iteration}: {event.reason}")
+                self._progress_line(event.text)
             case SpikeEvent():
                 self._spike(event)
             case EndEvent():

@@ -234,7 +234,7 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
     start = attempt.start
     ending = [fault.message for fault in attempt.fatal] or [attempt.end.status if attempt.end else UNFINISHED]
     if attempt.stopped and not attempt.fatal:
-        ending = [f"stopped after step {attempt.stopped.iteration}: {attempt.stopped.reason}"]
+        ending = [attempt.stopped.text]
     begun = (start.attempt, _date(start.time), start.iteration, start.job, start.hosts) if start else (None,) * 5
     return (*begun, "\n".join(ending))
 

@@ -255,7 +255,7 @@ class KnownRun:
             case "stopped":
                 return "its processes are gone, and none of them said why"
             case "resumable" if stopped := self.progress.stopped:
-                return f"stopped after step {stopped.iteration}: {stopped.reason}"
+                return stopped.text
             case "failed" | "resumable":
                 return self.progress.fault.message if self.progress.fault else ""
         return ""

@@ -125,7 +125,7 @@ class Stop(BaseModel):
             end the step, write a checkpoint and leave.
         seconds: how long that may take before every process is ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
-            before; None for 3, and for none where it is a script that is not said to be able to go on.
+            before; None for 3, and for none where it is a script that is not elastic.
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 

@@ -23,6 +23,7 @@ STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
 _LOOK_SECONDS = 1.0
 
 _reason: str | None = None
+_agreed = False
 _file: Path | None = None
 _looked = float("-inf")
 _handled: set[signal.Signals] = set()
@@ -82,8 +83,14 @@ def asked(*, look: bool) -> str | None:
 
 def agree() -> None:
     """Record that all ranks stop, as if this one had been asked, whichever rank got the signal."""
-    global _reason
+    global _agreed, _reason
+    _agreed = True
     _reason = _reason or "asked on another rank"
+
+
+def agreed() -> bool:
+    """Whether all ranks know that they are to stop."""
+    return _agreed
 
 
 def _receive(number: int, frame: FrameType | None) -> None:

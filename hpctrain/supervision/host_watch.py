@@ -117,14 +117,14 @@ class HostWatch:
             return
         # What the number of ranks or the fabric forbids is known before anybody stops for it.
         plan_on(self._plan, chosen, self._machine)
-        if self._plan.script and not ranks_listen(self._directory):
-            self._want(None)
-            self._tell(f"{change(self._plan, chosen)}, once the script calls ht.should_stop()")
-            return
         # A hostfile may be half written.
         leaving, before = now.keys() - chosen.keys(), self._leaving
         self._leaving = leaving
-        self._want(chosen if leaving == before or not leaving else None)
+        settled = leaving == before or not leaving
+        if settled and self._plan.script and not ranks_listen(self._directory):
+            self._tell(f"not before the script has called ht.should_stop(): {change(self._plan, chosen)}")
+            settled = False
+        self._want(chosen if settled else None)
 
     def _want(self, hosts: dict[str, int] | None) -> None:
         if not self._ended.is_set():

@@ -28,7 +28,7 @@ class RunRequest:
 
     Attributes:
         work: the recipe, with the changes of ``--set``, or the script; None to resume a run with its own.
-        overrides: ``key=value`` each, for the recipe of the resumed run where ``work`` is None.
+        overrides: ``key=value`` each, for the recipe or script of the resumed run where ``work`` is None.
         mesh: as ``--mesh`` has it, for the resumed run where ``work`` is None.
         tracking: where the resumed run's curves go; None for where they went, or ``work``'s go.
         accept_changes: resume with another recipe or script than the run was begun with.

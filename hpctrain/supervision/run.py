@@ -102,7 +102,7 @@ def _run(
     waits = False
     ended: int | None = None
     try:
-        cut = job.wait(follower, lambda: bool(interrupts.received or leave()))
+        cut = job.wait(follower, lambda: bool(interrupts.received), leave)
         if cut and not interrupts.received:
             # Nobody is in a hurry: a step, what follows it and a checkpoint take as long as they take.
             _ask_to_leave(job.directory, leave() or "", notice)
@@ -209,8 +209,15 @@ class RunningJob:
         status = self.process.poll()
         return -signal.SIGKILL if status is None else status
 
-    def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
+    def wait(
+        self, follower: Follower, enough: Callable[[], bool], leave: Callable[[], str | None] = lambda: None
+    ) -> bool:
         """Follow until the launcher ends, until the ranks have ended and it has not, or until it is enough.
+
+        Args:
+            follower: of the run's events and output.
+            enough: whether it is.
+            leave: says why it is, which counts only while the ranks work.
 
         Returns:
             Whether it was enough, and ranks that had not failed still ran.
@@ -218,7 +225,7 @@ class RunningJob:
         deadline = None
         turns = itertools.count()
         while self.process.poll() is None:
-            if enough():
+            if enough() or (deadline is None and leave()):
                 return deadline is None
             follower.advance()
             self.output()

@@ -19,6 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StartEvent, StepEvent
 from hpctrain.run.plan import Plan
+from hpctrain.run.records import ranks_listen
 from hpctrain.supervision.answering import silent_hosts
 from hpctrain.supervision.failure import Failure
 from hpctrain.supervision.host_watch import HostWatch
@@ -58,10 +59,9 @@ class Supervisor:
         self._directory = directory
         self._machine = machine
         self._notice = notice
-        # A script's steps begin at 1 in each attempt: there those attempts count that worked for long.
+        # How far a script's state is that it saved is not known: there those attempts count that worked for long.
         self._step = attempt.iteration or int(plan.script is not None)
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
-        self._stepped = False
         # A step of this attempt is done.
         self._worked = False
         self._begin = time.monotonic()
@@ -105,13 +105,11 @@ class Supervisor:
         elif isinstance(event, CheckpointEvent):
             self._accept_hosts()
         if isinstance(event, StartEvent):
-            self._stepped = self._plan.script is not None
             self._worked = False
             self._begin = time.monotonic()
         elif isinstance(event, StepEvent):
             self._worked = True
             if self._plan.recipe:
-                self._stepped = True
                 self._step = max(self._step, event.iteration)
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
@@ -122,11 +120,16 @@ class Supervisor:
             message = f"{failure.message}; the run cannot be resumed: {error.message}"
             return replace(failure, message=message, hint=error.hint, exit_code=1)
         try:
+            if further and self._plan.script and not self._worked_for_long():
+                # Otherwise a script with hosts that come and go could fail for ever.
+                further = replace(further, restart=attempt.restart)
             if further and failure.stopped and self._wanted:
                 return self._on_other_hosts(further, launcher, self._wanted)
-            if further and self._joined and not failure.stopped and self._got_nowhere(attempt, further):
+            if further and self._joined and not failure.stopped:
                 before, wanted = self._joined
-                if not failure.lost_hosts or not before.ranks_of_hosts.keys() >= set(failure.lost_hosts):
+                lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
+                new_alone = bool(lost) and not lost & known
+                if self._got_nowhere(attempt, further, new_alone) and not (lost and lost <= known):
                     return self._as_before(failure, further, launcher, before, wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
@@ -134,16 +137,26 @@ class Supervisor:
             self._notice(f"the run cannot go on by itself: {error.message}")
             return failure
 
-    def _got_nowhere(self, attempt: Attempt, further: Attempt) -> bool:
-        """Whether an attempt leaves the run where it was."""
+    def _got_nowhere(self, attempt: Attempt, further: Attempt, new_alone: bool) -> bool:
+        """Whether an attempt with other hosts got the run no further; ``new_alone``: it lost none but new ones."""
         if self._plan.script:
-            # Not every script has steps that are recorded.
-            return not self._worked and time.monotonic() - self._begin <= WORK_SECONDS
+            # Whether it saved anything is not known, and not every script has steps that are recorded.
+            return not self._worked_for_long() and (new_alone or not self._worked)
         return further.iteration <= attempt.iteration
+
+    def _worked_for_long(self) -> bool:
+        return time.monotonic() - self._begin > WORK_SECONDS
+
+    def _may_go_on(self) -> bool:
+        """Whether the attempt came so far that another one may get further."""
+        if self._worked or self._plan.recipe:
+            return self._worked
+        # Who asks for restarts of a script gets them; an elastic one has to have shown that it can be stopped.
+        return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
 
     def _explained(self, failure: Failure, attempt: Attempt) -> Failure:
         """With the changed values that its ranks may not be able to go on with."""
-        if self._stepped or not (failure.refused and attempt.iteration):
+        if self._worked or not (failure.refused and attempt.iteration):
             return failure
         changes = changes_since(self._directory, attempt.iteration, self._plan)
         if not changes:
@@ -157,12 +170,18 @@ class Supervisor:
         self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
     ) -> Restart | None:
         self._joined = None
-        if self._plan.script and time.monotonic() - self._begin > WORK_SECONDS:
+        if self._plan.script and self._worked_for_long():
             self._step += 1
         before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
-        idle, limit = attempt.restart, self._plan.restarts
-        hosts = len(self._plan.hosts)
-        number = next_restart(failure, before, self._before, stepped=self._stepped, idle=idle, limit=limit, hosts=hosts)
+        number = next_restart(
+            failure,
+            before,
+            self._before,
+            stepped=self._may_go_on(),
+            idle=attempt.restart,
+            limit=self._plan.restarts,
+            hosts=len(self._plan.hosts),
+        )
         if number is None:
             return None
         whole = self._whole_plan()
@@ -210,6 +229,9 @@ class Supervisor:
 
     def _on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
         """The attempt for which ranks left: on the hosts wanted, or on those of before where that is impossible."""
+        # Others may be wanted by the time at which the ranks have left.
+        newest = self._watch and self._watch.wanted
+        wanted = newest if newest and self._may_have(newest) else wanted
         before, self._joined = self._now, (self._now, wanted)
         self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
         try:

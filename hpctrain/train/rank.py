@@ -57,6 +57,12 @@ class Ending:
     refused: bool = False
 
 
+_ENDED_THOUGH_STOPPED = (
+    "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; with "
+    "sys.exit(ht.RESUMABLE) it can be gone on with"
+)
+
+
 def run_rank(path: Path) -> int:
     """Do this rank's part of the run in ``path`` and keep ``ranks/rank-N.json``.
 
@@ -168,13 +174,18 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
                 recording.end()
             _make_last_checks()
             _mention_forgotten(rank, plan.processes)
+            if rank == 0 and stopping.agreed():
+                print(_ENDED_THOUGH_STOPPED, file=sys.stderr)
         else:
             from hpctrain.train.recipe import train_recipe
 
             train_recipe(plan, directory, joined)
             _make_last_checks()
     except SystemExit as stop:
-        return _exit_status(stop)
+        ending = _exit_status(stop)
+        if script and ending and ending.resumable:
+            recording.stopped(stopping.asked(look=False) or "asked")
+        return ending
     except BaseException as raised:
         error = original(raised)
         if script is None and isinstance(error, ModuleNotFoundError):

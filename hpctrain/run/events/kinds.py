@@ -311,11 +311,16 @@ class OverlapEvent(_OfStep):
 
 
 class StoppedEvent(BaseEvent):
-    """The ranks stopped in good order. Written after the checkpoint of the stop."""
+    """The ranks stopped in good order. Written after the checkpoint of the stop; by a script's rank 0 at its end."""
 
     event: Literal["stopped"] = "stopped"
     iteration: Count = Field(description="the last step")
     reason: str = Field(description="the signal, or why the ranks stopped by themselves")
+
+    @property
+    def text(self) -> str:
+        """The event in words. Not every script has steps that are recorded."""
+        return f"stopped after step {self.iteration}: {self.reason}" if self.iteration else f"stopped: {self.reason}"
 
 
 class StallEvent(BaseEvent):

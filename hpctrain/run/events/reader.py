@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
-from hpctrain.run.events.kinds import Event, StartEvent, StepEvent
+from hpctrain.run.events.kinds import Event, RunEvent, StartEvent, StepEvent, StoppedEvent
 from hpctrain.run.events.lines import parse_event
 
 
@@ -46,13 +46,18 @@ def kept(events: Iterable[Event]) -> list[Event]:
     """The events of a run without steps, epochs and checkpoints that were lost and repeated.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
-    events are in the file.
+    events are in the file. A script keeps its state itself, and is known to have saved it where it was stopped.
     """
     found: list[Event] = []
+    script, saved = False, 0
     for event in events:
         if isinstance(event, StartEvent):
-            found = list(_until(found, event.iteration))
+            found = [*found[:saved], *_until(found[saved:], event.iteration)]
         found.append(event)
+        if isinstance(event, RunEvent):
+            script = event.recipe is None
+        elif script and isinstance(event, StoppedEvent):
+            saved = len(found)
     return found
 
 

@@ -24,6 +24,7 @@ from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter, read_events
 from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.events.reader import kept
 from hpctrain.run.plan import Plan, Script, Slots
 
 
@@ -56,6 +57,28 @@ def train(steps: int) -> None:
         own.step_done(0.1 / (step + 1))
         ht.log(loss=1 / (step + 1), step=None)
     ht.log({"test/accuracy": 0.75, "odd": math.inf})
+
+
+def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
+    """What it did until then is kept, and what it did after that until it failed is not."""
+
+    def again() -> None:
+        with EventWriter(directory.events, alone=False) as events:
+            events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
+        monkeypatch.setattr(recording, "_recording", None)
+        recording.begin(directory.events)
+
+    train(2)
+    recording.stopped("SIGUSR1")
+    again()
+    train(3)
+    again()
+    train(1)
+    counted = [(event.event, event.iteration) for event in kept(read_events(directory.events)) if event.event == "step"]
+    assert counted == [("step", 1), ("step", 2), ("step", 3)]
+    logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
+    assert logged == [1, 2, 2, 3, 3]
+    assert read_summary(directory)["steps"] == 3
 
 
 def test_report_tensorboard_status_and_summary_of_a_script(directory):

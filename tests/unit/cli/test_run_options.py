@@ -24,6 +24,7 @@ from written_checkpoints import progress_of, write_checkpoint
 from hpctrain.cli.main import main
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import read_events
+from hpctrain.run.events.kinds import StoppedEvent
 from hpctrain.run.plan import Plan, Script
 from hpctrain.shards.folders import training_fingerprint
 from hpctrain.shards.manifest import read_manifest
@@ -103,6 +104,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
         "os.kill(os.getpid(), signal.SIGUSR2)\nsys.exit(4)\n"
     )
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--stop-seconds", "7", "--", "a"]) == 4
+    assert [event.reason for event in events() if isinstance(event, StoppedEvent)] == ["SIGUSR2"]
     assert "to go on: hpctrain run --resume --run-dir run\n" in capfd.readouterr().err
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--", "b"]) == 2
     assert "arguments  ['a']        ['b']\n  --resume without them" in capfd.readouterr().err
@@ -124,6 +126,16 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
     assert capfd.readouterr().err.endswith("hpctrain: run is done\n")
     assert RunDirectory(Path("run")).summary.read_text() == summary
+
+
+def test_a_script_that_ends_as_if_nobody_had_asked_it_to_stop() -> None:
+    Path("train.py").write_text(
+        "import os, signal, hpctrain\nhpctrain.init()\nos.kill(os.getpid(), signal.SIGUSR2)\n"
+        "assert hpctrain.should_stop()\n"
+    )
+    assert main(["run", "train.py", "--run-dir", "run"]) == 0
+    log = RunDirectory(Path("run")).log(0).read_text()
+    assert "with sys.exit(ht.RESUMABLE) it can be gone on with" in log
 
 
 def events() -> list[Any]:
@@ -452,7 +464,7 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     assert process.returncode == 4, said
     assert "interrupted by SIGUSR2 before the ranks were started" in said
     assert not psutil.pid_exists(int(Path("pid").read_text()))
-    assert len(events()) == 2
+    assert [event.event for event in events()] == ["start", "stopped", "end"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ pytestmark = [needs.pytorch, pytest.mark.slow]
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
 # that host, "shrink HOST" goes on without the rank of one, "listen" is a script that can be stopped, "deaf" one that
-# cannot until it is told, and "fail" starts nothing, and a last one is done.
+# cannot until it is told, "work HOST" does a step and loses that host, "crash" is a script with an error, "finish" one
+# that takes its time when all is done, and "fail" starts nothing, and a last one is done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
@@ -40,14 +41,28 @@ def emit(kind, **values):
 def record(status, ranks, **more):
     for rank in ranks:
         record = dict(rank=rank, host="n1", pid=1, started=1.0, status=status, **more)
-        (run / "ranks" / f"rank-{{rank}}.json").write_text(json.dumps(record))
+        new = run / f"{{rank}}.new"
+        new.write_text(json.dumps(record))
+        new.rename(run / "ranks" / f"rank-{{rank}}.json")
 
 if what == "fail":
     sys.exit("no data folder here")
-if what == "lose":
+if what == "work":
+    nothing = dict.fromkeys(["recipe", "epochs", "iterations_per_epoch", "parameters"])
+    emit("run", framework="torch", backend="mpi", ranks=ranks, **nothing)
+    unknown = dict.fromkeys(["epoch", "loss", "learning_rate", "samples", "communication_seconds"])
+    emit("step", iteration=1, seconds=0.1, **unknown)
+if what in ("lose", "work"):
     print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", *host)
     sys.exit()
 left = list(range(ranks))
+if what == "crash":
+    record("failed", left, exit_code=1, error=dict(type="ImportError", message="no module"))
+    sys.exit(1)
+if what == "finish":
+    record("done", left, listens=True)
+    time.sleep(3)
+    sys.exit(Path("flushed").touch())
 if what == "wait":
     # Until the silent host is being asked.
     while not Path("asked").exists():
@@ -198,7 +213,7 @@ def script(*options: str) -> int:
 def test_a_script_is_started_again_on_hosts_that_come_and_go(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a checkpoint that anybody knows of, and without a restart that is counted."""
+    """Without a checkpoint that anybody knows of. Only a failure counts, until it has worked for long."""
     todo("listen", "lose n3", "listen")
     hosts_change(
         monkeypatch,
@@ -209,7 +224,7 @@ def test_a_script_is_started_again_on_hosts_that_come_and_go(
     whole = ["n1", "n2", "n3", "n4"]
     assert [sorted(hosts) for hosts in starts()] == [whole[:3], whole, whole, ["n1", "n4"]]
     assert [event.reason for event in events("stopped")] == ["n4 joins", "n[2-3] leave"]
-    assert [event.restart for event in events("start")] == [0, 0, 1, 0]
+    assert [event.restart for event in events("start")] == [0, 0, 1, 1]
     assert "starting it again on n[1-4]: 3 ranks until now, 4 from now on" in capsys.readouterr().err
 
 
@@ -236,14 +251,69 @@ def test_a_script_is_not_stopped_before_it_can_be(
     assert script("--hostfile", "hosts.txt") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4]
     said = capsys.readouterr().err
-    assert said.count("warning: n4 joins, once the script calls ht.should_stop()") == 1
+    assert said.count("warning: not before the script has called ht.should_stop(): n4 joins") == 1
+
+
+def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo("deaf")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\n"),
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\n"),
+        lambda: (Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"), Path("told").touch()),
+    )
+    assert script("--hostfile", "hosts.txt") == 0
+    assert "should_stop(): n[2-3] leave" not in capsys.readouterr().err
+
+
+def test_a_host_that_ends_a_script_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although steps are done on it."""
+    todo("listen", "work n4")
+    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    assert script("--hostfile", "hosts.txt", "--restarts", "0") == 0
+    assert [len(hosts) for hosts in starts()] == [3, 4, 3]
+
+
+def test_restarts_are_counted_across_hosts_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("work n2", "listen", "work n3")
+    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    assert script("--hostfile", "hosts.txt", "--restarts", "1") == 4
+    assert [event.restart for event in events("start")] == [0, 1, 1]
+
+
+def test_what_ranks_do_at_their_end_is_not_cut_off_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("finish")
+    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    assert script("--hostfile", "hosts.txt") == 0
+    assert Path("flushed").exists()
+    assert len(starts()) == 1
+
+
+def test_a_script_with_an_error_of_its_own_is_not_started_again() -> None:
+    todo("crash")
+    assert script("--hostfile", "hosts.txt") == 1
+    assert len(starts()) == 1
+
+
+def test_a_script_can_be_resumed_however_often_its_hosts_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("listen", "listen", "lose n1")
+    hosts_change(
+        monkeypatch,
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\nn5\n"),
+    )
+    assert script("--hostfile", "hosts.txt", "--restarts", "0", "--idle-restarts", "1") == 4
+    assert main(["run", "--resume", "--run-dir", "run"]) == 0
+    assert [len(hosts) for hosts in starts()] == [3, 4, 5, 5]
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("fault_tolerance=shrink", "fault_tolerance: shrink is for recipes: only train.py knows"),
-        ("fault_tolerance.lost_rank=shrink", "fault_tolerance: shrink is for recipes: only train.py knows"),
+        ("fault_tolerance=shrink", "fault_tolerance: shrink is for recipes"),
+        ("fault_tolerance.lost_rank=shrink", "fault_tolerance: shrink is for recipes"),
         ("fault_tolerance.min_ranks=4", "fault_tolerance.min_ranks is 4, and the run has 3 ranks"),
         ("fault_tolerance=elastik", "--set fault_tolerance=elastik"),
         ("fault_tolerance.mni_ranks=4", "unknown key 'mni_ranks'"),
