@@ -138,6 +138,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_a_script_goes_on_with_the_hosts_that_there_are(hosts: LocalHosts, tmp_path: Path):
     """h3 is added, and h2 is lost; what is learnt is what one process learns."""
     (tmp_path / "script.py").write_text(SCRIPT)
