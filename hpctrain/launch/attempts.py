@@ -239,7 +239,8 @@ def is_done(events: Sequence[Event]) -> bool:
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
     last = attempt[-1]
-    stopped = any(isinstance(event, StoppedEvent) for event in attempt)
+    kinds = {type(event) for event in attempt}
+    stopped = StoppedEvent in kinds and FaultEvent not in kinds
     return not stopped and last.time - attempt[0].time <= WORK_SECONDS
 
 

@@ -112,15 +112,14 @@ def resumption(
 
 def _overridden(plan: Plan, overrides: Sequence[str], mesh: str | None) -> Recipe | Script | None:
     """The run's own recipe or script with other values; None where there are none."""
-    if plan.script:
-        faults = script_fault_tolerance(plan.title, overrides, plan.script.fault_tolerance)
-        divided = parse_mesh(mesh) if mesh else plan.script.mesh
-        return plan.script.model_copy(update={"mesh": divided, "fault_tolerance": faults})
-    overrides = [*overrides, *mesh_overrides(mesh)]
-    if not overrides:
+    if not overrides and mesh is None:
         return None
-    assert plan.recipe is not None
-    return override_recipe(plan.recipe, overrides)
+    if plan.recipe:
+        return override_recipe(plan.recipe, [*overrides, *mesh_overrides(mesh)])
+    assert plan.script is not None
+    faults = script_fault_tolerance(plan.title, overrides, plan.script.fault_tolerance)
+    divided = plan.script.mesh if mesh is None else parse_mesh(mesh)
+    return plan.script.model_copy(update={"mesh": divided, "fault_tolerance": faults})
 
 
 def changed_work(
