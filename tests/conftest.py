@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ _LONGEST = (
     *("test_process_group.py", "test_spark.py", "test_keras_equivalence.py", "test_torch_patterns.py"),
     *("test_keras_strategies.py", "test_odd_numbers.py", "test_resume.py", "test_keras_behaviour.py"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spend no time on looking for garbage among what is collected and imported, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
-from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent, StoppedEvent
+from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
@@ -238,10 +238,12 @@ def is_done(events: Sequence[Event]) -> bool:
 
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
-    last = attempt[-1]
     kinds = {type(event) for event in attempt}
-    stopped = StoppedEvent in kinds and FaultEvent not in kinds
-    return not stopped and last.time - attempt[0].time <= WORK_SECONDS
+    if StoppedEvent in kinds and FaultEvent not in kinds:
+        return False
+    # To hang is no work.
+    stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
+    return (stalls or [attempt[-1].time])[-1] - attempt[0].time <= WORK_SECONDS
 
 
 def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:
@@ -262,7 +264,7 @@ def run_events(directory: RunDirectory) -> list[Event]:
     """
     if not directory.events.exists():
         return []
-    kinds = (StartEvent, CheckpointEvent, FaultEvent, StoppedEvent, EndEvent)
+    kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent)
     found = (event for event in read_events(directory.events) if isinstance(event, kinds))
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
 

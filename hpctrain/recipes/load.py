@@ -79,7 +79,8 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     Raises:
         HpctrainError: another key, or a value that a script cannot have.
     """
-    if others := [each for each in overrides if each.partition("=")[0].partition(".")[0] != "fault_tolerance"]:
+    keys = [each.partition("=")[0] for each in overrides]
+    if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
         raise HpctrainError(
             f"--set {others[0]} is for recipes, and {script} is a script",
             "its arguments go after --; of a script only fault_tolerance can be set",

@@ -131,7 +131,8 @@ class Record:
     @property
     def timed_steps(self) -> list[StepEvent]:
         """The steps that show the speed, without the first of each attempt, which also compiles and allocates."""
-        first = {1, *(attempt.start.iteration + 1 for attempt in self.attempts if attempt.start)}
+        begun = (after.iteration for attempt in self.attempts for after in (attempt.start, attempt.stopped) if after)
+        first = {1, *(iteration + 1 for iteration in begun)}
         return [step for step in self.steps if step.iteration not in first] or self.steps
 
 

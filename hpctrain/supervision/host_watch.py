@@ -122,7 +122,7 @@ class HostWatch:
         self._leaving = leaving
         settled = leaving == before or not leaving
         if settled and self._plan.script and not ranks_listen(self._directory):
-            self._tell(f"not before the script has called ht.should_stop(): {change(self._plan, chosen)}")
+            self._tell(f"{change(self._plan, chosen)}, but not before the script has called ht.should_stop()")
             settled = False
         self._want(chosen if settled else None)
 

@@ -144,7 +144,11 @@ def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
 def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], None]) -> None:
     """Ask the ranks to save their state and leave, after which they are started again."""
     try:
-        directory.stop.write_text(f"{reason}\n")
+        with directory.stop.open("x") as file:
+            file.write(f"{reason}\n")
+    except FileExistsError:
+        # The user has asked them.
+        return
     except OSError as error:
         notice(f"warning: {reason}, and the ranks cannot be told: cannot write {directory.stop}: {error.strerror}")
         return

@@ -17,7 +17,7 @@ from hpctrain.launch.resume import plan_on, plan_without
 from hpctrain.planning.machine import Machine, same_host
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
-from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StartEvent, StepEvent
+from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StallEvent, StartEvent, StepEvent
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import ranks_listen
 from hpctrain.supervision.answering import silent_hosts
@@ -59,11 +59,12 @@ class Supervisor:
         self._directory = directory
         self._machine = machine
         self._notice = notice
-        # How far a script's state is that it saved is not known: there those attempts count that worked for long.
+        # How far a script's saved state reaches is not known: there those attempts count that worked for long.
         self._step = attempt.iteration or int(plan.script is not None)
         self._before = Reach(checkpoint=attempt.iteration, step=self._step)
-        # A step of this attempt is done.
-        self._worked = False
+        # When this attempt did its last step that is known, and since when its ranks waited for one that hangs.
+        self._last_step: float | None = None
+        self._stalled: float | None = None
         self._begin = time.monotonic()
         # Of the attempt that runs, or ran last.
         self._now = plan
@@ -105,12 +106,14 @@ class Supervisor:
         elif isinstance(event, CheckpointEvent):
             self._accept_hosts()
         if isinstance(event, StartEvent):
-            self._worked = False
+            self._last_step = self._stalled = None
             self._begin = time.monotonic()
         elif isinstance(event, StepEvent):
-            self._worked = True
+            self._last_step = time.monotonic()
             if self._plan.recipe:
                 self._step = max(self._step, event.iteration)
+        elif isinstance(event, StallEvent):
+            self._stalled = time.monotonic() - event.seconds
 
     def further(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
         """What follows an attempt that is not done, without an interrupt: a restart, or the failure that ends it."""
@@ -123,7 +126,7 @@ class Supervisor:
             if further and self._plan.script and not self._worked_for_long():
                 # Otherwise a script with hosts that come and go could fail for ever.
                 further = replace(further, restart=attempt.restart)
-            if further and failure.stopped and self._wanted:
+            if further and failure.stopped and self._wanted and self._left_for(self._wanted):
                 return self._on_other_hosts(further, launcher, self._wanted)
             if further and self._joined and not failure.stopped:
                 before, wanted = self._joined
@@ -137,6 +140,13 @@ class Supervisor:
             self._notice(f"the run cannot go on by itself: {error.message}")
             return failure
 
+    def _left_for(self, wanted: dict[str, int]) -> bool:
+        """Whether ranks that stopped were asked to for these hosts, and not by the user."""
+        try:
+            return self._directory.stop.read_text().strip() == change(self._now, wanted)
+        except OSError:
+            return False
+
     def _got_nowhere(self, attempt: Attempt, further: Attempt, new_alone: bool) -> bool:
         """Whether an attempt with other hosts got the run no further; ``new_alone``: it lost none but new ones."""
         if self._plan.script:
@@ -144,8 +154,14 @@ class Supervisor:
             return not self._worked_for_long() and (new_alone or not self._worked)
         return further.iteration <= attempt.iteration
 
+    @property
+    def _worked(self) -> bool:
+        """Whether the attempt did a step that is known."""
+        return self._last_step is not None
+
     def _worked_for_long(self) -> bool:
-        return time.monotonic() - self._begin > WORK_SECONDS
+        """Whether an attempt of a script is taken to have got further. To hang is no work."""
+        return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
 
     def _may_go_on(self) -> bool:
         """Whether the attempt came so far that another one may get further."""

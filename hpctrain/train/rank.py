@@ -58,8 +58,8 @@ class Ending:
 
 
 _ENDED_THOUGH_STOPPED = (
-    "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; with "
-    "sys.exit(ht.RESUMABLE) it can be gone on with"
+    "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
+    "end it with sys.exit(ht.RESUMABLE) so that it can be resumed"
 )
 
 
@@ -106,13 +106,15 @@ def run_rank(path: Path) -> int:
 
 
 def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
-    """Replace this rank's record, unless it is another attempt's by now.
+    """Change this rank's record, on disk too unless that is another attempt's by now.
 
     Raises:
         HpctrainError: the disk is full.
     """
+    for name, value in update.items():
+        setattr(record, name, value)
     if is_own_record(directory, record.rank):
-        write_record(directory, record.model_copy(update=update))
+        write_record(directory, record)
 
 
 def _redirect_output(log: Path) -> tuple[int, int]:
@@ -184,7 +186,10 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
     except SystemExit as stop:
         ending = _exit_status(stop)
         if script and ending and ending.resumable:
-            recording.stopped(stopping.asked(look=False) or "asked")
+            try:
+                recording.stopped(stopping.asked(look=False) or "asked")
+            except HpctrainError as fault:
+                return _describe(fault)
         return ending
     except BaseException as raised:
         error = original(raised)

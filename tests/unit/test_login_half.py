@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +25,6 @@ from hpctrain.planning.machine import Machine
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
 from hpctrain.run.directory import RunDirectory
-
-# The distributions of each module.
-PACKAGES = metadata.packages_distributions()
 
 FABRIC = """\
 SwitchName=leaf1 Nodes=n[1-2]
@@ -71,6 +70,12 @@ print(json.dumps([codes, sorted(sys.modules)]), file=sys.stderr)
 """
 
 
+@functools.cache
+def packages() -> Mapping[str, list[str]]:
+    """The distributions of each module."""
+    return metadata.packages_distributions()
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[str]]:
     folder = tmp_path_factory.mktemp("login")
@@ -78,7 +83,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[st
     machine = Machine(host="n1", cores=2, frameworks=frozenset({"torch"}), versions={})
     RunDirectory(folder / "run").create(make_plan(load_recipe("digits"), machine))
     base = closure(PROJECT["dependencies"])
-    there = ["hpctrain", *(module for module, names in PACKAGES.items() if base & {*map(canonicalize_name, names)})]
+    there = ["hpctrain", *(module for module, names in packages().items() if base & {*map(canonicalize_name, names)})]
     assert {"numpy", "yaml", "pydantic_core"} < {*there}
     assert not {"torch", "sklearn", "matplotlib", "networkx"} & {*there}
     done = subprocess.run(
@@ -153,7 +158,7 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
     for extra, modules in MODULES.items():
         requirements = PROJECT["optional-dependencies"][extra]
         names = {canonicalize_name(Requirement(each).name) for each in requirements} - {"hpctrain"}
-        assert all(set(map(canonicalize_name, PACKAGES.get(module, [module]))) & names for module in modules), extra
+        assert all(set(map(canonicalize_name, packages().get(module, [module]))) & names for module in modules), extra
         assert len(modules) == len(names), extra
 
 

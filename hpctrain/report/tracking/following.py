@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hpctrain.errors import HpctrainError
@@ -13,6 +13,7 @@ from hpctrain.report.tracking.progress import Progress
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, parse_event
 from hpctrain.run.events.kinds import StartEvent, StepEvent
+from hpctrain.run.events.reader import ScriptSaves
 from hpctrain.supervision.follow import Tail
 
 _PAUSE_SECONDS = 2.0
@@ -78,6 +79,7 @@ class Backlog:
         self._tail = Tail(directory.events, whole=True)
         self._curves = Curves()
         self._done = 0
+        self._saves = ScriptSaves()
 
     @property
     def fits(self) -> bool:
@@ -109,6 +111,8 @@ class Backlog:
             if self._number > self._has.sent:
                 needed = event.last_step_needed(self._done)
                 self.entries.append(Entry(number=self._number, event=event, point=point, needed=needed))
+            if self._saves.at(event):
+                self.entries = [replace(entry, needed=0) for entry in self.entries]
         return again
 
 

@@ -46,19 +46,33 @@ def kept(events: Iterable[Event]) -> list[Event]:
     """The events of a run without steps, epochs and checkpoints that were lost and repeated.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
-    events are in the file. A script keeps its state itself, and is known to have saved it where it was stopped.
+    events are in the file.
     """
     found: list[Event] = []
-    script, saved = False, 0
+    saves, saved = ScriptSaves(), 0
     for event in events:
         if isinstance(event, StartEvent):
             found = [*found[:saved], *_until(found[saved:], event.iteration)]
         found.append(event)
-        if isinstance(event, RunEvent):
-            script = event.recipe is None
-        elif script and isinstance(event, StoppedEvent):
+        if saves.at(event):
             saved = len(found)
     return found
+
+
+class ScriptSaves:
+    """Finds, in the events of a run in their order, where a script is known to have saved its state.
+
+    A script does so by itself, and where it was stopped it has. What came before is never lost.
+    """
+
+    def __init__(self) -> None:
+        self._recipe = False
+
+    def at(self, event: Event) -> bool:
+        """Whether that is the next event of the run."""
+        if isinstance(event, RunEvent):
+            self._recipe = event.recipe is not None
+        return isinstance(event, StoppedEvent) and not self._recipe
 
 
 def _until(events: Iterable[Event], iteration: int) -> Iterator[Event]:

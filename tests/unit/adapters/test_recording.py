@@ -21,6 +21,8 @@ from hpctrain.errors import HpctrainError
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
 from hpctrain.report.tensorboard import TensorBoardWriter
+from hpctrain.report.tracking.following import Backlog
+from hpctrain.report.tracking.progress import Progress
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter, read_events
 from hpctrain.run.events.kinds import StartEvent
@@ -79,6 +81,17 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
     assert logged == [1, 2, 2, 3, 3]
     assert read_summary(directory)["steps"] == 3
+    backlog = Backlog(directory, Progress())
+    assert backlog.read()
+    assert [entry.event for entry in backlog.entries] == kept(read_events(directory.events))
+
+
+def test_what_was_logged_without_a_model_is_kept_too(directory):
+    ht.log(loss=1.0, step=3)
+    recording.stopped("SIGUSR1")
+    with EventWriter(directory.events, alone=False) as events:
+        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
+    assert [event.event for event in kept(read_events(directory.events))] == ["start", "log", "stopped", "start"]
 
 
 def test_report_tensorboard_status_and_summary_of_a_script(directory):

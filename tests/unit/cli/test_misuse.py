@@ -136,7 +136,7 @@ def test_photographs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train.py", "--set", "epochs=2"], "--set epochs=2 is for recipes, and train.py is a script"),
+        (["train.py", "--set", "epochs=2"], "--set epochs is for recipes, and train.py is a script"),
         (["train.py", "--framework", "torch"], "train.py chooses by itself"),
     ],
 )

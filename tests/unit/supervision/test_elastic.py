@@ -21,8 +21,8 @@ pytestmark = [needs.pytorch, pytest.mark.slow]
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
 # that host, "shrink HOST" goes on without the rank of one, "listen" is a script that can be stopped, "deaf" one that
-# cannot until it is told, "work HOST" does a step and loses that host, "crash" is a script with an error, "finish" one
-# that takes its time when all is done, and "fail" starts nothing, and a last one is done.
+# cannot until it is told, "work HOST" does a step and loses that host, "hang HOST" hangs first, "crash" is a script with
+# an error, "finish" one that takes its time when all is done, and "fail" starts nothing, and a last one is done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
@@ -52,7 +52,10 @@ if what == "work":
     emit("run", framework="torch", backend="mpi", ranks=ranks, **nothing)
     unknown = dict.fromkeys(["epoch", "loss", "learning_rate", "samples", "communication_seconds"])
     emit("step", iteration=1, seconds=0.1, **unknown)
-if what in ("lose", "work"):
+if what == "hang":
+    time.sleep(1.2)
+    emit("stall", rank=1, host="n2", waiting_for="step 1", seconds=1.1)
+if what in ("lose", "work", "hang"):
     print("PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [n1-1@0,1] on node", *host)
     sys.exit()
 left = list(range(ranks))
@@ -251,7 +254,7 @@ def test_a_script_is_not_stopped_before_it_can_be(
     assert script("--hostfile", "hosts.txt") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4]
     said = capsys.readouterr().err
-    assert said.count("warning: not before the script has called ht.should_stop(): n4 joins") == 1
+    assert said.count("warning: n4 joins, but not before the script has called ht.should_stop()") == 1
 
 
 def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
@@ -265,7 +268,7 @@ def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
         lambda: (Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"), Path("told").touch()),
     )
     assert script("--hostfile", "hosts.txt") == 0
-    assert "should_stop(): n[2-3] leave" not in capsys.readouterr().err
+    assert "n[2-3] leave, but" not in capsys.readouterr().err
 
 
 def test_a_host_that_ends_a_script_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +284,22 @@ def test_restarts_are_counted_across_hosts_that_join(monkeypatch: pytest.MonkeyP
     hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
     assert script("--hostfile", "hosts.txt", "--restarts", "1") == 4
     assert [event.restart for event in events("start")] == [0, 1, 1]
+
+
+def test_to_hang_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "WORK_SECONDS", 1.0)
+    todo("hang n2", "hang n2", "hang n2")
+    assert script("--hostfile", "hosts.txt", "--restarts", "1") == 4
+    assert [event.restart for event in events("start")] == [0, 1]
+
+
+def test_what_the_user_asks_for_comes_before_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo("listen")
+    stop = Path("run/stop")
+    hosts_change(monkeypatch, lambda: (Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"), stop.write_text("mine")))
+    assert script("--hostfile", "hosts.txt") == 4
+    assert len(starts()) == 1
+    assert stop.read_text() == "mine"
 
 
 def test_what_ranks_do_at_their_end_is_not_cut_off_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,3 +193,9 @@ def test_the_record_says_that_a_script_listens(tmp_path: Path) -> None:
     text = "import json, hpctrain as ht\nlistens = lambda: json.load(open('run/ranks/rank-0.json'))['listens']\n"
     _, _, log = run_rank(tmp_path, text + "before = listens(); ht.should_stop(); print(before, listens())")
     assert "False True\n" in log
+
+
+def test_a_script_that_fails_had_listened(tmp_path: Path) -> None:
+    """So that it may be started again where it is elastic."""
+    _, record, _ = run_rank(tmp_path, "import hpctrain as ht; ht.should_stop(); 1 / 0")
+    assert (record["status"], record["listens"]) == ("failed", True)
