@@ -21,8 +21,8 @@ pytestmark = [needs.pytorch, pytest.mark.slow]
 
 # Line by line what each attempt does: "save" writes checkpoint after checkpoint until it is to stop, "lose HOST" loses
 # that host, "shrink HOST" goes on without the rank of one, "listen" is a script that can be stopped, "deaf" one that
-# cannot until it is told, "work HOST" does a step and loses that host, "hang HOST" hangs first, "crash" is a script with
-# an error, "finish" one that takes its time when all is done, and "fail" starts nothing, and a last one is done.
+# cannot until it is told, "work HOST" does a step and loses that host, "hang HOST" hangs first, "crash" is a script
+# with an error, "finish" one that takes its time when all is done, and "fail" starts nothing, and a last one is done.
 MPIRUN = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
