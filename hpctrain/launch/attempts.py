@@ -238,12 +238,13 @@ def is_done(events: Sequence[Event]) -> bool:
 
 def _got_nowhere(attempt: Sequence[Event]) -> bool:
     """Whether an attempt of a script, whose steps are not known, is taken not to have got further."""
-    kinds = {type(event) for event in attempt}
-    if StoppedEvent in kinds and FaultEvent not in kinds:
+    last, kinds = attempt[-1], {type(event) for event in attempt}
+    resumable = isinstance(last, EndEvent) and last.status == "resumable"
+    if (resumable or StoppedEvent in kinds) and FaultEvent not in kinds:
         return False
     # To hang is no work.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
-    return (stalls or [attempt[-1].time])[-1] - attempt[0].time <= WORK_SECONDS
+    return (stalls or [last.time])[-1] - attempt[0].time <= WORK_SECONDS
 
 
 def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, allow: int) -> HpctrainError:

@@ -110,7 +110,7 @@ model = torch.nn.Linear(8, 1).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 state, epoch = Path("state.pt"), 0
 if state.exists():
-    saved = torch.load(state)
+    saved = torch.load(state, weights_only=True)
     epoch = saved["epoch"]
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -164,7 +164,7 @@ def test_a_script_goes_on_with_the_hosts_that_there_are(hosts: LocalHosts, tmp_p
     alone = tmp_path / "alone"
     alone.mkdir()
     subprocess.run([sys.executable, tmp_path / "script.py", str(len(epochs()))], cwd=alone, check=True, timeout=120)
-    learnt, expected = (torch.load(folder / "state.pt") for folder in (tmp_path, alone))
+    learnt, expected = (torch.load(folder / "state.pt", weights_only=True) for folder in (tmp_path, alone))
     assert learnt["epoch"] == expected["epoch"]
     for name, value in expected["model"].items():
         torch.testing.assert_close(learnt["model"][name], value, rtol=0, atol=1e-10)
