@@ -113,6 +113,7 @@ class HostWatch:
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)
         same = chosen.keys() == now.keys() and sum(chosen.values()) == sum(now.values())
         if same:
+            self._leaving = ()
             self._want(None)
             return
         # What the number of ranks or the fabric forbids is known before anybody stops for it.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import HpctrainError
+from hpctrain.recipes.difference import deciding_differences
 from hpctrain.recipes.entries import load_entry
 from hpctrain.recipes.load import load_recipe, override_recipe
 from hpctrain.recipes.names import recipe_names
@@ -297,3 +298,10 @@ def test_reported_results_are_of_other_values_once_one_is_changed(name: str, ove
     assert {"of other values" in row_text(row) for row in recipe.reported} == {other}
     again = override_recipe(recipe, ["seed=5"])
     assert {row.of_other_values for row in again.reported} == {other}
+
+
+def test_the_size_of_buckets_decides_what_top_k_sends() -> None:
+    sizes = ["communication.bucket_mb=1", "communication.bucket_mb=25"]
+    assert deciding_differences(*(load_recipe("digits", [size]) for size in sizes)) == []
+    top = (load_recipe("digits", ["communication.compression=top_k", size]) for size in sizes)
+    assert deciding_differences(*top) == ["communication.bucket_mb"]
