@@ -97,13 +97,13 @@ def current() -> Communicator:
 
 
 def should_stop() -> bool:
-    """Whether the run should stop because a signal, or ``RUN_DIR/stop``, asked any of the ranks to.
+    """Whether the run should stop because a signal or ``RUN_DIR/stop`` asked any of the ranks to.
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
-    ranks, after which ``hpctrain run --resume`` starts it again; an elastic run, which asks it to stop where its hosts
-    change, does so by itself. From the first call on,
-    SIGTERM asks for a stop too, and so does any signal to ``hpctrain run`` that would end it.
+    ranks, after which ``hpctrain run --resume`` starts it again. An elastic run asks it to stop when its hosts change,
+    and starts it again by itself. From the first call on, SIGTERM asks for a stop too, and so does any signal to
+    ``hpctrain run`` that would end it.
     """
     comm = current()
     stopping.listen("TERM")

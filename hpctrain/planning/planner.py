@@ -166,9 +166,10 @@ def _require_possible(plan: Plan) -> None:
     """Refuse what cannot be on whatever hosts: a mesh, a backend, or values of the recipe for the number of ranks."""
     _require_framework(plan)
     _require_backend(plan.asked_backend, plan)
-    require_between(plan.fault_tolerance, plan.ranks)
     if plan.recipe:
         require_recipe(plan.recipe, plan.ranks)
+    else:
+        require_between(plan.fault_tolerance, plan.ranks)
 
 
 def _require_framework(plan: Plan) -> None:

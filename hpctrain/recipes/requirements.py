@@ -24,9 +24,10 @@ def require_recipe(recipe: Recipe, ranks: int) -> None:
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
             than it has blocks, micro-batches that its stages cannot have, no ``data.path``, or as of
-            :func:`~hpctrain.recipes.batch_statistics.require_span`.
+            :func:`require_between` and :func:`~hpctrain.recipes.batch_statistics.require_span`.
     """
     mesh = recipe.mesh.at(ranks)
+    require_between(recipe.fault_tolerance, ranks)
     require_span(recipe, mesh.data_ranks)
     _require_divisible(recipe, mesh)
     _require_micro_batches(recipe, mesh)

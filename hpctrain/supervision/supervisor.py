@@ -130,9 +130,7 @@ class Supervisor:
                 return self._on_other_hosts(further, launcher, self._wanted)
             if further and self._joined and not failure.stopped:
                 before, wanted = self._joined
-                lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
-                new_alone = bool(lost) and not lost & known
-                if self._got_nowhere(attempt, further, new_alone) and not (lost and lost <= known):
+                if self._joined_in_vain(failure, attempt, further, before):
                     return self._as_before(failure, further, launcher, before, wanted)
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
@@ -147,12 +145,16 @@ class Supervisor:
         except OSError:
             return False
 
-    def _got_nowhere(self, attempt: Attempt, further: Attempt, new_alone: bool) -> bool:
-        """Whether an attempt with other hosts got the run no further; ``new_alone``: it lost none but new ones."""
-        if self._plan.script:
-            # Whether it saved anything is not known, and not every script has steps that are recorded.
-            return not self._worked_for_long() and (new_alone or not self._worked)
-        return further.iteration <= attempt.iteration
+    def _joined_in_vain(self, failure: Failure, attempt: Attempt, further: Attempt, before: Plan) -> bool:
+        """Whether an attempt for which hosts joined got no further, and not because it lost hosts of before."""
+        lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
+        if lost and lost <= known:
+            return False
+        if self._plan.recipe:
+            return further.iteration <= attempt.iteration
+        # Whether a script saved anything is not known: where it lost none but new hosts, its steps do not count.
+        lost_new_ones = bool(lost) and not lost & known
+        return not self._worked_for_long() and (lost_new_ones or not self._worked)
 
     @property
     def _worked(self) -> bool:

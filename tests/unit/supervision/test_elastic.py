@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,11 @@ def run(*options: str) -> int:
     return main(["run", "digits", *ELASTIC, *options])
 
 
+def listed(*hosts: str) -> Callable[[], int]:
+    """A change of the hostfile to one that names these."""
+    return lambda: Path("hosts.txt").write_text("".join(f"{host}\n" for host in hosts))
+
+
 def hosts_change(monkeypatch: pytest.MonkeyPatch, *changes: object) -> None:
     """Before each look at the hosts the next of the changes is made."""
     left = list(changes)
@@ -198,8 +204,8 @@ def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: p
     todo("save", "save")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
-        lambda: Path("hosts.txt").write_text("n1\nn4\n"),
+        listed("n1", "n2", "n3", "n4"),
+        listed("n1", "n4"),
     )
     assert run("--hostfile", "hosts.txt") == 0
     assert [set(hosts) for hosts in starts()] == [{"n1", "n2", "n3"}, {"n1", "n2", "n3", "n4"}, {"n1", "n4"}]
@@ -220,8 +226,8 @@ def test_a_script_is_started_again_on_hosts_that_come_and_go(
     todo("listen", "lose n3", "listen")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
-        lambda: Path("hosts.txt").write_text("n1\nn4\n"),
+        listed("n1", "n2", "n3", "n4"),
+        listed("n1", "n4"),
     )
     assert script("--hostfile", "hosts.txt") == 0
     whole = ["n1", "n2", "n3", "n4"]
@@ -235,7 +241,7 @@ def test_a_script_leaves_hosts_with_which_it_does_not_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     todo("listen", "fail")
-    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
     assert script("--hostfile", "hosts.txt", "--restarts", "0") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4, 3]
     assert "starting it again as before, on n[1-3]" in capsys.readouterr().err
@@ -247,7 +253,7 @@ def test_a_script_is_not_stopped_before_it_can_be(
     todo("deaf")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        listed("n1", "n2", "n3", "n4"),
         lambda: None,
         lambda: Path("told").touch(),
     )
@@ -263,8 +269,8 @@ def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
     todo("deaf")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\n"),
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\n"),
+        listed("n1"),
+        listed("n1", "n2", "n3"),
         lambda: (Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"), Path("told").touch()),
     )
     assert script("--hostfile", "hosts.txt") == 0
@@ -274,14 +280,14 @@ def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
 def test_a_host_that_ends_a_script_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although steps are done on it."""
     todo("listen", "work n4")
-    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
     assert script("--hostfile", "hosts.txt", "--restarts", "0") == 0
     assert [len(hosts) for hosts in starts()] == [3, 4, 3]
 
 
 def test_restarts_are_counted_across_hosts_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("work n2", "listen", "work n3")
-    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
     assert script("--hostfile", "hosts.txt", "--restarts", "1") == 4
     assert [event.restart for event in events("start")] == [0, 1, 1]
 
@@ -304,7 +310,7 @@ def test_what_the_user_asks_for_comes_before_other_hosts(monkeypatch: pytest.Mon
 
 def test_what_ranks_do_at_their_end_is_not_cut_off_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("finish")
-    hosts_change(monkeypatch, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
     assert script("--hostfile", "hosts.txt") == 0
     assert Path("flushed").exists()
     assert len(starts()) == 1
@@ -320,8 +326,8 @@ def test_a_script_can_be_resumed_however_often_its_hosts_changed(monkeypatch: py
     todo("listen", "listen", "lose n1")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\nn5\n"),
+        listed("n1", "n2", "n3", "n4"),
+        listed("n1", "n2", "n3", "n4", "n5"),
     )
     assert script("--hostfile", "hosts.txt", "--restarts", "0", "--idle-restarts", "1") == 4
     assert main(["run", "--resume", "--run-dir", "run"]) == 0
@@ -385,9 +391,9 @@ def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
     Path("hosts.txt").write_text("n1\nn2\n")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn4\n"),
+        listed("n1", "n2", "n4"),
         lambda: None,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        listed("n1", "n2", "n3", "n4"),
     )
     assert run("--hostfile", "hosts.txt") == 0
     assert starts() == [["n1", "n2"], ["n1", "n2", "n3"]]
@@ -401,9 +407,9 @@ def test_hosts_with_which_it_does_not_work_are_left_again(
     todo("save", "fail", "save")
     hosts_change(
         monkeypatch,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"),
+        listed("n1", "n2", "n3", "n4"),
         lambda: None,
-        lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\nn5\n"),
+        listed("n1", "n2", "n3", "n4", "n5"),
     )
     assert run("--hostfile", "hosts.txt", "--restarts", "0") == 0
     before = {"n1", "n2", "n3"}
@@ -426,7 +432,7 @@ def test_a_hostfile_that_names_nobody_changes_nothing(
 ) -> None:
     """Neither while it trains, nor when a host is lost."""
     todo("lose n2", "save")
-    hosts_change(monkeypatch, lambda: None, lambda: Path("hosts.txt").write_text("n1\nn2\nn3\nn4\n"))
+    hosts_change(monkeypatch, lambda: None, listed("n1", "n2", "n3", "n4"))
     whole = supervisor.Supervisor._whole_plan
 
     def emptied(self: Any) -> Any:
