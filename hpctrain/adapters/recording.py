@@ -51,7 +51,9 @@ class Recording:
         self._meter: HostMeter | None = None
         self._measured_at = 0.0
 
-    def begin_run(self, comm: Communicator, framework: str, model: object, parameters: int) -> bool:
+    def begin_run(
+        self, comm: Communicator, framework: str, model: object, parameters: int, bucket_mb: float | None = None
+    ) -> bool:
         """Record what is trained. Returns whether its steps are counted, which holds for the first model."""
         if self._model is not None:
             return self._model() is model
@@ -71,6 +73,7 @@ class Recording:
                 epochs=None,
                 iterations_per_epoch=None,
                 parameters=parameters,
+                bucket_mb=bucket_mb,
             )
         )
         return True

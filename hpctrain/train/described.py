@@ -26,6 +26,7 @@ def described(
         epochs=recipe.epochs,
         iterations_per_epoch=iterations_per_epoch,
         parameters=trainer.parameters,
+        bucket_mb=trainer.bucket_mb,
     )
     if recipe.data.name != "text":
         return event

@@ -47,6 +47,7 @@ class KerasTrainer:
     """
 
     framework = "keras"
+    bucket_mb: float | None = None
     # Keras hands over all gradients at once: there is nothing to overlap.
     timeline: Timeline = ()
 

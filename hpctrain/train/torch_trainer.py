@@ -47,6 +47,7 @@ class TorchTrainer:
     """The PyTorch side of :class:`hpctrain.train.trainer.Trainer`."""
 
     framework = "torch"
+    bucket_mb: float | None = None
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         torch.manual_seed(recipe.seed)
@@ -100,11 +101,12 @@ class TorchTrainer:
             from hpctrain.train.parallel_plan import parallel_plan
 
             plan = parallel_plan(recipe)
+        self.bucket_mb = recipe.communication.bucket_mb or self._comm.bucket_bytes / 1e6
         distribute(
             self.model,
             self._optimizer,
             comm=self._comm,
-            bucket_mb=recipe.communication.bucket_mb,
+            bucket_mb=self.bucket_mb,
             compression=recipe.communication.compression,
             top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,

@@ -62,6 +62,8 @@ class Trainer(Stateful, Protocol):
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
+        bucket_mb: the size of a gradient bucket in MB (10^6 bytes); None where gradients are not reduced in buckets of
+            a given size.
         gpu: what the driver calls the GPU that the rank computes on; None for cores.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.
@@ -78,6 +80,7 @@ class Trainer(Stateful, Protocol):
 
     framework: str
     parameters: int
+    bucket_mb: float | None
     gpu: str | None
     alone: bool
     updates: int

@@ -13,6 +13,7 @@ from launching import Launch
 from local_hosts import LocalHosts
 
 import hpctrain
+from hpctrain.run.events import read_events
 
 # Until a user knows what is wrong.
 LIMIT_SECONDS = 20
@@ -234,5 +235,8 @@ def test_a_recipe_trains_on_four_hosts(hosts: LocalHosts, hosts_hpctrain: Launch
     assert summary["metrics"]["test_accuracy"] >= 0.975
     records = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "ranks").iterdir())]
     assert [record["host"] for record in records] == list(hosts.names)
+    (trained,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each.event == "run"]
+    # Smaller ones than the 25 MB of a single host: they leave earlier.
+    assert trained.bucket_mb == 4
     status = json.loads(hosts_hpctrain("status", "run", "--json").stdout)
     assert status["hosts"] == list(hosts.names)

@@ -79,6 +79,7 @@ def test_metrics_and_events_of_a_script_that_a_dry_run_printed(hpctrain: Launch,
     assert "  test/accuracy " in run_dir.log(0).read_text()
     events = list(read_events(run_dir.events))
     assert [event.event for event in events] == ["run", "step", "log", "step", "log", "log", "energy"]
+    assert events[0].bucket_mb == 25
     assert all(math.isfinite(event.values["loss"]) for event in events if event.event == "log" and event.iteration < 2)
     result = hpctrain("report", "run")
     assert result.returncode == 0 and "<figcaption>test/accuracy</figcaption>" in run_dir.report.read_text()

@@ -157,7 +157,7 @@ def _take_care(
         record.lead(optimizers[0], model)
         guard = guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
         record.prove(guard)
-        record.note = step_recorder(comm, model)
+        record.note = step_recorder(comm, model, bucket_bytes / 1e6)
         if comm.size > 1:
             warn_of_own_statistics(model, lambda: comm.say(_OWN_STATISTICS))
     watch_changes(model)

@@ -10,10 +10,12 @@ from hpctrain.adapters.recording import recording
 from hpctrain.comm import Communicator
 
 
-def step_recorder(comm: Communicator, model: torch.nn.Module) -> Callable[[torch.optim.Optimizer], None] | None:
+def step_recorder(
+    comm: Communicator, model: torch.nn.Module, bucket_mb: float | None = None
+) -> Callable[[torch.optim.Optimizer], None] | None:
     """The function that records a step of a script's first model with its learning rate; None to record nothing."""
     own, parameters = recording(), sum(parameter.numel() for parameter in model.parameters())
-    if own is None or not own.begin_run(comm, "torch", model, parameters):
+    if own is None or not own.begin_run(comm, "torch", model, parameters, bucket_mb):
         return None
 
     def step_done(optimizer: torch.optim.Optimizer) -> None:

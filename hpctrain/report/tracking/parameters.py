@@ -53,6 +53,7 @@ def facts(events: Iterable[Event]) -> dict[str, Any]:
                 found |= {"attempt": event.attempt, "job": event.job, "hosts": event.hosts and len(event.hosts)}
             case RunEvent():
                 found |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
+                found["bucket_mb"] = event.bucket_mb
             case ChangedEvent():
                 found |= {
                     f"changed.{key}": f"{json.dumps(old)} -> {json.dumps(new)}"

@@ -119,6 +119,11 @@ class RunEvent(BaseEvent):
     epochs: Count | None = Field(description="how many there are to be")
     iterations_per_epoch: Count | None = Field(description="steps, with the ranks that there are at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
+    bucket_mb: Rate | None = Field(
+        default=None,
+        description="size of a gradient bucket in MB (10^6 bytes); null where gradients are not reduced in buckets of "
+        "a given size",
+    )
     tokens: Count | None = Field(default=None, description="of a sample of text")
     flops: Count | None = Field(
         default=None,

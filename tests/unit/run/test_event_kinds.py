@@ -152,7 +152,7 @@ LINES = [
     '"kept_as": "damaged-step-00000069"}',
     '{"time": 1767225599.5, "event": "changed", "differences": {"epochs": [20, 30], "data.path": [null, "/shards"]}}',
     '{"time": 1767225601.0, "event": "run", "recipe": "digits", "framework": "torch", "backend": "mpi", "ranks": 2, '
-    '"hosts": ["n1", "n2"], "epochs": 20, "iterations_per_epoch": 23, "parameters": 12345}',
+    '"hosts": ["n1", "n2"], "epochs": 20, "iterations_per_epoch": 23, "parameters": 12345, "bucket_mb": 25.0}',
     '{"time": 1767225601.0, "event": "run", "recipe": null, "framework": "keras", "backend": "gloo", "ranks": 1, '
     '"epochs": null, "iterations_per_epoch": null, "parameters": 7}',
     '{"time": 1767225602.0, "event": "step", "iteration": 47, "epoch": 3, "loss": 0.25, "learning_rate": 0.1, '

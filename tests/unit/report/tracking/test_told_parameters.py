@@ -45,11 +45,12 @@ def test_a_scripts_arguments_without_secrets(arguments: tuple[str, ...], told: s
 def test_the_newest_facts() -> None:
     run = {"framework": "torch", "backend": "mpi", "epochs": 1, "iterations_per_epoch": 2, "parameters": 7}
     events = [
-        RunEvent(recipe="digits", ranks=4, **run),
+        RunEvent(recipe="digits", ranks=4, bucket_mb=4.0, **run),
         ChangedEvent(differences={"epochs": (1, 2)}),
-        RunEvent(recipe="digits", ranks=2, **run),
+        RunEvent(recipe="digits", ranks=2, bucket_mb=25.0, **run),
     ]
-    assert facts(events) == {"ranks": 2, "backend": "mpi", "model_parameters": 7, "changed.epochs": "1 -> 2"}
+    told = {"ranks": 2, "backend": "mpi", "model_parameters": 7, "bucket_mb": 25.0, "changed.epochs": "1 -> 2"}
+    assert facts(events) == told
 
 
 def test_a_runs_name_is_its_own() -> None:
