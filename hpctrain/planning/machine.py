@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import psutil
 
 from hpctrain.cluster.gpus import usable_gpus
 from hpctrain.cluster.pod import pod_processors
-from hpctrain.recipes.schema import Framework
+
+if TYPE_CHECKING:
+    # Every host that is asked for its versions would build the recipes' models, longer than all else that it does.
+    from hpctrain.recipes.schema import Framework
 
 # What each framework needs to be importable; Keras runs on TensorFlow here.
 _MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}
