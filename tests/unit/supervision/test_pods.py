@@ -78,7 +78,7 @@ def test_an_attempt_that_had_this_pods_ranks_is_not_joined_again(
 
 def test_nothing_begins_in_a_directory_that_is_not_there_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert take_part(RunDirectory(tmp_path / "none"), seconds=0.1, poll=0.01) == 4
-    assert "the first pod began nothing within 0.1 s: kubectl get pods" in capfd.readouterr().err
+    assert "the first pod started nothing within 0.1 s: kubectl get pods" in capfd.readouterr().err
 
 
 def test_a_pod_that_waits_leaves_at_once(tmp_path: Path) -> None:
