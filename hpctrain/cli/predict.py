@@ -65,9 +65,7 @@ def predict(
         raise HpctrainError(f"unknown framework {training.framework!r}", nearest(training.framework, FRAMEWORKS))
     if options.plot:
         if options.plot.suffix not in (".png", ".html"):
-            raise HpctrainError(
-                f"--plot {options.plot}: pictures are not written in this format", "name it .png or .html"
-            )
+            raise HpctrainError(f"--plot {options.plot}: no picture is written in this format", "name it .png or .html")
         require("report")
         require_places([options.plot])
     found = predicted(

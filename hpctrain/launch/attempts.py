@@ -139,8 +139,7 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
         saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(
             f"{directory.path}: ranks of the last attempt are still running on this host, though their launcher is "
-            "gone: "
-            f"process {numbers}",
+            f"gone: process {numbers}",
             f"wait until they end, or end them: kill {numbers}{saves}",
             exit_code=1 if job_id() else 2,
         )
