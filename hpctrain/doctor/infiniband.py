@@ -114,7 +114,7 @@ def roce_gid(host: Host) -> Check:
     return Check(
         name=name,
         status="failed" if fault else "ok",
-        found=fault or f"RoCE v2 at {', '.join(map(str, shared)) or 'one index per port'}; {chosen}",
+        found=fault or f"RoCE v2 at {', '.join(map(str, shared)) or 'a different index per port'}; {chosen}",
         wanted="a RoCE v2 entry on each port, and NCCL_IB_GID_INDEX its number or not set",
         remedy=remedy,
         source=_GID_SOURCE,

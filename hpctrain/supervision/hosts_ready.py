@@ -134,7 +134,7 @@ def ready_or_fewer(
                 raise
             plan, warnings = plan_without(plan, error.hosts, machine)
             hosts = fold_hosts([host.host for host in plan.hosts])
-            notice(f"warning: {error.message}; continuing without, with {plan.ranks} ranks on {hosts}")
+            notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
             for warning in warnings:
                 notice(f"warning: {warning}")
 

@@ -362,7 +362,7 @@ def test_misuse() -> None:
     ):
         with pytest.raises(ValidationError, match=words):
             KubernetesProfile(volumes=volumes)
-    with pytest.raises(ValidationError, match="modules, partition: of Slurm"):
+    with pytest.raises(ValidationError, match="modules, partition: for Slurm"):
         ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
 
 

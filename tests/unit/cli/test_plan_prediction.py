@@ -74,7 +74,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         ([*H100, "--nodes", "0"], "--nodes 0"),
-        ([*H100, "--nodes", "1,x"], "'x' is no number of nodes"),
+        ([*H100, "--nodes", "1,x"], "'x' is not a number of nodes"),
         (["--gpu", "h10", "--gpus-per-node", "8"], "no such GPU"),
         ([*H100, "--nodes", "5", "--fabric", "topology.conf", "--link", "200Gb"], "has 4 hosts"),
         ([*H100, "-np", "4"], "identical nodes"),

@@ -97,7 +97,7 @@ def test_events_that_cannot_be_read_are_read_again(run: RunDirectory, monkeypatc
     assert take_part(run, seconds=30, poll=0.01) == 0
     run.events.write_bytes(b"\0" * 20 + text[20:])
     monkeypatch.setattr("hpctrain.supervision.pods._UNREAD_SECONDS", 0.1)
-    with pytest.raises(HpctrainError, match=r"cannot be read for 0\.1 s") as raised:
+    with pytest.raises(HpctrainError, match=r"could not be read for 0\.1 s") as raised:
         take_part(run, seconds=30, poll=0.01)
     # The Job makes another pod, and is not over.
     assert raised.value.exit_code == 4
