@@ -45,7 +45,7 @@ def cancel_jobs(found: FoundRun) -> Iterator[str]:
     while left := _living(found, jobs):
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
-            yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm goes on with that"
+            yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm continues with that"
             return
         time.sleep(_POLL_SECONDS)
 
@@ -79,7 +79,7 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         if pid is None or here:
             _require_ended(directory, begun=pid is None)
             return
-        hint = f"cancel it there, or enter there: kill {pid}"
+        hint = f"cancel it there, or run there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
     try:
         process.send_signal(signal.SIGTERM)

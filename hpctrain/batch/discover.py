@@ -135,7 +135,7 @@ def profile_yaml(profile: ClusterProfile) -> str:
     """The text of a file that ``load_profile`` reads as the same profile."""
     head = (
         f"# Discovered by {profile.source}.\n"
-        "# What is left out has its default; hpctrain/cluster/profile.py describes all that can be said.\n"
+        "# What is left out has its default; hpctrain/cluster/profile.py describes every key.\n"
     )
     return head + dump(profile.model_dump(mode="json", exclude_defaults=True))
 

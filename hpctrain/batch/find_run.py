@@ -73,7 +73,7 @@ def _refuse_series(path: Path) -> None:
         shown = ", ".join(runs[:_SHOWN]) + (f" … {runs[-1]}" if len(runs) > _SHOWN else "")
         raise HpctrainError(
             f"{path} holds repeated runs of one recipe, a directory for each seed",
-            f"name one of them: {shown}; hpctrain report {quote(str(path))} tells of all",
+            f"name one of them: {shown}; hpctrain report {quote(str(path))} covers all",
         )
 
 
@@ -125,7 +125,7 @@ def _job_directory(target: str) -> Path:
     states = job_states([target])
     if not states:
         raise HpctrainError(
-            f"Slurm does not know the job {target}, or no longer", "name its run directory, which remembers it"
+            f"Slurm does not know the job {target}, or no longer does", "name its run directory, which remembers it"
         )
     task = target.partition("_")[2]
     return states[0].directory / f"task-{task}" if task else states[0].directory

@@ -46,7 +46,7 @@ def forecast(job: Job, work: Recipe | Script, gpu: str) -> RunPrediction:
     from hpctrain.predict.one_run import predict_run
 
     if isinstance(work, Script):
-        raise HpctrainError(f"{work.path.name} is a script, and nobody knows its network before it runs")
+        raise HpctrainError(f"{work.path.name} is a script, and its network is not known before it runs")
     return predict_run(work, job.plan, _hardware(job, gpu), job.request.nodes)
 
 
@@ -82,7 +82,7 @@ def _hardware(job: Job, gpu: str) -> Hardware:
     request = job.request
     if gpu != CPU:
         if gpu not in gpus():
-            raise HpctrainError(f"no such GPU is known as {gpu}, the node.gpu of {job.profile.name}")
+            raise HpctrainError(f"no GPU is known as {gpu}, the node.gpu of {job.profile.name}")
         if 0 < request.gpus_per_node < request.tasks_per_node:
             raise HpctrainError(
                 f"{request.tasks_per_node} ranks share {request.gpus_per_node} GPUs of a node, and a prediction is for "

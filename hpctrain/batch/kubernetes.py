@@ -45,8 +45,8 @@ _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, wh
 # What to do instead of giving an option of Slurm's.
 _INSTEAD = {
     "--account": "name a namespace in the profile",
-    "--array": "submit each training by itself",
-    "--chain": "leave it out: a Job goes on by itself",
+    "--array": "submit each run separately",
+    "--chain": "leave it out: a Job resumes by itself",
     "--constraint": "name the nodes' labels in the profile: node_selector",
     "--container-runtime": "leave it out: the cluster has one",
     "--dependency": "submit it when the other one is done: kubectl wait --for=condition=complete job/NAME",
@@ -139,13 +139,13 @@ def prepare_pods(
     )
     if plan.start.passed and not kubernetes.secrets:
         raise HpctrainError(
-            f"--env {plan.start.passed[0]} is a secret, and no part of a manifest",
+            f"--env {plan.start.passed[0]} is a secret, and does not belong in a manifest",
             "put it into a Secret, and name that in the profile: kubernetes.secrets",
         )
     image = image if image is not None else kubernetes.image
     if image is not None and (not image or re.search(r"\s", image)):
         raise HpctrainError(
-            f"--container {image!r} is no name of an image", "for example registry.example.org/hpctrain:0.1"
+            f"--container {image!r} is not the name of an image", "for example registry.example.org/hpctrain:0.1"
         )
     if image is None:
         raise HpctrainError(
@@ -266,7 +266,7 @@ def _volume_of(path: PurePosixPath, kubernetes: KubernetesProfile) -> str | None
 def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> None:
     writable = [each.path for each in kubernetes.volumes if not each.read_only]
     if encodable(str(folder)) != str(folder):
-        raise HpctrainError(f"--run-dir {str(folder)!r} is not UTF-8, as a manifest is", "choose another one")
+        raise HpctrainError(f"--run-dir {str(folder)!r} is not UTF-8, as a manifest has to be", "choose another one")
     if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
         raise HpctrainError(
             f"--run-dir {folder} is on no volume that the pods share and write to",

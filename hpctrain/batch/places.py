@@ -23,7 +23,7 @@ def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
     where = f" -n {namespace}" if namespace else ""
     chosen = f"-l {INSTANCE}={name}{where}"
     return (
-        f"see how it is: kubectl get {kind},pods {chosen}\n"
+        f"see its state: kubectl get {kind},pods {chosen}\n"
         f"  follow it: kubectl logs -f {chosen}\n"
         f"  end it: kubectl delete {kind},service,configmap {chosen}"
     )

@@ -196,6 +196,6 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
     if cores < tasks:
         raise HpctrainError(
             f"--tasks-per-node {tasks}: a node of {profile.name} has {cores} cores",
-            f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it all the same",
+            f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
         )
     return cores // tasks * profile.node.threads_per_core

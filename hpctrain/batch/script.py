@@ -28,11 +28,11 @@ class ScriptVariables(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    directives: tuple[str, ...] = Field(description="the #SBATCH lines of what is asked, quoted for Slurm's parser")
+    directives: tuple[str, ...] = Field(description="the #SBATCH lines of what is requested, quoted for Slurm's parser")
     run_dir: str = Field(description="absolute path of the run directory; the tasks of an array have task-N in it")
     folder: str = Field(description="absolute path of the folder that the job was submitted from")
     array: bool = Field(description="whether the job is an array")
-    chain: int = Field(description="how many jobs go on with each other's work; 1 for no chain")
+    chain: int = Field(description="how many jobs continue each other's work; 1 for no chain")
     requeue: bool = Field(
         description="whether the job puts itself back in the queue when it has to stop; else another follows"
     )
@@ -43,10 +43,10 @@ class ScriptVariables(BaseModel):
     signal_seconds: int = Field(description="how long before the time limit it comes")
     nodes: int = Field(description="number of nodes")
     tasks_per_node: int = Field(description="ranks on each node")
-    cpus_per_task: int | None = Field(description="CPUs of each rank; None where nothing was asked")
+    cpus_per_task: int | None = Field(description="CPUs of each rank; None where none were requested")
     gpus_per_node: int = Field(description="GPUs of each node; 0 for none")
     modules: tuple[str, ...] = Field(description="modules to load, in this order")
-    setup: tuple[str, ...] = Field(description="lines of bash from the cluster profile, to be taken as they are")
+    setup: tuple[str, ...] = Field(description="lines of bash from the cluster profile, used as they are")
     environment: dict[str, str] = Field(description="variables of the cluster profile")
     virtual_environment: str | None = Field(description="folder of the virtual environment to activate, or None")
     container: Container | None = Field(description="what ranks run in (runtime, image, mounts), or None")
@@ -138,7 +138,7 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise HpctrainError(f"--template {template}: cannot be read: {error}") from error
     if not text.startswith("#!"):
-        raise HpctrainError(f"{name}: sbatch wants a script that begins with #!", "begin with the line #!/bin/bash")
+        raise HpctrainError(f"{name}: sbatch needs a script that begins with #!", "begin with the line #!/bin/bash")
     return text
 
 

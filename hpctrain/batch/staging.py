@@ -74,7 +74,7 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
     if container:
         raise HpctrainError(
             "--pack and --container exclude each other: the ranks run the Python of the image",
-            "an environment belongs into the image",
+            "an environment belongs in the image",
         )
     folder = f"{_storage(profile, '--pack')}/hpctrain-environments-$UID"
     pack = find_pack()
@@ -122,7 +122,7 @@ def plan_staging(
     if container and (staged or container.runtime == "pyxis"):
         raise HpctrainError(
             "--stage and --container exclude each other here: what is staged would not be in the container",
-            "mount the source itself with --mount; an environment belongs into the image",
+            "mount the source itself with --mount; an environment belongs in the image",
         )
     # A job's own name: nobody else's files are in the way, and the job can remove it.
     folder = f"{storage}/hpctrain-$SLURM_JOB_ID"

@@ -170,7 +170,7 @@ def _prepare(directory: RunDirectory) -> set[Path]:
     if before & {directory.plan, directory.submission, directory.events}:
         raise HpctrainError(
             f"{path} already holds a run",
-            f"choose another place with --run-dir; to go on with it: {resume_command(directory)}",
+            f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
         )
     return before
 

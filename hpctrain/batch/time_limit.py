@@ -44,7 +44,7 @@ def time_lines(request: JobRequest, low: float, high: float) -> list[str]:
     """
     suggested = limit_text(suggested_seconds(high, request))
     early = math.ceil(request.early_seconds / 60)
-    rule = f"the high end of its time, 5 min to begin and {early} min before the limit, rounded up"
+    rule = f"the upper end of its time, 5 min to start and {early} min before the limit, rounded up"
     lines = [f"suggested: --time {suggested} ({rule})"]
     limit = None if request.time is None else slurm_seconds(request.time)
     # 0 is no limit.
@@ -68,7 +68,9 @@ def deadline_lines(request: JobRequest, low: float, high: float) -> list[str]:
     if not limit or limit >= high:
         return []
     may = "ends" if limit < low else "may end"
-    return [f"warning: --time {request.time} {may} before the run is done, and with it the job: submit it again then"]
+    return [
+        f"warning: --time {request.time} {may} before the run is done, and the job ends with it: submit it again then"
+    ]
 
 
 def _goes_on(request: JobRequest, limit: int, low: float, high: float) -> str:
@@ -83,13 +85,13 @@ def _goes_on(request: JobRequest, limit: int, low: float, high: float) -> str:
         return f"it takes {_range(max(2, fewest), max(2, most))} jobs{enough}"
     if request.requeue:
         return f"it goes back to the queue and is resumed {again}"
-    return f"another job has to go on with it {again}; --chain {max(2, most)} submits them now"
+    return f"another job has to resume it {again}; --chain {max(2, most)} submits them now"
 
 
 def _then(request: JobRequest) -> str:
     if request.chain > 1:
-        return "the next job of the chain goes on"
-    return "it goes back to the queue and is resumed" if request.requeue else "another job goes on with it"
+        return "the next job of the chain resumes it"
+    return "it goes back to the queue and is resumed" if request.requeue else "another job resumes it"
 
 
 def _times(low: int, high: int) -> str:

@@ -77,7 +77,7 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
     except HpctrainError as error:
         return [error.message]
     if checkpoint_path(path.parent, manifest.progress.iteration) != path and path.name.startswith("step-"):
-        return [f"{path} is of step {manifest.progress.iteration}"]
+        return [f"{path} is from step {manifest.progress.iteration}"]
     faults = [fault for name, record in manifest.files.items() if (fault := _fault(path / name, record, hashes))]
     if faults or not hashes:
         return faults

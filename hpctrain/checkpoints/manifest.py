@@ -28,7 +28,7 @@ class OtherVersionError(HpctrainError):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
             f"{path} was written by another version of hpctrain: {what}",
-            "resume with that version, or begin a new run with another --run-dir",
+            "resume with that version, or start a new run with another --run-dir",
             exit_code=1,
         )
 

@@ -110,7 +110,7 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
             mean: NDArray[Any] = np.mean(np.stack(ordered), axis=0, dtype=np.float64).astype(ordered[0].dtype)
         except (TypeError, ValueError) as error:
             folder = values[min(values)].file.parent
-            raise HpctrainError(f"{folder}: the ranks' {name!r} are not alike: {error}", exit_code=1) from error
+            raise HpctrainError(f"{folder}: the ranks' {name!r} differ: {error}", exit_code=1) from error
         return mean
 
 
@@ -155,7 +155,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise HpctrainError(
-            f"cannot read {path}: {error}", "--resume takes the checkpoint before", exit_code=1
+            f"cannot read {path}: {error}", "--resume uses the checkpoint before it", exit_code=1
         ) from error
 
 

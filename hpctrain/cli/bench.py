@@ -54,24 +54,24 @@ def _group() -> None: ...
 def allreduce(
     ranks: Annotated[
         list[int] | None,
-        typer.Option("-np", metavar="N", min=2, help="How many ranks (2, or the hosts' slots); repeat for more."),
+        typer.Option("-np", metavar="N", min=2, help="Number of ranks (2, or the hosts' slots); repeatable."),
     ] = None,
     *,
     hosts: NamedHosts,
     link_gbit: Annotated[
         float | None,
-        typer.Option(metavar="GBIT", min=1e-3, help="What a host's link carries: shows the ratio to its bound."),
+        typer.Option(metavar="GBIT", min=1e-3, help="Bandwidth of a host's link; also shows the ratio to its bound."),
     ] = None,
     sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes; K, M and G are powers of 1024.")] = _SIZES,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds for sizes up to 16 MiB; larger sizes have fewer, at least 7.")
+        int, typer.Option(min=1, help="Rounds for sizes up to 16 MiB; larger sizes get fewer, at least 7.")
     ] = 20,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot time over size.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot time against size.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """One all-reduce by each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed over
-    Gloo (and NCCL, where each rank has a GPU), and a plain copy of as many bytes, which is the limit on one host. On
-    several hosts hpctrain's own also sends float16 and bfloat16.
+    """Time an all-reduce with each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed
+    over Gloo (and NCCL, where each rank has a GPU), and a plain copy of the same number of bytes, which is the limit on
+    one host. On several hosts hpctrain's own engine also sends float16 and bfloat16.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
@@ -117,18 +117,18 @@ def allreduce(
 @app.command()
 def collectives(
     ranks: Annotated[
-        list[int] | None, typer.Option("-np", metavar="N", min=2, help="How many ranks (2); repeat for more.")
+        list[int] | None, typer.Option("-np", metavar="N", min=2, help="Number of ranks (2); repeatable.")
     ] = None,
     *,
     sizes: Annotated[
         str, typer.Option(metavar="LIST", help="Bytes of the whole tensor; K, M and G are powers of 1024.")
     ] = "1K,64K,1M,64M",
     rounds: Annotated[int, typer.Option(min=1, help="Steps, and rounds for sizes up to 16 MiB.")] = 20,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens a rank, of the step.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens per rank in the step.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the transformer
-    under FSDP2 over each, interleaved.
+    """Time the collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the
+    transformer under FSDP2 over each, interleaved.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed, parse_sizes
@@ -166,21 +166,23 @@ def step(
     ] = ModelOption.convnet,
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 8, 32).")] = None,
-    image_size: Annotated[int | None, typer.Option(min=32, help="Side of resnet50's images in pixels (64).")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=32, help="Side length of resnet50's images in pixels (64).")
+    ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Half, one, two and four times the batch, for `plan --calibration`."),
+        typer.Option("--sweep", help="Measure half, one, two and four times the batch, for `plan --calibration`."),
     ] = False,
     precision: Annotated[
-        PrecisionOption, typer.Option(help="Of the forward and backward pass; for --sweep.")
+        PrecisionOption, typer.Option(help="Precision of the forward and backward pass; for --sweep.")
     ] = PrecisionOption.float32,
     mesh: MeshesOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """One training step without communication (the limit), over Horovod's own optimizer, over PyTorch's
-    DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Beside them what watches over
-    a training: the guard's check, divided by the 100 steps between two, and everything that a step has of it.
-    With --mesh instead a step under each mesh, beside data parallelism and none of it.
+    """Time one training step without communication (the limit), with Horovod's own optimizer, with PyTorch's
+    DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Also time the supervision of
+    training: the guard's check, divided by the 100 steps between two checks, and everything that it adds to a step.
+    With --mesh, time a step under each mesh instead, next to data parallelism and to no communication at all.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed
@@ -251,17 +253,17 @@ def _sweep(
 @app.command()
 def loader(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Shards; by default photographs that are made for it.")
+        Path | None, typer.Option(metavar="DIR", help="Shards; by default photographs made for the benchmark.")
     ] = None,
     workers: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Processes of each loader (1 and 2); repeat for more.")
+        list[int] | None, typer.Option(metavar="N", min=1, help="Processes per loader (1 and 2); repeatable.")
     ] = None,
-    image_size: Annotated[int, typer.Option(min=32, help="Side of the images that they make.")] = 224,
+    image_size: Annotated[int, typer.Option(min=32, help="Side length of the images that they make.")] = 224,
     rounds: Annotated[int, typer.Option(min=1, help="Passes of each loader over the photographs.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Images a second of hpctrain's loader, PyTorch's DataLoader and webdataset, both with Pillow, and of simplejpeg
-    decoding whole photographs in as many processes, which is the limit, interleaved.
+    """Compare images per second of hpctrain's loader, PyTorch's DataLoader and webdataset (both with Pillow), and
+    simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure
@@ -284,7 +286,7 @@ def loader(
 
 @app.command()
 def checkpoint(
-    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="How many ranks.")] = 2,
+    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="Number of ranks.")] = 2,
     model: Annotated[Network, typer.Option(help="Network; with momentum 94, 204 and 356 MB.")] = Network.resnet50,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each variant.")] = 10,
     folder: Annotated[
@@ -292,9 +294,9 @@ def checkpoint(
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """A checkpoint: how long training waits for it, and how long until it is on disk; torch.save of the same state by
-    one rank, without and with fsync; and as many bytes written and fsynced in one file, and in a file a rank at once.
-    The faster of these two is the disk's rate.
+    """Time a checkpoint: how long training waits for it, and how long until it is on disk; torch.save of the same state
+    by one rank, without and with fsync; and the same number of bytes written and fsynced to one file, and to one file
+    per rank at once. The faster of the last two is the disk's rate.
     """
     from hpctrain.planning.machine import usable_cores
     from hpctrain.programs.bench import measure, oversubscribed
@@ -303,9 +305,7 @@ def checkpoint(
     try:
         files = tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=folder.absolute())
     except OSError as error:
-        raise HpctrainError(
-            f"--dir: cannot write in {folder}: {error.strerror}", "name a folder that is there"
-        ) from error
+        raise HpctrainError(f"--dir: cannot write in {folder}: {error.strerror}", "name an existing folder") from error
     with files as name:
         measured = measure("checkpoint", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MeshesOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="AXIS=RANKS,…", help="A step under this mesh, such as dp_shard=2,tp=2; repeat for more."),
+    typer.Option(metavar="AXIS=RANKS,…", help="Time a step under this mesh, such as dp_shard=2,tp=2; repeatable."),
 ]
 
 
@@ -41,8 +41,8 @@ def memory(
     batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens for each rank.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """What a rank keeps of parameters, gradients and AdamW's state, and the rest of its peak: as replicas, by stages
-    of ZeRO, with recomputation and with tp, beside the formula.
+    """Measure the memory that a rank uses for parameters, gradients and AdamW's state, and the rest of its peak: as a
+    replica, with each ZeRO stage, with recomputation and with tp, next to what the formula gives.
     """
     from hpctrain.planning.mesh import SHARDING
     from hpctrain.programs.bench import measure
@@ -86,7 +86,7 @@ def mesh_step(
         if ranks:
             mesh.at(ranks)
         if model != ModelOption.gpt and (mesh.tp, mesh.pp) != (1, 1):
-            raise HpctrainError(f"--mesh {mesh.option}: {model} is divided by dp_shard alone", "add --model gpt")
+            raise HpctrainError(f"--mesh {mesh.option}: {model} can only be divided by dp_shard", "add --model gpt")
     arguments = (model, str(rounds), str(samples), str(image_size or 64), *meshes)
     measured = measure("mesh_step", ranks, *arguments, hosts=hosts, environment=SHARDING)
     rows = mesh_rows(measured["seconds"], samples * measured["ranks"], measured["tokens_each"])

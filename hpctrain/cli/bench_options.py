@@ -29,7 +29,7 @@ BATCHES = {
     ModelOption.digits: 32,
 }
 
-Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="How many ranks (2, or the hosts' slots).")]
+Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks (2, or the hosts' slots).")]
 
 
 # Processes that want a core, below which what is measured is taken to have been alone.
@@ -43,6 +43,9 @@ def print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> N
     for table in tables:
         Console().print(table)
     if load > _QUIET:
-        print(f"others were running: the load was {load} before; measure again when it is near 0", file=sys.stderr)
+        print(
+            f"other processes were running: the load was {load} before; measure again when it is near 0",
+            file=sys.stderr,
+        )
     for name, why in left_out.items():
         print(f"left out: {name}: {why}", file=sys.stderr)

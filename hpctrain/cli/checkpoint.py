@@ -26,7 +26,7 @@ RunOrCheckpoint = Annotated[
 def list_checkpoints(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")], as_json: AsJson = False
 ) -> None:
-    """The checkpoints of a run, and which of them --resume would take; the hashes of only that one are compared."""
+    """List a run's checkpoints, and which one --resume would use; only that one's hashes are compared."""
     from hpctrain.report.checkpoints import checkpoint_rows, checkpoint_table
 
     rows = checkpoint_rows(RunDirectory(run_dir))
@@ -40,7 +40,7 @@ def list_checkpoints(
 
 @app.command("verify")
 def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None:
-    """Compare every file of a checkpoint, or of all of a run, with its length and hash. Exits 3 at any fault."""
+    """Check the length and hash of every file of a checkpoint, or of all checkpoints of a run. Exits 3 on any fault."""
     found = {path: verify(path) for path in _paths(target)}
     faulty = any(found.values())
     if as_json:
@@ -59,12 +59,12 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
 def _hint(found: Mapping[Path, Sequence[str]]) -> str:
     """The advice about damaged checkpoints."""
     if all(path.name.startswith("damaged-") for path in found):
-        return "it was set aside, and nothing reads it: remove it when you have seen enough"
+        return "it was set aside, and nothing reads it: remove it when you no longer need it"
     folder = next(iter(found)).parent
     # Another checkpoint of the run may be whole, where one is asked for.
     if all(found.get(path) or verify(path) for path in (checkpoint_path(folder, each) for each in iterations(folder))):
-        return "none is whole, so hpctrain run --resume refuses: restore one, or begin a new run with another --run-dir"
-    return "hpctrain run --resume passes over damaged ones"
+        return "none is intact, so hpctrain run --resume refuses: restore one, or start anew with another --run-dir"
+    return "hpctrain run --resume skips damaged ones"
 
 
 @app.command()
@@ -74,7 +74,7 @@ def export(
         Path, typer.Argument(metavar="OUT", help="OUT.pt: a state_dict for PyTorch; OUT.keras: a model for Keras.")
     ],
 ) -> None:
-    """Write the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
+    """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
     from hpctrain.cli.output_files import require_places
     from hpctrain.programs.export import export as write
 
@@ -105,9 +105,9 @@ def _newest(run_dir: Path) -> Path:
     folder = _folder(run_dir)
     newest = newest_whole(folder)
     for path, fault in newest.damaged:
-        typer.echo(f"hpctrain: {path} is damaged, and passed over: {fault}", err=True)
+        typer.echo(f"hpctrain: {path} is damaged and was skipped: {fault}", err=True)
     if not newest.iteration:
-        raise HpctrainError(f"{run_dir} has no whole checkpoint", exit_code=3 if newest.damaged else 2)
+        raise HpctrainError(f"{run_dir} has no intact checkpoint", exit_code=3 if newest.damaged else 2)
     return checkpoint_path(folder, newest.iteration)
 
 

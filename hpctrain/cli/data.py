@@ -35,7 +35,7 @@ Shards = Annotated[
 
 Ranks = Annotated[
     int | None,
-    typer.Option("-np", metavar="N", min=1, help="Ranks that share the work: of this machine, or of the hosts."),
+    typer.Option("-np", metavar="N", min=1, help="Ranks that share the work, on this machine or on the hosts."),
 ]
 
 _NAMED = 10
@@ -52,7 +52,7 @@ def fake(
     size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
     broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
 ) -> None:
-    """Write a small set in the structure of ImageNet's original archives, odd and broken images included."""
+    """Write a small set laid out like ImageNet's original archives, including odd and broken images."""
     from hpctrain.shards.fake import FakeSet, make_fake
 
     require("train", "imagenet")
@@ -69,7 +69,7 @@ def shard(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SOURCE", help="The folder of the original archives, of train/ and val/, or of Parquet."
+            metavar="SOURCE", help="A folder of the original archives, of train/ and val/, or of Parquet files."
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],
@@ -82,10 +82,10 @@ def shard(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the training images.")] = 0,
     image_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Of Parquet files: the images, binary or a struct with bytes.")
+        str, typer.Option(metavar="NAME", help="For Parquet: column of the images, binary or a struct with bytes.")
     ] = "image",
     label_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Of Parquet files: the labels, whole numbers or text.")
+        str, typer.Option(metavar="NAME", help="For Parquet: column of the labels, whole numbers or text.")
     ] = "label",
     checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     *,
@@ -94,7 +94,7 @@ def shard(
     job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
-    """Make WebDataset shards of images, or go on with them; remakes shards that are missing or damaged."""
+    """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
     from hpctrain.shards.archives import require_checksums
     from hpctrain.shards.make import Sharding
     from hpctrain.shards.manifest import ShardManifest
@@ -126,7 +126,7 @@ def shard(
     for name, count in counts.items():
         typer.echo(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
     if broken:
-        typer.echo(f"{len(broken)} images cannot be decoded; they are in the shards all the same:")
+        typer.echo(f"{len(broken)} images cannot be decoded; they are in the shards nevertheless:")
     for image in manifest.broken[:_NAMED]:
         typer.echo(f"  {image.split} {image.key}: {image.message}")
     if len(broken) > _NAMED:
@@ -140,7 +140,7 @@ def prepare_text(
         list[Path],
         typer.Argument(
             metavar="SOURCE…",
-            help="Files or folders: a .txt, .md or .rst is a document, each line of a .jsonl has one as text.",
+            help="Files or folders: a .txt, .md or .rst is one document, each line of a .jsonl has one as 'text'.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the tokens go.")],
@@ -148,16 +148,17 @@ def prepare_text(
         str, typer.Option(metavar="FILE|bytes", help="A tokenizer.json of the tokenizers library, or bytes.")
     ],
     separator: Annotated[
-        str, typer.Option(metavar="TOKEN", help="Of the tokeniser; goes after each document.")
+        str, typer.Option(metavar="TOKEN", help="Token of the tokeniser that follows each document.")
     ] = "<|endoftext|>",
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", min=0, max=1, help="Of the documents, by a hash of each one's text.")
+        float,
+        typer.Option(metavar="SHARE", min=0, max=1, help="Share of the documents, chosen by a hash of their text."),
     ] = 0.0005,
     seed: Annotated[int, typer.Option(min=0, help="Decides which documents are for validation.")] = 0,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes of this machine.")] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes on this machine.")] = None,
     ranks: Ranks = None,
     megabytes: Annotated[
-        float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Text that makes one shard, in MiB.")
+        float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Amount of text per shard, in MiB.")
     ] = 64,
     *,
     hosts: HostNames,
@@ -165,7 +166,7 @@ def prepare_text(
     job: ShardJob,
     as_json: AsJson = False,
 ) -> None:
-    """Make tokens of 16 bits of text, or go on with them; remakes shards that are missing or damaged."""
+    """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
     from hpctrain.shards.text.manifest import TextManifest
     from hpctrain.shards.text.prepare import Preparation
 
@@ -212,7 +213,10 @@ def _make(
 
         return on_spark(work, engine.master)
     if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
-        raise HpctrainError("--workers are processes of this machine, beside ranks", "leave --workers out")
+        raise HpctrainError(
+            "--workers are processes on this machine and cannot be combined with ranks, hosts or a job",
+            "leave --workers out",
+        )
     if submits(job, hosts, ranks, as_json):
         submit_work(work, "shards", job)
         return None
@@ -246,9 +250,9 @@ def verify(shards: Shards, as_json: AsJson = False) -> None:
 @app.command()
 def stage(
     shards: Shards,
-    to: Annotated[Path, typer.Argument(metavar="TO", help="A folder on a disk of the node.")],
+    to: Annotated[Path, typer.Argument(metavar="TO", help="A folder on a local disk of the node.")],
     nodes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Copy one of N shares; the other shards are linked to.")
+        int, typer.Option(metavar="N", min=1, help="Copy one of N shares, and link to the other shards.")
     ] = 1,
     node: Annotated[int | None, typer.Option(metavar="I", help="Number of the share, from 0 (SLURM_NODEID).")] = None,
     wait: Annotated[
@@ -256,11 +260,11 @@ def stage(
     ] = 3600,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Also compare the SHA-256 of existing files, and copy those that differ again."),
+        typer.Option("--check", help="Also compare the SHA-256 of existing files, and recopy those that differ."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the shards to a disk of the node, once a node: the first process copies, others wait for it."""
+    """Copy the shards to a local disk, once per node: the first process copies, the others wait for it."""
     from hpctrain.shards.folders import holds_text
     from hpctrain.shards.stage import NodeShare
     from hpctrain.shards.stage import stage as copy
@@ -268,13 +272,15 @@ def stage(
     source = _source(shards)
     if holds_text(source):
         hint = f"cp -r {quote(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
-        raise HpctrainError(f"{shards} holds tokens, and images alone are staged", hint)
+        raise HpctrainError(f"{shards} holds tokens, and only images are staged", hint)
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
     linked = f", {done.linked} linked to {shards}" if done.linked else ""
-    typer.echo(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were there{linked}")
+    typer.echo(
+        f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there{linked}"
+    )
 
 
 def _source(shards: str) -> Path | Objects:
@@ -288,5 +294,5 @@ def _node(nodes: int, node: int | None) -> int:
         return node or 0
     known = os.environ.get("SLURM_NODEID", "")
     if not known.isdigit():
-        raise HpctrainError(f"which of the {nodes} nodes this is, is unknown", "--node I says it, from 0")
+        raise HpctrainError(f"it is unknown which of the {nodes} nodes this is", "--node I says which, from 0")
     return int(known)

@@ -28,20 +28,20 @@ _MARKS = {"ok": "[green]ok[/]", "not applicable": "-"}
 def doctor(
     ranks: Annotated[
         int | None,
-        typer.Option("-np", metavar="N", help="Check on so many ranks too; by default as a run has."),
+        typer.Option("-np", metavar="N", help="Also check with this many ranks; by default as many as a run has."),
     ] = None,
     *,
     hosts: NamedHosts,
     run_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where runs are to write, on a file system that all hosts share.")
+        Path, typer.Option(metavar="DIR", help="Where runs will write, on a file system that all hosts share.")
     ] = Path("runs"),
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Check, before a run, what would make it slow, wrong or hang; exits 3 where something failed.
+    """Check, before a run, for what would make it slow, wrong or hang; exits 3 if a check failed.
 
-    Checks this machine; with -np, --hosts or a way to start ranks, or inside a Slurm allocation, every host of the run
-    by ranks of its own.
+    Checks this machine; with -np, --hosts or an option for starting ranks, or inside a Slurm allocation, starts ranks
+    to check every host of the run.
     """
     from hpctrain.doctor.diagnosis import diagnose
     from hpctrain.run.plan import HostOptions, Start

@@ -25,9 +25,9 @@ _MARKS = {"ok": "ok", "failed": "FAILED", "not applicable": "-"}
 
 @app.command()
 def build(
-    force: Annotated[bool, typer.Option("--force", help="compile even where a finished build fits")] = False,
+    force: Annotated[bool, typer.Option("--force", help="compile even if a finished build fits")] = False,
 ) -> None:
-    """Download, adapt, compile, install and prove Horovod for the MPI and the frameworks that are installed."""
+    """Download, adapt, compile, install and test Horovod for the MPI and the frameworks that are installed."""
     from hpctrain.horovod.install import build as build_horovod
 
     with _shown_progress() as progress:
@@ -41,7 +41,7 @@ def build(
 def check(
     as_json: AsJson = False,
 ) -> None:
-    """Say what Horovod is built for and what to do about each missing part; exits 3 where something is missing."""
+    """Show what Horovod is built for and what to do about each missing part; exits 3 if something is missing."""
     from hpctrain.horovod.check import report
 
     checks = report()

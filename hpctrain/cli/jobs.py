@@ -60,11 +60,11 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
             waiting.wait(directory, follower, lambda text: typer.echo(text, err=True))
     except KeyboardInterrupt:
         place = shlex.quote(str(directory.path))
-        typer.echo(f"the job goes on. See how it is: hpctrain status {place}", err=True)
+        typer.echo(f"the job continues. See its state: hpctrain status {place}", err=True)
         typer.echo(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}", err=True)
         return _INTERRUPTED
     code = waiting.exit_code(runs)
     if code:
         typer.echo(f"hpctrain: not finished; what the jobs printed is in {directory.logs}", err=True)
-        typer.echo(f"  to go on: {resume_command(directory)}", err=True)
+        typer.echo(f"  to resume: {resume_command(directory)}", err=True)
     return code

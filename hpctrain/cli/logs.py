@@ -44,7 +44,9 @@ def logs(
     except KeyboardInterrupt:
         return
     if not printed:
-        typer.echo("hpctrain: nothing is printed yet" + ("" if job else "; --job shows what the job printed"), err=True)
+        typer.echo(
+            "hpctrain: nothing has been printed yet" + ("" if job else "; --job shows what the job printed"), err=True
+        )
 
 
 def _job_logs(found: FoundRun) -> JobLogs:

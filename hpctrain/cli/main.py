@@ -19,11 +19,11 @@ from hpctrain.extras import missing_extra
 _COMMANDS = {
     "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
     "submit": ("hpctrain.cli.submit", "submit", "Submit a training to Slurm."),
-    "plan": ("hpctrain.cli.plan", "plan", "See what a run would be: ranks, hosts in order, environment."),
+    "plan": ("hpctrain.cli.plan", "plan", "Show what a run would be: ranks, hosts in order, environment."),
     "recipes": ("hpctrain.cli.recipes", "app", "List, show and check recipes."),
     "topology": ("hpctrain.cli.topology", "app", "See the fabric, place ranks on it, and check its links."),
     "data": ("hpctrain.cli.data", "app", "Make, check and stage the shards of ImageNet."),
-    "status": ("hpctrain.cli.status", "status", "See how a run or its job is."),
+    "status": ("hpctrain.cli.status", "status", "Show the state of a run or its job."),
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
     "checkpoint": ("hpctrain.cli.checkpoint", "app", "See, check and export the checkpoints of a run."),

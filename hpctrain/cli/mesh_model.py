@@ -27,7 +27,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="KEY=NUMBER,…",
-        help=f"What is trained on the mesh: {', '.join(MODEL_KEYS)}; by default the 76.1 billion parameters of "
+        help=f"The model trained on the mesh: {', '.join(MODEL_KEYS)}; by default the 76.1-billion-parameter model of "
         "Narayanan et al. 2021, table 1.",
     ),
 ]

@@ -35,7 +35,7 @@ def plan(
         ),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Of a script, for a prediction.")
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of a script, for a prediction.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
@@ -121,9 +121,7 @@ def _text(plan: Plan) -> str:
         numbers = f"rank {first}" if first == last else f"ranks {first}-{last}"
         lines.append(f"  {host.host}  {numbers}")
         for local, slot in enumerate(host.places):
-            cores = (
-                f"cores {RangeSet(','.join(map(str, slot.cores)))}" if slot.cores else "cores as the launcher has them"
-            )
+            cores = f"cores {RangeSet(','.join(map(str, slot.cores)))}" if slot.cores else "cores left to the launcher"
             gpu = f"GPU {slot.gpu}, " if slot.gpu is not None else ""
             adapter = f"{slot.adapter}, " if slot.adapter is not None else ""
             lines.append(f"    rank {first + local}: {gpu}{adapter}{cores}")

@@ -58,14 +58,14 @@ def predict(
     """
     if ranks is not None or hosts.hosts or hosts.hostfile:
         raise HpctrainError(
-            "a prediction is for nodes that are all alike, not for -np or hosts by name",
+            "a prediction is for identical nodes, not for -np or hosts by name",
             "--nodes N --gpus-per-node G, or several: --nodes 1,8,64",
         )
     if training.framework is not None and training.framework not in FRAMEWORKS:
         raise HpctrainError(f"unknown framework {training.framework!r}", nearest(training.framework, FRAMEWORKS))
     if options.plot:
         if options.plot.suffix not in (".png", ".html"):
-            raise HpctrainError(f"--plot {options.plot}: no picture is written in this form", "name it .png or .html")
+            raise HpctrainError(f"--plot {options.plot}: no picture is written in this format", "name it .png or .html")
         require("report")
         require_places([options.plot])
     found = predicted(
@@ -103,11 +103,11 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
             raise HpctrainError(f"{what} for scripts, and {work} is a recipe", "change a recipe by --set KEY=VALUE")
         return recipe_training(told(load_recipe(work, training.of_recipe)))
     if training.overrides:
-        raise HpctrainError(f"--set is for recipes, and {work} is none", "--batch, --optimizer, --precision")
+        raise HpctrainError(f"--set is for recipes, and {work} is not one", "--batch, --optimizer, --precision")
     if training.mesh is not None:
         require_data_parallel(parse_mesh(training.mesh))
     if options.batch is None:
-        raise HpctrainError(f"how many samples has a rank of {work} in a step?", "--batch N")
+        raise HpctrainError(f"how many samples does a rank of {work} have in a step?", "--batch N")
     known = {"optimizer": options.optimizer or "sgd", "precision": options.precision or "float32"}
     require_known(**known)
     if work.endswith(".json"):

@@ -11,7 +11,7 @@ PredictedGpu = Annotated[
     typer.Option(
         "--gpu",
         metavar="NAME",
-        help="Predict the run on these GPUs, or on `cpu`, to put what it takes beside it: RUN_DIR/prediction.json.",
+        help="Predict the run on these GPUs, or on `cpu`, to compare with what it takes: RUN_DIR/prediction.json.",
     ),
 ]
 

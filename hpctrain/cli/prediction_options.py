@@ -32,7 +32,7 @@ class PredictionOptions:
         ),
     ] = None
     gpus_per_node: Annotated[
-        int | None, typer.Option(metavar="G", min=1, help="Ranks of each node.", rich_help_panel=_PREDICTION)
+        int | None, typer.Option(metavar="G", min=1, help="Ranks per node.", rich_help_panel=_PREDICTION)
     ] = None
     cluster: Annotated[
         str | None,
@@ -40,17 +40,17 @@ class PredictionOptions:
     ] = None
     adapters_per_node: Annotated[
         int | None,
-        typer.Option(metavar="A", min=1, help="Network adapters of a node.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="A", min=1, help="Network adapters per node.", rich_help_panel=_PREDICTION),
     ] = None
     link: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="What an adapter sends: 200Gb.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="RATE", help="Rate of an adapter: 200Gb.", rich_help_panel=_PREDICTION),
     ] = None
     background: Annotated[
         str | None,
         typer.Option(
             metavar="LOW,HIGH",
-            help="Shares of links between switches that other jobs take: 0,0.3.",
+            help="Shares of the links between switches that other jobs use: 0,0.3.",
             rich_help_panel=_PREDICTION,
         ),
     ] = None
@@ -64,15 +64,15 @@ class PredictionOptions:
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Samples of a rank in a step, of a script.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="N", min=1, help="For a script: samples per rank in a step.", rich_help_panel=_PREDICTION),
     ] = None
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of a script: sgd (with momentum), adam, …", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="NAME", help="For a script: sgd (with momentum), adam, …", rich_help_panel=_PREDICTION),
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of a script: float32, bf16 or fp16.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="NAME", help="For a script: float32, bf16 or fp16.", rich_help_panel=_PREDICTION),
     ] = None
     tcp: Annotated[bool, typer.Option("--tcp", help="The adapters have no RDMA.", rich_help_panel=_PREDICTION)] = False
     pue: Annotated[
@@ -83,7 +83,7 @@ class PredictionOptions:
     ] = 1.0
     grid_intensity: Annotated[
         float | None,
-        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 for a kWh.", rich_help_panel=_PREDICTION),
+        typer.Option(metavar="G/KWH", min=0.0, help="Grams of CO2 per kWh.", rich_help_panel=_PREDICTION),
     ] = None
     explain: Annotated[
         bool,
@@ -118,7 +118,7 @@ def node_counts(text: str) -> list[int]:
             found.add(int(part))
             continue
         raise HpctrainError(
-            f"--nodes {text}: {part!r} is no number of nodes",
+            f"--nodes {text}: {part!r} is not a number of nodes",
             f"for example 8, or 1,8,64, or 1..512, up to {_MOST_NODES}",
         )
     return sorted(found)
@@ -135,7 +135,7 @@ def link_rate(text: str) -> float:
         return 4 * lanes * 1e9 / 8
     found = _RATE.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
-        raise HpctrainError(f"--link {text}: no rate of a link", "in Gbit/s, for example 200Gb; or HDR, NDR")
+        raise HpctrainError(f"--link {text}: not the rate of a link", "in Gbit/s, for example 200Gb; or HDR, NDR")
     return float(found[1]) * 1e9 / (1 if found[2] == "B" else 8)
 
 
@@ -148,5 +148,5 @@ def background_shares(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise HpctrainError(f"--background {text}: no two shares", "for example 0,0.3") from None
+        raise HpctrainError(f"--background {text}: not two shares", "for example 0,0.3") from None
     return low, high

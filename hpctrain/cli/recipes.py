@@ -27,7 +27,7 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """The published recipes with their variants, those that cannot be run included."""
+    """List the published recipes with their variants, including those that cannot be run."""
     from hpctrain.report.recipes import list_row, list_tables
 
     entries = list(all_entries())
@@ -62,7 +62,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A recipe with every value that it uses, the defaults included; with --json, every value that there is."""
+    """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
     if diff is not None:
         if name or overrides or world or plot:
             raise HpctrainError("--diff A B shows how two recipes differ, and nothing else", "leave the rest out")
@@ -88,7 +88,7 @@ def check(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one does not hold."""
+    """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one is invalid."""
     checked, faults = [], []
     for name in [f"{file}@{variant}" for variant in variant_names(file)] or [file]:
         try:

@@ -15,7 +15,7 @@ def report(
     prediction: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Output of `hpctrain plan --gpu … --json` to keep in RUN_DIR, and to compare with."
+            metavar="FILE", help="Output of `hpctrain plan --gpu … --json` to keep in RUN_DIR and to compare with."
         ),
     ] = None,
     tracking: Annotated[
@@ -23,7 +23,7 @@ def report(
         typer.Option(
             "--tracking",
             metavar="NAME,…",
-            help="Send what tensorboard, mlflow or wandb does not have of the run yet; write no page.",
+            help="Send what tensorboard, mlflow or wandb does not yet have of the run; write no page.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,

@@ -32,13 +32,15 @@ def run(
             autocompletion=completion.recipes,
         ),
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")
+    ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("-np", metavar="N", help="How many ranks; by default one a host, or one a GPU of --node."),
+        typer.Option("-np", metavar="N", help="Number of ranks; by default one per host, or one per GPU of --node."),
     ] = None,
     oversubscribe: Annotated[
-        bool, typer.Option("--oversubscribe", help="Let more ranks than this machine has cores share them.")
+        bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")
     ] = False,
     *,
     training: WorkOptions,
@@ -47,19 +49,19 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --run-dir, or begin it where there is none.")
+        bool, typer.Option("--resume", help="Resume the run in --run-dir, or start it if there is none.")
     ] = False,
     submitted: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="What --resume begins where there is no run: a job's plan.json."),
+        typer.Option("--plan", metavar="FILE", help="What --resume starts if there is no run: a job's plan.json."),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Of the recipe or script, where --resume finds others.")
+        bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe or script.")
     ] = False,
     repeat: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=MOST, help="Run the recipe with N seeds from its own on; mean and deviation."
+            metavar="N", min=1, max=MOST, help="Run the recipe with N seeds, starting at its own; mean and deviation."
         ),
     ] = None,
     dry_run: Annotated[
@@ -71,15 +73,15 @@ def run(
 ) -> None:
     """Train a recipe, or run a script, on ranks of this machine, of --hosts, or of the Slurm allocation.
 
-    All hosts share its files. --resume goes on with a run that was interrupted, as it was begun. TERM, INT, USR1, USR2
-    and --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once, and no other signal does, which
-    Slurm may deliver twice.
+    All hosts share its files. --resume continues an interrupted run as it was started. TERM, INT, USR1, USR2 and
+    --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once. A second one of the others does not,
+    because Slurm may deliver them twice.
     """
     require_gpu(gpu)
     if accept_changes and not resume:
-        raise HpctrainError("--accept-changes is for a run that goes on", "--resume --run-dir DIR names it")
+        raise HpctrainError("--accept-changes is for a run that is resumed", "--resume --run-dir DIR names it")
     if submitted and (work or not resume):
-        raise HpctrainError("--plan says what --resume begins", "give --resume --run-dir DIR, and no recipe or script")
+        raise HpctrainError("--plan says what --resume starts", "give --resume --run-dir DIR, and no recipe or script")
     request = RunRequest(
         host_options=hosts.given(),
         start=start.changes(),

@@ -36,8 +36,8 @@ Restarts = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Restarts in a row without progress, where a run fails; 3 by default, 0 for scripts that are not elastic: "
-        "one that has some counts as resumable whenever it is interrupted.",
+        help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts that are not "
+        "elastic: a script with some counts as resumable whenever it is interrupted.",
         rich_help_panel=_STOP,
     ),
 ]
@@ -94,14 +94,14 @@ class WorkOptions(TrainingOptions):
 
     small: Annotated[
         bool,
-        typer.Option("--smoke", help="The recipe made so small that it runs in a minute or two; --set changes that."),
+        typer.Option("--smoke", help="Shrink the recipe so that it runs in a minute or two; --set changes that."),
     ] = False
     tracking: Annotated[
         str | None,
         typer.Option(
             "--tracking",
             metavar="NAME,…",
-            help=f"Where curves go: {', '.join(TRACKERS)}, or none; by default as the recipe has it, or tensorboard.",
+            help=f"Where curves go: {', '.join(TRACKERS)}, or none; by default what the recipe says, or tensorboard.",
         ),
     ] = None
 
@@ -262,7 +262,7 @@ def _hidden(name: str, value: str) -> bool:
 
 def _seen_by_all(where: str, name: str) -> HpctrainError:
     return HpctrainError(
-        f"{where}: a secret on a command line is for all to see",
+        f"{where}: a secret on a command line is visible to everyone",
         f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
     )
 
@@ -270,7 +270,7 @@ def _seen_by_all(where: str, name: str) -> HpctrainError:
 def _variable(text: str) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
-        raise HpctrainError(f"--env {name}: {name!r} is not a name of a variable", "for example --env NAME=VALUE")
+        raise HpctrainError(f"--env {name}: {name!r} is not the name of a variable", "for example --env NAME=VALUE")
     if has_value and is_secret(name):
         raise _seen_by_all(f"--env {name}=…", name)
     if has_value:

@@ -53,7 +53,7 @@ class Terminal:
         if lines := mesh_lines(run.plan):
             self.notice("\n  ".join(lines))
         if launcher and needs_proof(run.plan):
-            self.notice(f"{launcher.name} is the first in order, and was not tried; a run takes what works")
+            self.notice(f"{launcher.name} is the first choice and was not tried; a run uses the first one that works")
 
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
         """Write what the run is predicted to take, where that can be said."""
@@ -64,7 +64,7 @@ class Terminal:
 
         try:
             if not isinstance(self._work, Recipe):
-                raise HpctrainError(f"nobody knows the network of {plan.title} before it runs")
+                raise HpctrainError(f"the network of {plan.title} is not known before it runs")
             found = predict_run(self._work, plan, *plan_hardware(plan, self._gpu))
         except HpctrainError as error:
             self.notice(f"no prediction: {error.message}")
@@ -97,7 +97,7 @@ class Terminal:
                 if failure.status == "resumable":
                     # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
                     trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
-                    say(f"  to go on: {resume_command(directory)}", sys.stderr)
+                    say(f"  to resume: {resume_command(directory)}", sys.stderr)
 
             yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)
 

@@ -45,12 +45,12 @@ class EngineOptions:
         """
         if self.engine is not Engine.spark:
             if self.master is not None:
-                raise HpctrainError("--master is about a cluster of Spark", "--engine spark uses it")
+                raise HpctrainError("--master is for a Spark cluster", "--engine spark uses it")
             return False
         if given := [name for name, value in others.items() if value]:
             raise HpctrainError(
-                f"--engine spark has executors, and {', '.join(given)} is about other processes",
-                "how many executors there are, and of what size, is in Spark's configuration",
+                f"--engine spark has executors, and {', '.join(given)} is for other processes",
+                "Spark's configuration sets the number and size of the executors",
             )
         return True
 
@@ -70,7 +70,7 @@ class ShardJob:
     ] = None
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.", rich_help_panel=_JOB)] = None
     tasks_per_node: Annotated[
-        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a core.", rich_help_panel=_JOB)
+        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one per core.", rich_help_panel=_JOB)
     ] = None
     time: Annotated[str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit.", rich_help_panel=_JOB)] = None
     partition: Annotated[str | None, typer.Option(rich_help_panel=_JOB)] = None
@@ -104,7 +104,7 @@ def submits(job: ShardJob, hosts: HostNames, ranks: int | None, as_json: bool) -
     """
     if job.cluster is None:
         if given := job.given():
-            raise HpctrainError(f"{given[0]} is about a job of Slurm", "--cluster NAME submits one")
+            raise HpctrainError(f"{given[0]} is for a Slurm job", "--cluster NAME submits one")
         return False
     if ranks is not None or hosts.given():
         raise HpctrainError(
@@ -138,7 +138,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     assert job.cluster is not None
     found = find_cluster(job.cluster, job.partition)
     if found.profile.kubernetes:
-        raise HpctrainError(f"{found.profile.name} is of Kubernetes, and shards are made in jobs of Slurm alone")
+        raise HpctrainError(f"{found.profile.name} is for Kubernetes, and shards are made only in Slurm jobs")
     if not job.dry_run:
         require_extras(work)
     asked = {

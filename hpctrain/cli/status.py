@@ -38,7 +38,7 @@ def status(
 
     found, problem = read_status(find_run(target))
     if problem:
-        typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
+        typer.echo(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}", err=True)
     if as_json:
         typer.echo(json_text(found.model_dump(mode="json"), indent=2))
     elif isinstance(found, ArrayStatus):
@@ -52,7 +52,7 @@ def _show_runs(*, as_json: bool) -> None:
 
     rows, problem = list_runs(_RUNS)
     if problem:
-        typer.echo(f"hpctrain: warning: without Slurm's word on the jobs: {problem}", err=True)
+        typer.echo(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}", err=True)
     if as_json:
         typer.echo(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:

@@ -31,7 +31,9 @@ def submit(
             metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=completion.recipes
         ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For the script.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")
+    ] = None,
     cluster: Cluster = "auto",
     *,
     job: JobOptions,
@@ -50,9 +52,9 @@ def submit(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end, and exit as it does.")] = False,
 ) -> None:
-    """Submit a training to Slurm, or to Kubernetes where the profile is of it. Its jobs go on until it is done.
+    """Submit a training run to Slurm, or to Kubernetes if the profile is for it. Its jobs continue until it is done.
 
-    Prints the run directory and the numbers of its jobs.
+    Prints the run directory and the job IDs.
     """
     require_gpu(gpu)
     if run_dir:

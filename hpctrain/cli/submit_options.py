@@ -30,7 +30,7 @@ def _print_clusters(wanted: bool) -> None:
         raise typer.Exit
 
 
-_SLURM = "What is asked of Slurm"
+_SLURM = "What is requested from Slurm"
 _SCRIPT = "The job script"
 
 Cluster = Annotated[
@@ -56,7 +56,8 @@ class JobOptions:
         int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.", rich_help_panel=_SLURM)
     ] = None
     tasks_per_node: Annotated[
-        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one a GPU.", rich_help_panel=_SLURM)
+        int | None,
+        typer.Option(metavar="T", help="Ranks on each node; by default one per GPU.", rich_help_panel=_SLURM),
     ] = None
     cpus_per_task: Annotated[
         int | None,
@@ -78,7 +79,7 @@ class JobOptions:
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="One training a task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
+            help="One training run per task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
             rich_help_panel=_SLURM,
         ),
     ] = None
@@ -110,7 +111,7 @@ class ScriptOptions:
         list[Path] | None,
         typer.Option(
             metavar="SOURCE",
-            help="Copy to each node, archives unpacked, for a script to find in $HPCTRAIN_STAGE; repeatable.",
+            help="Copy to each node, unpacking archives; a script finds it in $HPCTRAIN_STAGE; repeatable.",
             rich_help_panel=_SCRIPT,
         ),
     ] = None
@@ -132,7 +133,7 @@ class ScriptOptions:
     ] = False
     template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Your own Jinja template of the script.", rich_help_panel=_SCRIPT),
+        typer.Option(metavar="FILE", help="Your own Jinja template for the job script.", rich_help_panel=_SCRIPT),
     ] = None
     list_variables: Annotated[
         bool,

@@ -48,7 +48,7 @@ Routes = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
 ]
 SkipDamaged = Annotated[
-    bool, typer.Option("--skip-damaged", help="Leave forwarding tables out that are damaged, with a warning.")
+    bool, typer.Option("--skip-damaged", help="Leave out damaged forwarding tables, with a warning.")
 ]
 LeaveOut = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable.")
@@ -72,7 +72,7 @@ def show(
     svg: Svg = None,
     png: Png = None,
 ) -> None:
-    """Show a fabric as table and tree, with its irregularities. The picture shows the ring over all hosts by name."""
+    """Show a fabric as a table and a tree, with its irregularities. The picture shows the ring of all hosts by name."""
     from hpctrain.topology.build import read_fabric
     from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
@@ -168,12 +168,12 @@ def verify(
     ] = 1,
     size_mb: Annotated[float, typer.Option(min=0.001, help="Size of a message.")] = 16.0,
     slow: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Below this share of the usual bandwidth a flow is slow.")
+        float, typer.Option(min=0.0, max=1.0, help="A flow below this share of the usual bandwidth is slow.")
     ] = 0.7,
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 where something is slow.
+    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if something is slow.
 
     Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
     those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with
@@ -215,7 +215,7 @@ def _crowded(ranks: int) -> list[str]:
     from hpctrain.planning.machine import usable_cores
 
     cores = usable_cores()
-    return [f"{ranks} ranks share {cores} cores: what is slow may be these"] if ranks > cores else []
+    return [f"{ranks} ranks share {cores} cores: that may be what is slow"] if ranks > cores else []
 
 
 def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:

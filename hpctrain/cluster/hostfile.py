@@ -34,7 +34,9 @@ def read_hostfile(path: Path) -> HostSlots:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "--hostfile FILE lists a host a line") from error
+        raise HpctrainError(
+            f"cannot read {path}: {error.strerror}", "--hostfile FILE lists one host per line"
+        ) from error
     except UnicodeDecodeError as error:
         raise HpctrainError(f"{path} is not text: {error.reason}", _HINT) from error
     if len(text) > _MOST_BYTES:

@@ -102,5 +102,5 @@ class KubernetesProfile(Section):
         for what in ("claim", "path"):
             values = [getattr(volume, what) for volume in self.volumes]
             if twice := [value for value in values if values.count(value) > 1]:
-                raise ValueError(f"volumes: the {what} {twice[0]} is there twice")
+                raise ValueError(f"volumes: the {what} {twice[0]} appears twice")
         return self

@@ -92,7 +92,7 @@ def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
 def _find_mpirun() -> Path:
     found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if found is None:
-        raise HpctrainError("there is no MPI: no mpirun on the PATH nor in this Python's environment", INSTALL_HINT)
+        raise HpctrainError("there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT)
     return Path(found)
 
 

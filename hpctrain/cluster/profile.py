@@ -94,7 +94,7 @@ def _line(text: str) -> str:
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
-        raise ValueError(f"must be a name without blanks, as Slurm has it, not {text!r}")
+        raise ValueError(f"must be a name without blanks, as Slurm names it, not {text!r}")
     return text
 
 
@@ -141,7 +141,7 @@ class NodeProfile(Section):
     )
     adapters: Annotated[int, Field(ge=1)] | None = Field(None, description="of the network that the ranks use")
     link_gbit: Annotated[float, Field(gt=0)] | None = Field(None, description="Gbit/s that one of them sends")
-    cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where nobody said")
+    cores: Annotated[int, Field(ge=1)] | None = Field(None, description="physical cores; None where unknown")
     threads_per_core: Annotated[int, Field(ge=1)] = Field(
         1, description="CPUs that Slurm counts for each core: 2 where it counts hardware threads"
     )
@@ -196,12 +196,13 @@ class ClusterProfile(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:
         if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
-            raise ValueError(f"{', '.join(slurms)}: of Slurm, and this is a profile of Kubernetes")
+            raise ValueError(f"{', '.join(slurms)}: for Slurm, and this is a profile for Kubernetes")
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
             raise ValueError("pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun")
         for name in filter(is_secret, self.environment):
             raise ValueError(
-                f"environment: {name} is a secret, no part of a file: export it, and submit with --env {name}"
+                f"environment: {name} is a secret and does not belong in a file: export it, and submit with --env "
+                f"{name}"
             )
         for option, value in self.sbatch.items():
             if option in _KEYS:

@@ -113,7 +113,7 @@ def distance(host: Host) -> Check:
         status="failed" if far else "ok",
         found=", ".join(f"GPU {gpu} {distance}" for gpu, distance in shown.items()),
         wanted=f"an adapter below the same PCIe root complex: {', '.join(_ONE_ROOT)}",
-        remedy="move an adapter to a slot beside the GPU: nvidia-smi topo -m; else export NCCL_NET_GDR_LEVEL=SYS"
+        remedy="move an adapter to a slot next to the GPU: nvidia-smi topo -m; else export NCCL_NET_GDR_LEVEL=SYS"
         if far
         else "",
         source=_DISTANCE_SOURCE,

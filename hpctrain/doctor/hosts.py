@@ -36,7 +36,7 @@ def host_order(hosts: Sequence[str], fabric: Fabric, known_from: str, *, flat: b
         name=name,
         status="failed" if failed else "ok",
         found=f"{placed.given.crossings} crossings between leaf switches ({known_from})",
-        wanted=f"{placed.bound}, which no order can be under",
+        wanted=f"{placed.bound}, which no order can go below",
         remedy=f"start the ranks in this order: hpctrain run --hosts {order}" if failed else "",
         source=ORDER_SOURCE,
     )

@@ -56,7 +56,7 @@ def rates(host: Host) -> Check:
         name=name,
         status="failed" if slow else "ok",
         found=", ".join(f"{port} {port.rate:g} Gbit/s" for port in slow or used),
-        wanted=", ".join(f"{rate:g} Gbit/s ({layer}), as the fastest here" for layer, rate in best.items()),
+        wanted=", ".join(f"{rate:g} Gbit/s ({layer}), like the fastest here" for layer, rate in best.items()),
         remedy=remedy if slow else "",
         source=_PORT_SOURCE,
     )
@@ -114,8 +114,8 @@ def roce_gid(host: Host) -> Check:
     return Check(
         name=name,
         status="failed" if fault else "ok",
-        found=fault or f"RoCE v2 at {', '.join(map(str, shared)) or 'an index a port'}; {chosen}",
-        wanted="an entry of RoCE v2 on each port, and NCCL_IB_GID_INDEX its number or not set",
+        found=fault or f"RoCE v2 at {', '.join(map(str, shared)) or 'a different index per port'}; {chosen}",
+        wanted="a RoCE v2 entry on each port, and NCCL_IB_GID_INDEX its number or not set",
         remedy=remedy,
         source=_GID_SOURCE,
     )
@@ -125,7 +125,7 @@ def tcp_fallback(host: Host) -> Check:
     """An adapter that is up, and settings or missing devices that send the traffic over TCP all the same."""
     name = "TCP fallback"
     if not host.active:
-        found = "no port is up" if host.ports else f"{_NO_ADAPTER}: TCP is what there is"
+        found = "no port is up" if host.ports else f"{_NO_ADAPTER}: only TCP is available"
         return Check(name=name, status="not applicable", found=found, source=_TCP_SOURCE)
     faults = _settings_for_tcp(host)
     if not host.verbs:

@@ -56,7 +56,7 @@ def automatic(host: Host) -> Check:
     usable = [one.name for one in _usable(host)]
     found = f"{', '.join(usable) or 'none'} for other hosts"
     if inner:
-        found += f"; {', '.join(inner)}: known on this host alone, and Open MPI takes them too"
+        found += f"; {', '.join(inner)}: known only on this host, and Open MPI uses them too"
     if host.hosts == 1:
         return Check(
             name=name, status="not applicable", found=f"{found}; one host connects to none", source=_MPI_SOURCE

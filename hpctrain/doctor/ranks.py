@@ -69,7 +69,7 @@ def clocks(offsets: Mapping[str, float]) -> Check:
         status="failed" if failed else "ok",
         found=f"{skew:.3g} s apart" if skew >= 1e-3 else f"{skew * 1e6:.0f} µs apart",
         wanted=f"at most {SKEW_SECONDS:g} s apart",
-        remedy="let the hosts take their time from one server: chronyc tracking, timedatectl" if failed else "",
+        remedy="synchronise the hosts' clocks with one server: chronyc tracking, timedatectl" if failed else "",
         source=_CLOCK_SOURCE,
         where=off if failed else (),
     )

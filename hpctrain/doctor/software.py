@@ -76,7 +76,7 @@ def launcher_and_mpi(seen: Sequence[World], ranks: int, failed: Mapping[str, str
         name="launcher and MPI",
         status="failed" if wrong else "ok",
         found=found,
-        wanted=f"{ranks} rank{'' if ranks == 1 else 's'}, by both",
+        wanted=f"{ranks} rank{'' if ranks == 1 else 's'}, according to both",
         remedy=f"put the mpirun of that MPI first on the PATH, or start with srun --mpi=pmix; then {BUILD_HINT}"
         if wrong
         else "",

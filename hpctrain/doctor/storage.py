@@ -72,7 +72,7 @@ def write(disk: Disk) -> Check:
     """Every rank writes its log and its record there, rank 0 the checkpoints."""
     rate = disk.bytes_per_s
     failed = rate is None or rate < BYTES_PER_S
-    remedy = "let the folder be yours: ls -ld; or choose another with --run-dir" if rate is None else ""
+    remedy = "make the folder writable for you: ls -ld; or choose another with --run-dir" if rate is None else ""
     if rate is not None and failed:
         remedy = "choose a faster file system with --run-dir; your cluster's documentation names it (scratch, work)"
     return Check(

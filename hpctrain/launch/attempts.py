@@ -94,11 +94,12 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
         if not _is_earlier(holder, environment):
             raise HpctrainError(
                 f"{directory.path} is being run by another hpctrain: {holder or 'unknown'}",
-                "wait for its end, or stop it",
+                "wait until it ends, or stop it",
                 # Another pod of this number is made until the lock is free.
                 exit_code=RESUMABLE if pod else 1 if job else 2,
             )
-        warning = f"{directory.path}/lock is still held by {holder}: this job before it was requeued, so it goes on"
+        earlier = "this job before it was requeued, so the run continues"
+        warning = f"{directory.path}/lock is still held by {holder}: {earlier}"
     # For whoever is refused; a full disk is found by what follows.
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
@@ -135,11 +136,11 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
     """
     if running := [record for record in whole_records(directory) if record.status == "running" and record.process()]:
         numbers = " ".join(str(record.pid) for record in running)
-        saves = ", at which they save their state and leave" if all(record.listens for record in running) else ""
+        saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(
-            f"{directory.path}: ranks of the last attempt still run on this host, though their launcher is gone: "
-            f"process {numbers}",
-            f"wait for their end, or end them: kill {numbers}{saves}",
+            f"{directory.path}: ranks of the last attempt are still running on this host, though their launcher is "
+            f"gone: process {numbers}",
+            f"wait until they end, or end them: kill {numbers}{saves}",
             exit_code=1 if job_id() else 2,
         )
     if not events or isinstance(events[-1], EndEvent):
@@ -147,8 +148,8 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
     job = _start(attempts(events)[-1]).job
     if job and job != job_id() and _is_running(job):
         raise HpctrainError(
-            f"{directory.path}: the job of its last attempt still runs: {job}",
-            f"wait for its end, or: scancel {job}",
+            f"{directory.path}: the job of its last attempt is still running: {job}",
+            f"wait until it ends, or: scancel {job}",
             exit_code=1 if job_id() else 2,
         )
 
@@ -184,10 +185,10 @@ def next_attempt(
     past = attempts(events)
     if script:
         idle = list(itertools.takewhile(_got_nowhere, reversed(past)))
-        what = f"its last {len(idle)} attempts ended without a stop in good order"
+        what = f"its last {len(idle)} attempts ended without a clean stop"
     else:
         idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
-        what = f"the last {len(idle)} attempts began at step {further.iteration} and got no further"
+        what = f"the last {len(idle)} attempts started at step {further.iteration} and got no further"
     # Those that a launcher began by itself have a limit of their own.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
     if len(resumed) > idle_restarts:
@@ -224,9 +225,9 @@ def _require_none_written(
     ]
     if written or faults:
         raise HpctrainError(
-            f"{directory.path}: a checkpoint was written{f' at {written[-1]}' if written else ''}, and none can be "
+            f"{directory.path}: a checkpoint was written{f' at {written[-1]}' if written else ''}, but none can be "
             f"read: {'; '.join(faults) or f'{directory.checkpoints} is empty'}",
-            "restore that folder, or begin a new run with another --run-dir",
+            "restore that folder, or start a new run with another --run-dir",
             exit_code=1,
         )
 
@@ -252,7 +253,7 @@ def _idle(directory: RunDirectory, idle: Sequence[Sequence[Event]], what: str, a
     faults = [event.message for attempt in idle for event in reversed(attempt) if isinstance(event, FaultEvent)]
     return HpctrainError(
         f"{directory.path}: {what}" + "".join(f"; what went wrong: {fault}" for fault in faults[:1]),
-        f"remove the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
+        f"fix the cause, then: {resume_command(directory, '--idle-restarts', str(allow))}",
         exit_code=1,
     )
 

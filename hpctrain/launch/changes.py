@@ -68,8 +68,8 @@ def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapp
     held = set(_unfit(path, changes, plan, plan.recipe))
     unfit = {key: values for key, values in changes.items() if key in held}
     if unfit:
-        values = (f"{key}={old}, and a run with {key}={new} cannot go on from it" for key, (old, new) in unfit.items())
-        leave = "leave that out, or begin anew with another --run-dir"
+        values = (f"{key}={old}, and a run with {key}={new} cannot resume from it" for key, (old, new) in unfit.items())
+        leave = "leave that out, or start anew with another --run-dir"
         hint = leave if asked.keys() & unfit.keys() else take_back_command(directory, unfit)
         raise HpctrainError("\n".join(f"{path} is of {text}" for text in values), hint)
 

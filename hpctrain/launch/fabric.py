@@ -75,7 +75,7 @@ def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.envir
         unknown = [host for host in hosts if host not in fabric.hosts]
         if not unknown:
             break
-        warnings.append(counted(f"{source} is not used: hosts that it does not have", unknown))
+        warnings.append(counted(f"{source} is not used: hosts that it lacks", unknown))
     return replace(fabric, warnings=(*warnings, *fabric.warnings)), source
 
 

@@ -78,7 +78,7 @@ def _no_launcher(what: str, reasons: Mapping[str, str]) -> HpctrainError:
     tried = (f"{name}: {reason}" for name, reason in reasons.items())
     return HpctrainError(
         "\n".join([what, *tried]),
-        "`hpctrain doctor` looks further; --launcher takes one without asking",
+        "`hpctrain doctor` looks further; --launcher uses one without trying it first",
         exit_code=1,
     )
 
@@ -88,13 +88,13 @@ def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str,
     hosts = len(plan.hosts)
     if hosts > 1 and pod_index(environment) is None:
         raise HpctrainError(
-            f"torchrun starts ranks on its own host alone, and the run has {hosts} hosts",
+            f"torchrun starts ranks only on its own host, and the run has {hosts} hosts",
             "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
         )
     if torchrun.node >= hosts:
         raise HpctrainError(
             f"this is pod {torchrun.node}, from 0, and the run has {hosts} host{'' if hosts == 1 else 's'}",
-            "the Job's completions and parallelism have to be the number of hosts",
+            "the Job's completions and parallelism have to equal the number of hosts",
         )
 
 
@@ -120,7 +120,7 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
             return _named(name, environment)
         except HpctrainError as error:
             reasons[name] = error.message
-    raise _no_launcher("no launcher is here", reasons)
+    raise _no_launcher("no launcher is installed here", reasons)
 
 
 def in_allocation(environment: Mapping[str, str] = os.environ) -> bool:

@@ -104,7 +104,7 @@ def resumption(
     machine = this_machine()
     plan, warnings = resumed_plan(now, machine, ranks=ranks, backend=backend, framework=framework, changes=changes)
     if look_only:
-        warnings += tuple(f"{path} is damaged, and would be passed over: {fault}" for path, fault in attempt.damaged)
+        warnings += tuple(f"{path} is damaged and would be skipped: {fault}" for path, fault in attempt.damaged)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=changed, warnings=warnings)
@@ -140,7 +140,7 @@ def changed_work(
     if work is None:
         return plan, {}
     if type(begun) is not type(work):
-        raise HpctrainError(f"the run is of {plan.title}, which is no {type(work).__name__.lower()}", _HINT)
+        raise HpctrainError(f"the run is of {plan.title}, which is not a {type(work).__name__.lower()}", _HINT)
     # Who follows a run is no difference of it: taken over where it is said, and else as it was.
     begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
     work = work.model_copy(update={"tracking": begun.tracking})
@@ -159,10 +159,10 @@ def _table(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     return [f"  {key:{first}}  {old:{second}}  {new}" for key, old, new in rows]
 
 
-_HINT = "--resume without a recipe or script goes on with the run as it is; another one needs another --run-dir"
+_HINT = "--resume without a recipe or script continues the run as it is; another one needs another --run-dir"
 _HINT_CHANGED = (
-    "--resume without them goes on with the run as it is; --accept-changes goes on with what was asked for; another "
-    "--run-dir begins anew"
+    "--resume without them continues the run as it is; --accept-changes continues it with what was asked for; "
+    "another --run-dir starts anew"
 )
 
 

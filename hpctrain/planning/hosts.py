@@ -63,7 +63,7 @@ def place_hosts(
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
-            f"--interface {interface!r} is not a name of a network interface", "for example ib0; `ip link` lists them"
+            f"--interface {interface!r} is not the name of a network interface", "for example ib0; `ip link` lists them"
         )
     room = slots_of or _even(names, ranks)
     filled, worth = _filled(names, ranks, room, fabric, known_from)
@@ -83,7 +83,7 @@ def place_hosts(
 def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
     if ranks % len(names):
         raise HpctrainError(
-            f"-np {ranks}: {len(names)} hosts cannot have equally many ranks",
+            f"-np {ranks}: {len(names)} hosts cannot have the same number of ranks",
             f"for example -np {len(names)}; or say how many each has: --hosts {names[0]}:2,{names[1]}:1",
         )
     return dict.fromkeys(names, ranks // len(names))
@@ -155,7 +155,7 @@ def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str
 def require_ranks(ranks: int) -> None:
     """Refuse a run without ranks."""
     if ranks < 1:
-        raise HpctrainError(f"-np {ranks}: a run has at least one rank", "for example -np 2")
+        raise HpctrainError(f"-np {ranks}: a run needs at least one rank", "for example -np 2")
 
 
 def _on_rails(fabric: Fabric | None, names: Sequence[str]) -> bool:

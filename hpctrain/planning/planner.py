@@ -140,8 +140,8 @@ def oversubscription(plan: Plan, machine: Machine) -> str | None:
         return None
     return (
         f"{plan.ranks} ranks share {machine.cores} cores of {plan.hosts[0].host}: each step takes about "
-        f"{plan.ranks / machine.cores:.3g} times as long as with a core a rank, and every reduction waits for ranks "
-        f"that are not running; -np {machine.cores} is the fastest here. The numbers stay the same"
+        f"{plan.ranks / machine.cores:.3g} times as long as with a core per rank, and every reduction waits for "
+        f"ranks that are not running; -np {machine.cores} is the fastest here. The numbers stay the same"
     )
 
 
@@ -178,10 +178,12 @@ def _require_framework(plan: Plan) -> None:
     if plan.framework != "keras":
         return
     if plan.recipe and plan.recipe.model.name == "gpt":
-        raise HpctrainError(f"the network of {plan.title} is in PyTorch alone, not in Keras", "--framework torch")
+        raise HpctrainError(
+            f"the network of {plan.title} is available only in PyTorch, not in Keras", "--framework torch"
+        )
     if not mesh.replicates_only:
         raise HpctrainError(
-            f"the mesh {mesh} is PyTorch's, and {plan.title} is to run in Keras",
+            f"the mesh {mesh} needs PyTorch, and {plan.title} is to run in Keras",
             f"choose --framework torch, or --mesh {_REPLICATED}",
         )
 

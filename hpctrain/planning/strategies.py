@@ -25,8 +25,8 @@ def require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
         )
     if plan.ranks < capable.min_ranks:
         raise HpctrainError(
-            f"backend {backend!r} needs {capable.min_ranks} ranks at least, and there is -np {plan.ranks}: a "
-            "coordinator, one that keeps the parameters, and the workers",
+            f"backend {backend!r} needs {capable.min_ranks} ranks at least, and -np is {plan.ranks}: a coordinator, "
+            "one that keeps the parameters, and the workers",
             f"-np {capable.min_ranks} or more",
         )
     if backend == "parameter_server" and plan.ranks < parameter_servers() + 2:

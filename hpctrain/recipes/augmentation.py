@@ -27,13 +27,15 @@ class Augmentation(SectionOfKind):
         description="one operation of 14 with a random magnitude (Müller and Hutter 2021, torchvision's "
         "TrivialAugmentWide), or layers of 15, each applied with probability 0.5 (timm's rand-…-inc1)"
     )
-    layers: Count = Field(2, description="of rand_augment_increasing: operations that are drawn for each photograph")
-    magnitude: Annotated[float, Field(ge=0, le=10)] = Field(9.0, description="of rand_augment_increasing, 0 to 10")
+    layers: Count = Field(2, description="for rand_augment_increasing: operations that are drawn for each photograph")
+    magnitude: Annotated[float, Field(ge=0, le=10)] = Field(9.0, description="for rand_augment_increasing, 0 to 10")
     deviation: NotNegative = Field(
-        0.0, description="of rand_augment_increasing: standard deviation of the magnitude from operation to operation"
+        0.0, description="for rand_augment_increasing: standard deviation of the magnitude between operations"
     )
     interpolation: Literal["nearest", "bilinear", "bicubic"] = Field("bilinear", description="of moved pixels")
-    fill: tuple[Level, Level, Level] = Field((0, 0, 0), description="red, green and blue where nothing is moved to")
+    fill: tuple[Level, Level, Level] = Field(
+        (0, 0, 0), description="red, green and blue of pixels that nothing is moved to"
+    )
 
     @model_validator(mode="after")
     def _own_keys(self) -> Augmentation:
@@ -91,13 +93,13 @@ class Averaging(Section):
     Statistics of batch normalisation are averaged alike. A step whose update is left out does not enter.
     """
 
-    decay: Fraction = Field(description="what is kept of the average at each update of it")
-    every: Count = Field(1, description="steps from one update of it to the next; the first is an epoch's first")
+    decay: Fraction = Field(description="share of the average that is kept at each update")
+    every: Count = Field(1, description="steps from one update to the next; the first is at an epoch's first step")
     adjusted: bool = Field(
         False, description="1 - decay is multiplied by batch.size x every / epochs, up to 1 (pycls, torchvision)"
     )
     begin_epoch: NotNegative = Field(
-        0, description="epochs, at the least, in which the average is a copy (torchvision: those of the warm-up)"
+        0, description="epochs, at least, during which the average is a copy (torchvision: those of the warm-up)"
     )
 
     def weight(self, *, epoch: int, step: int, batch: int, epochs: int) -> float | None:

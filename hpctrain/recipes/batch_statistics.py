@@ -51,20 +51,21 @@ def require_span(recipe: Recipe, ranks: int) -> None:
     together = ranks_together(span, at_once, ranks)
     if together > 1 and recipe.fault_tolerance.fault_tolerant:
         raise HpctrainError(
-            f"model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink goes on without some",
+            f"model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink continues without some",
             f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
         )
     if together > 1 and recipe.sync:
         raise HpctrainError(
-            f"model.batch_norm.span={span} joins {together} ranks in each step, and sync lets each step by itself",
+            f"model.batch_norm.span={span} joins {together} ranks in each step, and sync lets each take steps by "
+            "itself",
             f"--set sync=null, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
         )
     if span is None or span == "world":
         return
     if recipe.global_batch % (ranks * at_once):
         raise HpctrainError(
-            f"model.batch_norm.span={span} needs parts of one size, and batch.size={recipe.global_batch} over {ranks} "
-            f"ranks has parts of {at_once} and fewer images",
+            f"model.batch_norm.span={span} needs parts of equal size, and batch.size={recipe.global_batch} over "
+            f"{ranks} ranks has parts of {at_once} and fewer images",
             f"choose -np and batch.micro_batch so that their product divides {recipe.global_batch}",
         )
     if together == 1 and at_once % span:

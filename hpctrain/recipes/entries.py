@@ -130,14 +130,15 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
     variants = document.values.get("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
         raise HpctrainError(
-            f"{document.where(('variants',))}: variants is not a mapping of names to the values that they change", HINT
+            f"{document.where(('variants',))}: variants is not a mapping from names to the values that they change",
+            HINT,
         )
     named = {str(name): changes for name, changes in variants.items()}
     for name in named:
         if not name or "@" in name or "/" in name:
             raise HpctrainError(
                 f"{document.where(('variants', name))}: {name!r} cannot name a variant",
-                "a name of a variant stands after an @, and has no @ and no slash of its own",
+                "a variant's name follows an @, and contains no @ and no slash",
             )
     return named
 

@@ -11,18 +11,18 @@ from hpctrain.recipes.bounds import Count
 class GptSettings(Section):
     """A decoder of the kind of GPT-2 (Radford et al. 2019); the defaults are nanoGPT's smallest."""
 
-    layers: Count = Field(12, description="of gpt: blocks of attention and feed-forward layers")
-    heads: Count = Field(12, description="of gpt: of each block's attention")
-    width: Count = Field(768, description="of gpt: numbers of a token between the blocks; four times as many inside")
-    context: Count = Field(1024, description="of gpt: tokens of a sample")
-    vocabulary: Count = Field(50304, description="of gpt: tokens that it tells apart, at least those of the data")
-    bias: bool = Field(False, description="of gpt: whether linear layers and normalisations have one")
-    tied: bool = Field(True, description="of gpt: the output layer is the embedding of the tokens")
+    layers: Count = Field(12, description="for gpt: blocks of attention and feed-forward layers")
+    heads: Count = Field(12, description="for gpt: of each block's attention")
+    width: Count = Field(768, description="for gpt: numbers per token between the blocks; four times as many inside")
+    context: Count = Field(1024, description="for gpt: tokens per sample")
+    vocabulary: Count = Field(50304, description="for gpt: size of the vocabulary, at least that of the data")
+    bias: bool = Field(False, description="for gpt: whether linear layers and normalisations have one")
+    tied: bool = Field(True, description="for gpt: the output layer is the embedding of the tokens")
 
     @model_validator(mode="after")
     def _divides(self) -> GptSettings:
         if self.width % self.heads:
-            raise ValueError(f"width ({self.width}) is no multiple of heads ({self.heads})")
+            raise ValueError(f"width ({self.width}) is not a multiple of heads ({self.heads})")
         return self
 
     @property

@@ -83,7 +83,7 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
         raise HpctrainError(
             f"--set {others[0]} is for recipes, and {script} is a script",
-            "its arguments go after --; of a script only fault_tolerance can be set",
+            "its arguments go after --; for a script only fault_tolerance can be set",
         )
     values = {"fault_tolerance": before.model_dump(mode="json")}
     given = _set(values, overrides)
@@ -96,8 +96,8 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     ).fault_tolerance
     if found.fault_tolerant:
         raise HpctrainError(
-            f"fault_tolerance: shrink is for recipes: ranks that are left cannot rebuild the state of {script}",
-            "--set fault_tolerance=elastic starts it again on the hosts that are left",
+            f"fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
+            "--set fault_tolerance=elastic starts it again on the remaining hosts",
         )
     return found
 

@@ -37,7 +37,7 @@ class Mesh(Section):
         if zero := next((axis for axis in AXES if getattr(self, axis) == 0), None):
             raise ValueError(f"{zero} is 0; an axis has at least 1 rank, or -1 for what the others leave")
         if len(filled := [axis for axis in AXES if getattr(self, axis) == FILL]) > 1:
-            raise ValueError(f"{' and '.join(filled)} are -1; one axis alone can take what the others leave")
+            raise ValueError(f"{' and '.join(filled)} are -1; only one axis can take what the others leave")
         return self
 
     def at(self, ranks: int) -> Mesh:
@@ -62,7 +62,7 @@ class Mesh(Section):
             f"the mesh {text} = {product} {does_not}",
             f"start a multiple of {product} ranks, or change the mesh: --mesh {_example(ranks)}"
             if filled is not None
-            else f"start {product} ranks, or leave one axis to be filled up: --mesh dp_shard=-1",
+            else f"start {product} ranks, or let one axis be filled up: --mesh dp_shard=-1",
         )
 
     @property
@@ -108,7 +108,7 @@ class Sharding(Section):
         "2020, arXiv 1910.02054)",
     )
     recompute: bool = Field(
-        False, description="a block's activations are computed again in the backward pass, and not kept until then"
+        False, description="a block's activations are recomputed in the backward pass instead of kept until then"
     )
 
 
@@ -120,7 +120,8 @@ class Pipeline(Section):
     )
     micro_batches: Count | None = Field(
         None,
-        description="into which what a data-parallel rank computes at once is cut; by default as many as pp has ranks",
+        description="parts into which a data-parallel rank cuts what it computes at once; by default as many as pp "
+        "has ranks",
     )
 
     def count(self, ranks: int) -> int:

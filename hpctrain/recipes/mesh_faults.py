@@ -38,7 +38,7 @@ def _of_model(recipe: Recipe) -> str | None:
         if sizes[axis] != 1 and axis not in able:
             return f"mesh.{axis}: {name} {why}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch"
     if recipe.sharding.recompute and "pp" not in able:
-        return f"sharding.recompute: {name} has no blocks to compute again; --set sharding.recompute=false"
+        return f"sharding.recompute: {name} has no blocks to recompute; --set sharding.recompute=false"
     return None
 
 
@@ -46,11 +46,11 @@ def _without_axis(recipe: Recipe) -> str | None:
     """Keys about an axis that is not there."""
     sizes = recipe.mesh.sizes
     if sizes["dp_shard"] == 1 and recipe.sharding.zero != Sharding().zero:
-        return f"sharding.zero: {recipe.sharding.zero} is about a mesh with dp_shard; for example --mesh dp_shard=-1"
+        return f"sharding.zero: {recipe.sharding.zero} is for a mesh with dp_shard; for example --mesh dp_shard=-1"
     if sizes["pp"] == 1:
         for key, value in dict(recipe.pipeline).items():
             if value != getattr(Pipeline(), key):
-                return f"pipeline.{key}: {value} is about a mesh with pp; for example --mesh pp=2"
+                return f"pipeline.{key}: {value} is for a mesh with pp; for example --mesh pp=2"
     return None
 
 
@@ -59,8 +59,8 @@ def _of_other_keys(recipe: Recipe) -> str | None:
     changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
     if changes and not mesh.replicates_only:
         return (
-            f"{changes} with mesh {mesh}: a lost rank takes its part of the model along, so that the run has to begin "
-            "again from its checkpoint; --set fault_tolerance=stop does that"
+            f"{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run has to "
+            "resume from its checkpoint; --set fault_tolerance=stop does that"
         )
     if changes and mesh.dp_replicate not in (None, FILL):
         return f"{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1"

@@ -21,20 +21,23 @@ class FaultTolerance(Section):
 
     lost_rank: Literal["stop", "shrink"] = Field(
         "stop",
-        description="end resumably, or, from the first step on, go on with the ranks that are left (backend mpi, "
+        description="end resumably, or, from the first step on, continue with the remaining ranks (backend mpi, "
         "Open MPI 5)",
     )
     batch: Literal["keep", "shrink"] = Field(
         "keep",
-        description="keep the global batch by larger shares, or shrink it with the ranks and the rate with it",
+        description="keep the global batch by larger shares, or shrink it with the ranks, and the learning rate with "
+        "it",
     )
     grow: bool = Field(
         False,
-        description="after the next checkpoint, or once a script has stopped, go on with hosts that were lost and "
-        "answer again, and with those that were added to the hostfile; begin without those that do not answer",
+        description="after the next checkpoint, or once a script has stopped, continue with hosts that were lost and "
+        "answer again, and with those that were added to the hostfile; start without those that do not answer",
     )
-    min_ranks: Count = Field(1, description="with fewer left the run saves its state and ends resumably")
-    max_ranks: Count | None = Field(None, description="with grow: it never has more; null for as many as there are")
+    min_ranks: Count = Field(1, description="with fewer left, the run saves its state and ends resumably")
+    max_ranks: Count | None = Field(
+        None, description="with grow: the run never has more; null for as many as there are"
+    )
 
     @property
     def fault_tolerant(self) -> bool:
@@ -74,10 +77,12 @@ class FaultTolerance(Section):
 class Checkpointing(Section):
     """When checkpoints are written besides the end of each epoch and a stop, and which are kept."""
 
-    every_steps: Count | None = Field(None, description="also after each so many steps of the run")
-    keep_last: Count = Field(2, description="the newest so many; the second is what a damaged newest one falls back to")
+    every_steps: Count | None = Field(None, description="also after every so many steps of the run")
+    keep_last: Count = Field(
+        2, description="how many of the newest to keep; the second is the fallback for a damaged newest one"
+    )
     keep_best: bool = Field(False, description="also the one whose test accuracy is the highest")
-    keep_every_epochs: Count | None = Field(None, description="also the last of each so many epochs")
+    keep_every_epochs: Count | None = Field(None, description="also the last of every so many epochs")
 
 
 class Numbers(Section):
@@ -86,9 +91,9 @@ class Numbers(Section):
     non_finite: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
         description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
-        "parameters of the newest checkpoint and go on after the step's samples",
+        "parameters of the newest checkpoint and continue after the step's samples",
     )
-    limit: Count = Field(3, description="skipped steps in a row, or times back to one checkpoint, until the run ends")
+    limit: Count = Field(3, description="skipped steps in a row, or returns to the same checkpoint, until the run ends")
     spike_factor: Annotated[float, Field(gt=1)] | None = Field(
-        4.0, description="a loss of so many times the median of the last 64 is reported; null reports none"
+        4.0, description="a loss of this many times the median of the last 64 is reported; null reports none"
     )

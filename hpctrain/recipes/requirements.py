@@ -83,8 +83,8 @@ def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     if samples % count:
         possible = [size for size in range(1, samples + 1) if samples % size == 0]
         raise HpctrainError(
-            f"{count} micro-batches of one size cannot be made of the {samples} samples that each of {mesh.data_ranks} "
-            "data-parallel ranks computes at once",
+            f"{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
+            f"{mesh.data_ranks} data-parallel ranks computes at once",
             f"--set pipeline.micro_batches={min(possible, key=lambda size: abs(size - count))}, or another batch",
         )
     if recipe.pipeline.schedule == "1f1b" and count < stages:
@@ -95,7 +95,7 @@ def _require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     rounds = max(1, count // stages)
     if recipe.pipeline.schedule.startswith("interleaved") and count % rounds:
         raise HpctrainError(
-            f"pipeline.schedule: {recipe.pipeline.schedule} goes in {rounds} rounds of {stages} stages, which do not "
+            f"pipeline.schedule: {recipe.pipeline.schedule} runs in {rounds} rounds of {stages} stages, which do not "
             f"divide {count} micro-batches",
             f"--set pipeline.micro_batches={rounds * stages}",
         )
@@ -134,5 +134,5 @@ def shard_folder(recipe: Recipe) -> Path:
         )
     raise HpctrainError(
         f"recipe {recipe.name} needs data.path, the folder of ImageNet's shards, or its URL",
-        "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try with",
+        "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try",
     )

@@ -32,38 +32,38 @@ class Schedule(SectionOfKind):
         None,
         description="linear scaling: the rate is learning_rate x batch.size / base_batch (Goyal et al. 2017)",
     )
-    warmup_epochs: NotNegative = Field(0, description="epochs in front of what the schedule says")
+    warmup_epochs: NotNegative = Field(0, description="epochs before the schedule begins")
     warmup_steps: Positive | None = Field(
         None,
-        description="instead of warmup_epochs: steps, also a part of one where the source counts images; polynomial "
-        "and cosine count from the last whole one of them",
+        description="instead of warmup_epochs: steps, possibly fractional where the source counts images; polynomial "
+        "and cosine count from the last whole one",
     )
     warmup: Literal["gradual", "constant"] = Field(
-        "gradual", description="the rate climbs step by step to the scaled rate, or stays where it begins"
+        "gradual", description="the rate climbs step by step to the scaled rate, or stays where it starts"
     )
     warmup_from: NotNegative | None = Field(
         None,
-        description="where it begins, and where triangular begins; by default learning_rate unscaled, or the scaled "
-        "rate where a batch below base_batch makes that less",
+        description="where the rate starts, and where triangular starts; by default learning_rate unscaled, or the "
+        "scaled rate where a batch below base_batch makes that smaller",
     )
     milestones: tuple[Positive, ...] = Field((), description="epochs at which step and piecewise change the rate")
     gamma: Positive = Field(0.1, description="what step multiplies the rate by at each milestone")
     factors: tuple[Positive, ...] = Field(
         (), description="what piecewise multiplies the scaled rate by before, between and after the milestones"
     )
-    power: Positive = Field(2.0, description="of polynomial")
+    power: Positive = Field(2.0, description="exponent of polynomial")
     decay_steps: Count | None = Field(
         None,
-        description="steps after which polynomial and cosine are at end_rate (after the warm-up MLPerf's "
-        "opt_learning_rate_decay_steps); by default those that the run has",
+        description="steps after which polynomial and cosine reach end_rate (after the warm-up MLPerf's "
+        "opt_learning_rate_decay_steps); by default those of the run",
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup",
         description="where polynomial and cosine begin to fall: after the warm-up, or with the first step, so that "
-        "the warm-up stands in place of their beginning",
+        "the warm-up replaces their beginning",
     )
     end_rate: NotNegative = Field(0.0, description="where polynomial, cosine and triangular end")
-    peak_epoch: Positive | None = Field(None, description="of triangular, which climbs from warmup_from until then")
+    peak_epoch: Positive | None = Field(None, description="for triangular, which climbs from warmup_from until then")
     held: Literal["iteration", "epoch", "epoch_start"] = Field(
         "iteration",
         description="how long each value is kept; for an epoch: the warm-up's as it ends, any other as it begins; "
@@ -114,11 +114,11 @@ class Schedule(SectionOfKind):
     def _warmup(self) -> Schedule:
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError(
-                f"warmup_steps ({self.warmup_steps:g}) and warmup_epochs ({self.warmup_epochs:g}) are one too many; "
-                "--set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
+                f"warmup_steps ({self.warmup_steps:g}) and warmup_epochs ({self.warmup_epochs:g}) exclude each "
+                "other; --set schedule.warmup_steps=null, or --set schedule.warmup_epochs=0"
             )
         if self.warmup_steps and not self.decay_steps:
-            raise ValueError("warmup_steps needs decay_steps: of a run that is counted in steps, all is")
+            raise ValueError("warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout")
         if self.warmup_steps and self.held != "iteration":
             raise ValueError("warmup_steps is for rates that are held for an iteration")
         if self.name != "triangular" and self.climbs and self.base_batch is None and self.warmup_from is None:

@@ -35,12 +35,12 @@ class BatchNormSettings(Section):
     span: Count | Literal["world"] | None = Field(
         None,
         description="images that share their statistics: fewer than a rank computes at once (ghost batch norm), more "
-        "(those of neighbouring ranks), or of all ranks (world); by default what a rank computes at once",
+        "(those of neighbouring ranks), or those of all ranks (world); by default what a rank computes at once",
     )
-    momentum: Fraction = Field(0.9, description="what is kept of the running statistics at each step")
+    momentum: Fraction = Field(0.9, description="share of the running statistics that is kept at each step")
     epsilon: Positive = 1e-5
     statistics: Literal["running", "last_batch"] = Field(
-        "running", description="what is validated with: running averages, or the last batch's (Akiba et al. 2017)"
+        "running", description="what validation uses: running averages, or the last batch's (Akiba et al. 2017)"
     )
 
 
@@ -56,7 +56,7 @@ class ModelSettings(GptSettings, SectionOfKind):
     }
 
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
-    zero_gamma: bool = Field(True, description="of residual networks: every block starts as the identity")
+    zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
     weights: InitialWeights = InitialWeights()
     batch_norm: BatchNormSettings = BatchNormSettings()
 
@@ -80,7 +80,8 @@ class Data(SectionOfKind):
     name: Literal["digits", "imagenet", "text"]
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
-        None, description="of digits: decides what is tested with; by default the recipe's seed, which decides the rest"
+        None,
+        description="for digits: decides what is tested with; by default the recipe's seed, which decides the rest",
     )
     path: str | None = Field(
         None,
@@ -89,22 +90,21 @@ class Data(SectionOfKind):
     )
     epoch_samples: Count | None = Field(
         None,
-        description="of text: samples after which it is validated, whichever pass over the data they are of; by "
-        "default all",
+        description="for text: samples between validations, across passes over the data; by default all",
     )
-    limit: Count | None = Field(None, description="of imagenet: only the first so many images of each split")
+    limit: Count | None = Field(None, description="for imagenet: only the first so many images of each split")
     workers: Annotated[int, Field(ge=0)] = Field(
-        2, description="of imagenet: processes that decode for each rank; 0 decodes in the rank itself"
+        2, description="for imagenet: decoding processes per rank; 0 decodes in the rank itself"
     )
     repeats: Count = Field(
         1,
         description="repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): an epoch has the usual number of "
-        "samples, rounded down to a multiple of 256, but draws only one in so many images, each of which comes this "
-        "often within a step, augmented anew each time",
+        "samples, rounded down to a multiple of 256, but draws only one in this many images, each of which occurs "
+        "this often within a step, augmented anew each time",
     )
     broken_images: Literal["skip", "stop"] = Field(
         "stop",
-        description="of imagenet: an image that cannot be decoded is left out, counted and named, or ends all; "
+        description="for imagenet: an image that cannot be decoded is left out, counted and named, or ends the run; "
         "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
 
@@ -136,7 +136,7 @@ class Jitter(Section):
 class Images(Section):
     """How photographs become the network's input."""
 
-    size: Count = Field(224, description="pixels a side in training")
+    size: Count = Field(224, description="pixels per side in training")
     size_ramp: tuple[tuple[NotNegative, Count], ...] = Field(
         (), description="instead of size: (epoch, pixels) points, joined linearly and rounded to multiples of 32"
     )
@@ -146,11 +146,13 @@ class Images(Section):
     jitter: Jitter | None = None
     augmentation: Augmentation | None = None
     erasing: Erasing | None = None
-    test_resize: Count = Field(256, description="pixels of the shorter side in validation, before the middle is cut")
-    test_size: Count = Field(224, description="pixels a side in validation")
+    test_resize: Count = Field(
+        256, description="pixels of the shorter side in validation, before the centre is cropped"
+    )
+    test_size: Count = Field(224, description="pixels per side in validation")
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
     deviation: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
-    as_bytes: bool = Field(True, description="images travel as uint8 and are normalised where they are trained on")
+    as_bytes: bool = Field(True, description="images travel as uint8 and are normalised on the training device")
 
     @model_validator(mode="after")
     def _consistent(self) -> Images:
@@ -176,7 +178,9 @@ class Batch(Section):
     size: Count | None = Field(None, description="samples of one step over all ranks (the papers' kn)")
     per_rank: Count | None = Field(None, description="samples of one step on each data-parallel rank (the papers' n)")
     emulated_ranks: Count | None = Field(
-        None, description="with per_rank: as many ranks' batch, whatever ranks there are, which accumulate gradients"
+        None,
+        description="with per_rank: the batch of this many ranks, however many ranks there are; they "
+        "accumulate gradients",
     )
     micro_batch: Count | None = Field(
         None, description="samples that a rank computes at once, to save memory; its share is cut accordingly"
@@ -186,7 +190,7 @@ class Batch(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Batch:
         if (self.size is None) == (self.per_rank is None):
-            raise ValueError("one of size (over all ranks) and per_rank is needed, and not both")
+            raise ValueError("exactly one of size (over all ranks) and per_rank is needed")
         if self.emulated_ranks and self.per_rank is None:
             raise ValueError("emulated_ranks multiplies per_rank; size says all by itself")
         return self
@@ -250,7 +254,7 @@ class Transition(Section):
     center: Positive = Field(description="epoch at which SGD's part is one half")
     period: Positive = Field(description="half of it after the center, SGD's part is 1")
     rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
-    square_decay: Fraction = Field(0.99, description="what is kept of the running mean of squared gradients")
+    square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
 
 
 class Optimizer(SectionOfKind):
@@ -296,7 +300,7 @@ class Optimizer(SectionOfKind):
         if self.trust_decay is not None and self.trust_denominator != "sum_of_norms":
             raise ValueError("trust_decay is for trust_denominator: sum_of_norms")
         if self.name == "adam" and self.weight_decay:
-            raise ValueError("weight_decay does not belong to adam: frameworks disagree on what it is; adamw has one")
+            raise ValueError("weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one")
         if (self.name == "rmsprop_to_sgd") != (self.transition is not None):
             raise ValueError("rmsprop_to_sgd needs transition, and only it has one")
         return self
@@ -311,10 +315,10 @@ class Communication(Section):
     )
     compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
         "none",
-        description="type of the gradients on the wire; or only the largest of each node's sum travel (backend mpi), "
-        "and the others are added to the next step's, which changes the result",
+        description="type of the gradients on the wire; top_k sends only the largest of each node's sum (backend "
+        "mpi) and adds the others to the next step's, which changes the result",
     )
-    top_k: Annotated[float, Field(gt=0, lt=1)] = Field(0.01, description="the fraction that travels with top_k")
+    top_k: Annotated[float, Field(gt=0, lt=1)] = Field(0.01, description="the fraction that is sent with top_k")
 
 
 class Reported(Section):
@@ -323,10 +327,10 @@ class Reported(Section):
     metric: str
     value: float
     deviation: NotNegative | None = Field(None, description="over the source's repetitions")
-    batch: Count | None = Field(None, description="samples of a step that it is for; by default any")
+    batch: Count | None = Field(None, description="samples of a step that it holds for; by default any")
     remark: str = ""
     of_other_values: bool = Field(
-        False, description="set where --set changed a value that decides the result: this is of those that it replaced"
+        False, description="set where --set changed a value that decides the result: this is for the replaced values"
     )
 
 
@@ -346,14 +350,15 @@ class Recipe(Section):
     mixing: Mixing | None = None
     stochastic_depth: Fraction = Field(
         0.0,
-        description="of residual networks: how often the last block is left out, those before it less (torch alone)",
+        description="for residual networks: how often the last block is left out, earlier ones less often (torch only)",
     )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
         description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
     )
     target_threshold: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="of binary_cross_entropy: what a class has of a label counts as 1 above it, and as 0 else"
+        None,
+        description="for binary_cross_entropy: a class's share of a label counts as 1 above it, and as 0 otherwise",
     )
     label_smoothing: Fraction = 0.0
     averaging: Averaging | None = None
@@ -363,19 +368,19 @@ class Recipe(Section):
     epochs: Annotated[int, Field(ge=1, le=100_000)]
     median_of: Count = Field(1, description="epochs at the end whose median is the result (Goyal et al. 2017: 5)")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports is for it")
-    notes: tuple[str, ...] = Field((), description="what --set changed besides what it was given")
+    smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports applies to it")
+    notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
     communication: Communication = Communication()
     mesh: Mesh = Mesh()
     sharding: Sharding = Sharding()
     pipeline: Pipeline = Pipeline()
-    sync: Sync | None = Field(None, description="ranks make steps by themselves; null averages gradients in every step")
+    sync: Sync | None = Field(None, description="ranks take steps by themselves; null averages gradients in every step")
     guard: GuardSettings = GuardSettings()
     fault_tolerance: FaultTolerance = FaultTolerance()
     checkpoints: Checkpointing = Checkpointing()
     numbers: Numbers = Numbers()
     tracking: Trackers | None = Field(
-        None, description="where curves go: tensorboard (the default), mlflow, wandb; decides no number of the run"
+        None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
     )
 
     @property
@@ -412,7 +417,7 @@ class Recipe(Section):
         if self.schedule.end_rate <= peak:
             return None
         of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
-        return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which falls to it"
+        return f"schedule.end_rate ({self.schedule.end_rate:g}) is above {of} ({peak:g}), which should fall to it"
 
     def reported_at(self, batch: int) -> Reported | None:
         """The source's result for a batch; None if it reports other batches only, and for a smoke run."""
@@ -456,7 +461,7 @@ class Recipe(Section):
         if self.communication.compression == "top_k" and self.numbers.non_finite == "roll_back":
             raise ValueError(
                 "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: roll_back "
-                "undoes the steps that they are of; skip leaves a step out"
+                "undoes the steps they belong to; skip leaves a step out"
             )
         if fault := clash(self):
             raise ValueError(fault)

@@ -20,8 +20,8 @@ class Outer(Section):
     optimizer: Literal["none", "nesterov"] = Field(
         "none", description="take the mean as it is, or as the gradient of an SGD with Nesterov's momentum (DiLoCo)"
     )
-    learning_rate: Positive = Field(0.7, description="of nesterov; the paper's")
-    momentum: Fraction = Field(0.9, description="of nesterov; the paper's")
+    learning_rate: Positive = Field(0.7, description="for nesterov; the paper's value")
+    momentum: Fraction = Field(0.9, description="for nesterov; the paper's value")
 
     @model_validator(mode="after")
     def _own_keys(self) -> Outer:
@@ -43,19 +43,19 @@ class Sync(Section):
     """
 
     mode: Literal["local", "async"] = "local"
-    every: Count = Field(1, description="steps that a rank makes by itself in between")
-    after_epochs: NotNegative = Field(0.0, description="of local: until then gradients are averaged in every step")
+    every: Count = Field(1, description="steps that a rank takes by itself in between")
+    after_epochs: NotNegative = Field(0.0, description="for local: until then gradients are averaged in every step")
     outer: Outer = Outer()
     rule: Literal["downpour", "easgd"] = Field(
         "downpour",
-        description="of async: the server adds the rank's change / ranks (Dean et al. 2012), or rank and server move "
+        description="for async: the server adds the rank's change / ranks (Dean et al. 2012), or rank and server move "
         "towards each other (Zhang et al. 2015, arXiv 1412.6651)",
     )
-    moving_rate: Fraction = Field(0.9, description="of easgd: the paper's beta; each moves by beta / ranks of the way")
+    moving_rate: Fraction = Field(0.9, description="for easgd: the paper's beta; each moves by beta / ranks of the way")
     staleness: Count = Field(
         8,
-        description="of async: a rank waits before a step while another computes one during which all ranks began so "
-        "many steps each, on average",
+        description="for async: a rank waits before a step while another computes one during which all ranks started "
+        "this many steps each, on average",
     )
 
     @model_validator(mode="after")
@@ -98,15 +98,15 @@ def clash(recipe: Recipe) -> str | None:
     sync = recipe.sync
     if sync is None:
         return None
-    alone = "sync lets each rank make steps by itself"
+    alone = "sync lets each rank take steps by itself"
     if recipe.fault_tolerance.fault_tolerant:
-        return f"{alone}, and what a rank that died has learnt in them is lost; fault_tolerance: stop resumes the run"
+        return f"{alone}, and what a dead rank has learnt in them is lost; fault_tolerance: stop resumes the run"
     if recipe.communication.compression != "none" and not (
         sync.after_epochs and recipe.communication.compression != "top_k"
     ):
         return f"{alone}, without gradients for communication.compression to narrow or to keep for later steps"
     if not recipe.mesh.replicates_only:
-        return f"{alone}, and of mesh {recipe.mesh} none has the whole model; --mesh dp_replicate=-1"
+        return f"{alone}, and no rank of mesh {recipe.mesh} has the whole model; --mesh dp_replicate=-1"
     if recipe.averaging:
         return f"{alone}, and averaging follows parameters that are equal on all ranks after each of them"
     if recipe.precision == "fp16":

@@ -133,7 +133,7 @@ class RunDirectory:
                 raise disk_error(error, self.path) from error
             raise HpctrainError(
                 f"{self.path} already holds a run",
-                "--resume goes on with it; choose another place with --run-dir, or remove that directory",
+                "--resume continues it; choose another place with --run-dir, or remove that directory",
             ) from error
         except OSError as error:
             raise disk_error(error, self.path) from error

@@ -150,11 +150,14 @@ class Plan(BaseModel):
     script: Script | None = None
     framework: Framework | None = Field(None, description="None for a script: it chooses by itself")
     backend: str = Field("auto", description="what reduces gradients; for a placed plan never auto")
-    asked_backend: str = Field("auto", description="what the user wants, which other hosts may make another backend of")
+    asked_backend: str = Field(
+        "auto", description="what the user asked for; other hosts may make another backend of it"
+    )
     backend_reason: str = Field("", description="why this backend, in words")
     ranks: int = Field(ge=1)
     begun_ranks: int | None = Field(
-        None, description="that it was begun with, where this attempt has others; what the recipe's batch is for"
+        None,
+        description="that it was started with, where this attempt has another number; what the recipe's batch is for",
     )
     host_options: HostOptions = HostOptions()
     start: Start = Start()

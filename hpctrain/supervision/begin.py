@@ -63,7 +63,7 @@ def _resume(request: RunRequest, output: Output) -> int:
             directory.create(submitted)
     if not directory.plan.exists():
         if request.work is None:
-            raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to begin there")
+            raise HpctrainError(f"{directory.path} holds no run", "name its directory, or what to start there")
         return _begin(request, output)
     if request.repeat is not None:
         raise HpctrainError(f"{directory.path} holds one run", "--repeat needs a directory of its own: --run-dir DIR")

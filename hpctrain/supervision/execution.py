@@ -158,7 +158,7 @@ class Execution:
             for path, fault in attempt.damaged:
                 kept_as = set_aside(path)
                 events.emit(DamagedEvent(path=path.name, fault=fault, kept_as=kept_as.name))
-                self.audience.notice(f"warning: {path} is damaged, and passed over: {fault}; it is now {kept_as}")
+                self.audience.notice(f"warning: {path} is damaged and was skipped: {fault}; it is now {kept_as}")
 
     def _begin_again(self, restart: Restart, failure: Failure) -> None:
         # Ranks that left for other hosts have said so.

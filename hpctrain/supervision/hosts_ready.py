@@ -134,7 +134,7 @@ def ready_or_fewer(
                 raise
             plan, warnings = plan_without(plan, error.hosts, machine)
             hosts = fold_hosts([host.host for host in plan.hosts])
-            notice(f"warning: {error.message}; it goes on without, with {plan.ranks} ranks on {hosts}")
+            notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
             for warning in warnings:
                 notice(f"warning: {warning}")
 
@@ -251,8 +251,8 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
         )
     if not answer.program:
         return _Fault(
-            text=f"has no program {program}, which each rank is to run in",
-            hint="install it there too, at the same place; --python PROGRAM names another interpreter"
+            text=f"has no program {program}, which each rank runs in",
+            hint="install it there too, in the same place; --python PROGRAM names another interpreter"
             if plan.start.container is None
             else "install Apptainer there too",
         )
@@ -260,16 +260,17 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
         return _other_version(answer, program)
     if answer.cut_off:
         return _Fault(
-            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets through ssh alone",
-            hint="open all ports for the hosts among each other; for a range of them, mpirun has "
+            text=f"cannot connect to {socket.gethostname()}, as mpirun needs it: a firewall lets only ssh through",
+            hint="open all ports between the hosts; to limit mpirun to a range of them, set "
             "PRTE_MCA_oob_tcp_dynamic_ipv4_ports and OMPI_MCA_btl_tcp_port_min_v4",
             exit_code=1,
         )
     if answer.busy:
         numbers = " ".join(map(str, answer.busy))
         return _Fault(
-            text=f"still has ranks of this run, from before: process {numbers}",
-            hint=f"they end by themselves once they miss the others; at once by: ssh {host} kill -KILL {numbers}",
+            text=f"still has ranks of an earlier attempt of this run: process {numbers}",
+            hint=f"they end by themselves once they miss the others; to end them at once: ssh {host} kill -KILL "
+            f"{numbers}",
             exit_code=1,
         )
     return None
@@ -281,15 +282,15 @@ def _unreached(host: str, answer: Answer) -> _Fault:
     if _UNKNOWN.search(said):
         return _Fault(
             text="cannot be reached: its name is not known here",
-            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known of it",
+            hint="is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
         )
     if _REFUSED.search(said):
-        hint = "ssh has to come in without a question: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
+        hint = "ssh has to log in without a prompt: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
         return _Fault(text=f"refuses ssh: {said}", hint=hint)
     return _Fault(
         text=f"does not answer ssh: {said}",
-        hint="is it up, and no firewall between? `ssh -v HOST true` shows where it stops, which may be in a login "
-        "shell that hangs; else leave it out of --hosts",
+        hint="is it up, with no firewall in between? `ssh -v HOST true` shows where it stops, perhaps in a login "
+        "shell that hangs; otherwise leave it out of --hosts",
         exit_code=1,
     )
 

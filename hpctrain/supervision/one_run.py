@@ -184,7 +184,7 @@ def _require_no_checkpoints(directory: RunDirectory) -> None:
     there = os.path.isdir(directory.checkpoints)  # noqa: PTH112
     if there and not directory.plan.exists() and iterations(directory.checkpoints):
         raise HpctrainError(
-            f"{directory.path} holds checkpoints, and no plan.json that says of which run",
+            f"{directory.path} holds checkpoints, but no plan.json that says of which run",
             "restore that file, or choose another place with --run-dir",
         )
 

@@ -28,7 +28,7 @@ def await_names(
         if time.monotonic() > deadline:
             raise HpctrainError(
                 f"{fold_hosts(missing)} had no address within {seconds:g} s",
-                "`kubectl get pods` shows which pods do not run, and `kubectl describe pod NAME` why",
+                "`kubectl get pods` shows which pods are not running, and `kubectl describe pod NAME` why",
                 exit_code=RESUMABLE,
             )
         if not told:

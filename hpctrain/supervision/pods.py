@@ -63,7 +63,7 @@ def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: f
                 if not interrupts.wait(poll):
                     return pod.leave(interrupts)
                 if pod.idle_seconds > seconds:
-                    _say(f"the first pod began nothing within {seconds:g} s: kubectl get pods shows whether it runs")
+                    _say(f"the first pod started nothing within {seconds:g} s: kubectl get pods shows whether it runs")
                     return RESUMABLE
             return code
         finally:
@@ -137,7 +137,7 @@ class _Pod:
             self._unread_since = self._unread_since or time.monotonic()
             if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
                 raise HpctrainError(
-                    f"{path} cannot be read for {_UNREAD_SECONDS:g} s: {error}",
+                    f"{path} could not be read for {_UNREAD_SECONDS:g} s: {error}",
                     "is the volume there? kubectl describe pod NAME",
                     exit_code=RESUMABLE,
                 ) from error
@@ -189,7 +189,7 @@ class _Pod:
         self._attempt = attempt
         plan = self._plan()
         command = command_for(plan, self._directory, this_machine(), first_launcher(plan), attempt=attempt)
-        _say(f"attempt {attempt} begins, and with it the ranks of this pod")
+        _say(f"attempt {attempt} starts, and with it the ranks of this pod")
         try:
             self._process = subprocess.Popen(
                 command.arguments,

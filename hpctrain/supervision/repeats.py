@@ -84,7 +84,7 @@ class Series:
 
     @property
     def _to_go_on(self) -> str:
-        return f"to go on with all seeds: {resume_command(RunDirectory(self.path))}"
+        return f"to resume all seeds: {resume_command(RunDirectory(self.path))}"
 
     def _with_hint(self, seed: int, error: HpctrainError) -> HpctrainError:
         hint = "\n  ".join(filter(None, (error.hint, self._to_go_on)))
@@ -100,10 +100,10 @@ def repeated(plan: Plan, count: int) -> dict[int, Plan]:
     recipe = plan.recipe
     if recipe is None:
         raise HpctrainError(
-            f"--repeat is for recipes, and {plan.title} is a script", "run it once for each seed of its own"
+            f"--repeat is for recipes, and {plan.title} is a script", "run it once for each of its own seeds"
         )
     if recipe.seed + count - 1 > _LARGEST_SEED:
-        raise HpctrainError(f"--repeat {count}: seeds end at {_LARGEST_SEED}", "--set seed=0 begins at 0")
+        raise HpctrainError(f"--repeat {count}: the largest seed is {_LARGEST_SEED}", "--set seed=0 starts at 0")
     seeds = range(recipe.seed, recipe.seed + count)
     return {seed: plan.model_copy(update={"recipe": recipe.model_copy(update={"seed": seed})}) for seed in seeds}
 
@@ -130,7 +130,7 @@ def create_series(path: Path, plans: dict[int, Plan]) -> Series:
 def _refusal(series: Series) -> HpctrainError:
     if series.file.exists():
         command = resume_command(RunDirectory(series.path))
-        return HpctrainError(f"{series.path} already holds repeated runs", f"to go on with them: {command}")
+        return HpctrainError(f"{series.path} already holds repeated runs", f"to resume them: {command}")
     what = "a run" if RunDirectory(series.path).plan.exists() else "other files"
     return HpctrainError(f"{series.path} already holds {what}", "--repeat needs a directory of its own: --run-dir DIR")
 
@@ -165,5 +165,5 @@ def require_count(series: Series, count: int | None) -> None:
     if count not in (None, len(series.seeds)):
         raise HpctrainError(
             f"{series.path} has {len(series.seeds)} seeds, and --repeat {count} was asked for",
-            "--resume without --repeat goes on with those; another number needs another --run-dir",
+            "--resume without --repeat continues those; another number needs another --run-dir",
         )

@@ -152,7 +152,7 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
     except OSError as error:
         notice(f"warning: {reason}, and the ranks cannot be told: cannot write {directory.stop}: {error.strerror}")
         return
-    notice(f"{reason}: the ranks end their step, save their state and leave, and are started again")
+    notice(f"{reason}: the ranks end their step, save their state, leave, and are started again")
 
 
 def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:

@@ -135,7 +135,7 @@ class Supervisor:
             restart = self._restart(failure, attempt, further, launcher) if further else None
             return restart or self._explained(failure, attempt)
         except HpctrainError as error:
-            self._notice(f"the run cannot go on by itself: {error.message}")
+            self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
 
     def _left_for(self, wanted: dict[str, int]) -> bool:
@@ -181,8 +181,8 @@ class Supervisor:
             return failure
         values = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in changes.items())
         command = take_back_command(self._directory, changes)
-        message = f"{failure.message}; what was changed since step {attempt.iteration}: {values}"
-        return replace(failure, message=message, hint=f"to go on without: {command}")
+        message = f"{failure.message}; changed since step {attempt.iteration}: {values}"
+        return replace(failure, message=message, hint=f"to resume without these: {command}")
 
     def _restart(
         self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
@@ -231,7 +231,7 @@ class Supervisor:
                 self._machine,
             )[0]
         except HpctrainError as error:
-            self._notice(f"warning: the hosts stay those of before: {error.message}")
+            self._notice(f"warning: the hosts stay as they were: {error.message}")
             return self._now
 
     def _ready(self, plan: Plan, launcher: Launcher | None) -> Plan:
@@ -280,7 +280,7 @@ class Supervisor:
         return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
 
     def _again(self, attempt: Attempt) -> str:
-        return f"going on from step {attempt.iteration}" if self._plan.recipe else "starting it again"
+        return f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
 
     def _tell(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])

@@ -193,8 +193,8 @@ FAULTS = {
     _no_interpreter: (2, "h2 has no program /tmp/python", "--python PROGRAM"),
     _other_version: (2, f"h2 has hpctrain 0.0.1 in /tmp/python, and this is {hpctrain.__version__}", "one environment"),
     _no_key: (2, "h2 refuses ssh: Permission denied", "ssh-copy-id"),
-    _firewall: (1, "h2 cannot connect to h1, as mpirun needs it", "open all ports for the hosts"),
-    _no_answer: (1, "h2 does not answer ssh: port 22: ", "is it up, and no firewall between?"),
+    _firewall: (1, "h2 cannot connect to h1, as mpirun needs it", "open all ports between the hosts"),
+    _no_answer: (1, "h2 does not answer ssh: port 22: ", "is it up, with no firewall in between?"),
 }
 
 

@@ -108,7 +108,7 @@ def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
     assert result.returncode == 4
     assert f"rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in result.stdout
     assert "about to die" in result.stdout
-    assert "to go on: hpctrain run --resume --run-dir run\n" in result.stdout
+    assert "to resume: hpctrain run --resume --run-dir run\n" in result.stdout
     assert failure(tmp_path / "run", "resumable")["host"] == HOST
 
 

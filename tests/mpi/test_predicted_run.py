@@ -59,5 +59,5 @@ def test_a_script_s_network_is_not_known_before(hpctrain, tmp_path):
     (tmp_path / "train.py").write_text("print('hello')")
     done = hpctrain("run", "train.py", "-np", "1", "--backend", "single", "--gpu", "cpu", "--run-dir", "run")
     assert done.returncode == 0, done.stdout
-    assert "no prediction: nobody knows the network of train.py before it runs" in done.stdout
+    assert "no prediction: the network of train.py is not known before it runs" in done.stdout
     assert not (tmp_path / "run" / "prediction.json").exists()

@@ -34,7 +34,7 @@ def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     assert status == 4, output
     assert "SIGTERM: waiting up to 60 s for the ranks" in output
     assert "interrupted by SIGTERM; all ranks saved their state and left" in output
-    assert "to go on: hpctrain run --resume --run-dir run\n" in output
+    assert "to resume: hpctrain run --resume --run-dir run\n" in output
     stop = list(read_events(run / "events.jsonl"))[-2]
     assert (stop.event, stop.reason) == ("stopped", "SIGTERM")
     assert json.loads((run / "summary.json").read_text())["status"] == "resumable"
@@ -157,7 +157,7 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
         os.kill(whom(process.pid), signal.SIGTERM)
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 4, output
-    assert "to go on: hpctrain run --resume --run-dir run" in output
+    assert "to resume: hpctrain run --resume --run-dir run" in output
     records = read_records(RunDirectory(folder / "run"))
     assert {rank: (record.status, record.exit_code) for rank, record in records.items()} == {
         0: ("resumable", 4),

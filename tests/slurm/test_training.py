@@ -114,7 +114,7 @@ def test_a_run_goes_on_without_a_lost_node(
     first, second = events(run, "start")
     assert (first["iteration"], first["pid"], second["iteration"] >= 23) == (0, second["pid"], True)
     assert set(second["hosts"]) == set(nodes) - {lost}
-    assert f"host {lost} was lost, and its ranks with it; going on from step {second['iteration']}" in log
+    assert f"host {lost} was lost, and its ranks with it; resuming from step {second['iteration']}" in log
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["ranks"], plan["begun_ranks"]) == (2, 3)
     summary = json.loads((run / "summary.json").read_text())

@@ -25,7 +25,7 @@ _ABSOLUTE = re.compile(r"""["'](/[^"']+)["']""")
 _NAMESPACES = 2
 # Beside the packages of a checkout; what is edited there would make another archive.
 _NO_NAMESPACES = frozenset(("benchmarks", "build", "dist", "doc", "docs", "examples", "test", "tests"))
-_AS_IT_IS = "install it as it is: pip install --force-reinstall --no-deps FOLDER"
+_AS_IT_IS = "install it without -e: pip install --force-reinstall --no-deps FOLDER"
 
 
 def editable_entries(prefix: Path, site: Path, own: dict[str, Entry]) -> dict[str, Entry]:

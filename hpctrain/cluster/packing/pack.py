@@ -156,7 +156,7 @@ def find_pack() -> Pack:
 def _unreadable(error: OSError) -> HpctrainError:
     return HpctrainError(
         f"--pack: cannot read {error.filename}: {error.strerror}",
-        "make it readable, or let what changes the environment end, and submit again",
+        "make it readable, or wait for what changes the environment to end, and submit again",
         exit_code=1,
     )
 

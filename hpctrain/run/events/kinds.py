@@ -80,15 +80,16 @@ class StartEvent(BaseEvent):
 
     event: Literal["start"] = "start"
     attempt: Count = Field(description="1 for the first")
-    iteration: Count = Field(description="of the checkpoint that it goes on from, 0 for the beginning")
+    iteration: Count = Field(description="of the checkpoint that it resumes from, 0 for none")
     restart: Count = Field(
-        default=0, description="its number among those without progress that a launcher made by itself, 0 for none"
+        default=0,
+        description="its number among the restarts without progress that a launcher made by itself, 0 if it is not one",
     )
     job: str | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
     launcher: str | None = Field(default=None, description="what starts the ranks")
     hosts: tuple[str, ...] | None = Field(default=None, description="in the order of the ranks")
-    host: str | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
-    pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's lives")
+    host: str | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
+    pid: Count | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
 
 
 class DamagedEvent(BaseEvent):
@@ -116,8 +117,8 @@ class RunEvent(BaseEvent):
     backend: str = Field(description="of the communication")
     ranks: Count = Field(description="how many")
     hosts: tuple[str, ...] | None = Field(default=None, description="sorted, each once")
-    epochs: Count | None = Field(description="how many there are to be")
-    iterations_per_epoch: Count | None = Field(description="steps, with the ranks that there are at the beginning")
+    epochs: Count | None = Field(description="how many are planned")
+    iterations_per_epoch: Count | None = Field(description="steps, with the number of ranks at the beginning")
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
     bucket_mb: Rate | None = Field(
         default=None,
@@ -161,15 +162,15 @@ class StepEvent(_OfStep):
     first: Count | None = Field(default=None, description="where the samples begin in the epoch's order")
     order: Count | None = Field(
         default=None,
-        description="CRC-32 of the samples' numbers as little-endian 64-bit integers; of a sample that comes again in "
-        "the epoch, which time it is, from 0, is above the lowest 40 bits",
+        description="CRC-32 of the samples' numbers as little-endian 64-bit integers; of a sample that comes again "
+        "in the epoch, the bits above the lowest 40 say which time it is, from 0",
     )
     seconds: Seconds = Field(description="how long it took; of a script, since the step before")
     communication_seconds: Seconds | None = Field(description="of these, waiting for reductions on the writing rank")
     data_seconds: Seconds | None = Field(default=None, description="of these, waiting for samples on the writing rank")
     communication_bytes: Count | None = Field(
         default=None,
-        description="that the writing rank gave to reductions, or exchanged with the parameter server; before "
+        description="that the writing rank passed to reductions, or exchanged with the parameter server; before "
         "compression",
     )
 
@@ -192,7 +193,7 @@ class NonFiniteEvent(_OfStep):
     epoch: Count = Field(description="from 1")
     rule: Literal["stop", "skip", "roll_back"] = Field(description="what was done")
     ranks: tuple[Count, ...] = Field(
-        description="whose own loss was not finite, or whose gradients were not where they are still known"
+        description="whose own loss was not finite, or whose gradients were not, where these are still known"
     )
     parameters: Count = Field(description="how many have a reduced gradient that is not finite")
     parameter: str | None = Field(default=None, description="the first of them")
@@ -251,7 +252,7 @@ class BrokenImagesEvent(BaseEvent):
     """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
 
     event: Literal["broken_images"] = "broken_images"
-    epoch: Count = Field(description="after whose event it comes")
+    epoch: Count = Field(description="whose event comes before it")
     count: Count = Field(description="of images that could not be decoded")
     names: tuple[str, ...] = Field(description="of the first 20")
 
@@ -337,7 +338,7 @@ class StallEvent(BaseEvent):
     iteration: Count | None = Field(default=None, description="the step in progress")
     waiting_for: str = Field(description="what the others wait in")
     seconds: Seconds = Field(description="that the others have waited")
-    state: str = Field(default="", description='of its process, in words; "" where nobody could see it')
+    state: str = Field(default="", description='of its process, in words; "" where it could not be seen')
     stack: str = Field(default="", description='of its Python threads; "" where nobody could see it')
 
 
@@ -345,8 +346,8 @@ class FaultEvent(BaseEvent):
     """A fault ended the attempt. Written by its launcher."""
 
     event: Literal["fault"] = "fault"
-    rank: Count | None = Field(description="null where nobody knows")
-    host: str | None = Field(description="null where nobody knows")
+    rank: Count | None = Field(description="null where it is not known")
+    host: str | None = Field(description="null where it is not known")
     message: str = Field(description="what happened, in a sentence")
 
 
@@ -357,7 +358,7 @@ class RecoveredFaultEvent(FaultEvent):
     iteration: Count = Field(description="the step in progress")
     recovery_seconds: Seconds = Field(description="until the others went on")
     samples_affected: Count = Field(
-        description="whose loss is missing in that step's; told with the first of those that died at once"
+        description="whose loss is missing in that step's; given with the first of those that died at once"
     )
     ranks: Count = Field(description="that are left")
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "train.py").write_text("")
     assert lines(capsys, "train.py", "--cluster", "dgx-h100") == []
     (line,) = lines(capsys, "train.py", "--cluster", "dgx-h100", "--gpu", "h200")
-    assert line == "none: train.py is a script, and nobody knows its network before it runs"
+    assert line == "none: train.py is a script, and its network is not known before it runs"
     (line,) = lines(capsys, *RESNET, "--cluster", "dgx-h100", "--tasks-per-node", "16")
     assert line.startswith("none: 16 ranks share 8 GPUs of a node")
     mine = tmp_path / "mine.yaml"

@@ -358,11 +358,11 @@ def test_misuse() -> None:
     assert pod_run(GPUS, start=Start(passed=("HF_TOKEN",))).plan.start.passed == ("HF_TOKEN",)
     for volumes, words in (
         ((ClaimMount(claim="a", path="/a", read_only=True),), "none can be written to"),
-        ((VOLUME, ClaimMount(claim="other", path="/runs")), "path /runs is there twice"),
+        ((VOLUME, ClaimMount(claim="other", path="/runs")), "path /runs appears twice"),
     ):
         with pytest.raises(ValidationError, match=words):
             KubernetesProfile(volumes=volumes)
-    with pytest.raises(ValidationError, match="modules, partition: of Slurm"):
+    with pytest.raises(ValidationError, match="modules, partition: for Slurm"):
         ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
 
 

@@ -54,8 +54,8 @@ def test_a_limit_that_is_long_enough_is_not_spoken_of() -> None:
 def test_a_limit_within_the_range() -> None:
     start = "--time 2:30:00 may end before the run is done; then "
     assert said(2 * HOUR, 3 * HOUR, time="2:30:00") == f"{start}it goes back to the queue and is resumed"
-    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", chain=2) == f"{start}the next job of the chain goes on"
-    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", requeue=False) == f"{start}another job goes on with it"
+    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", chain=2) == f"{start}the next job of the chain resumes it"
+    assert said(2 * HOUR, 3 * HOUR, time="2:30:00", requeue=False) == f"{start}another job resumes it"
 
 
 def test_a_limit_that_is_too_short() -> None:
@@ -67,7 +67,7 @@ def test_a_limit_that_is_too_short() -> None:
     assert chain == f"{start}takes 6 to 7 jobs, and the chain has 3: --chain 7"
     assert said(5 * HOUR, 6 * HOUR, time="1:00:00", chain=7) == f"{start}takes 6 to 7 jobs"
     alone = said(5 * HOUR, 6 * HOUR, time="1:00:00", requeue=False)
-    assert alone.endswith("another job has to go on with it 5 to 6 times; --chain 7 submits them now")
+    assert alone.endswith("another job has to resume it 5 to 6 times; --chain 7 submits them now")
 
 
 def test_no_time_to_train_at_all() -> None:

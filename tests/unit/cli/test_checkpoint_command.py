@@ -86,13 +86,13 @@ def test_what_becomes_of_damaged_ones(run: Path, capsys: pytest.CaptureFixture[s
 
     damage(folder / "step-00000012")
     for target in (run, folder / "step-00000012"):
-        assert hint(target) == "hpctrain run --resume passes over damaged ones"
+        assert hint(target) == "hpctrain run --resume skips damaged ones"
     damage(folder / "damaged-step-00000006")
     assert hint(folder / "damaged-step-00000006").startswith("it was set aside, and nothing reads it")
     for name in ("step-00000004", "step-00000008"):
         damage(folder / name)
     for target in (run, folder / "step-00000012"):
-        assert hint(target).startswith("none is whole, so hpctrain run --resume refuses: restore one")
+        assert hint(target).startswith("none is intact, so hpctrain run --resume refuses: restore one")
 
 
 def test_verify_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,4 +64,4 @@ def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) 
 def test_no_ranks_at_all_is_wrong_use() -> None:
     result = CliRunner().invoke(app, ["doctor", "-np", "0"])
     assert result.exception is not None
-    assert "a run has at least one rank" in str(result.exception)
+    assert "a run needs at least one rank" in str(result.exception)

@@ -39,7 +39,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digit"], "unknown recipe 'digit'\n  did you mean 'digits'?"),
         (["run", "digits", "--set", "optimizer.lerning_rate=1"], "did you mean 'learning_rate'?"),
         (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
-        (["run", "digits", "-np", "0"], "-np 0: a run has at least one rank"),
+        (["run", "digits", "-np", "0"], "-np 0: a run needs at least one rank"),
         (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
         pytest.param(["run", "digits", "--backend", "nccl2"], "unknown backend 'nccl2'", marks=needs.pytorch),
         pytest.param(
@@ -68,15 +68,15 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["report", "n" * 300, "--json"], "File name too long"),
         (
             ["data", "shard", ".", "out", "--nodes", "2"],
-            "--nodes is about a job of Slurm",
+            "--nodes is for a Slurm job",
         ),
         (
             ["data", "shard", ".", "out", "--cluster", "generic", "-np", "2"],
             "the ranks of a job are",
         ),
-        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "made in jobs of Slurm alone"),
+        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "made only in Slurm jobs"),
         (["data", "shard", ".", "out", "--cluster", "generic", "--json"], "--json prints what was made"),
-        (["data", "shard", ".", "out", "--master", "local[2]"], "--master is about a cluster of Spark"),
+        (["data", "shard", ".", "out", "--master", "local[2]"], "--master is for a Spark cluster"),
         (["data", "shard", ".", "out", "--engine", "spark", "-np", "2"], "--engine spark has executors, and -np"),
         (
             ["data", "shard", ".", "out", "--engine", "spark", "--tasks-per-node", "2", "--dry-run"],
@@ -84,7 +84,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (
             ["data", "prepare-text", ".", "out", "--tokenizer", "bytes", "--workers", "2", "-H", "h1"],
-            "--workers are processes of this machine",
+            "--workers are processes on this machine",
         ),
         (["run"], "which recipe or script?\n  name it: hpctrain run digits"),
         (["rum"], "No such command 'rum'. Did you mean 'run'?"),
@@ -170,7 +170,7 @@ def test_more_ranks_than_cores_is_a_warning(capsys: pytest.CaptureFixture[str]) 
     assert main(["run", "digits", "-np", "5000", "--oversubscribe", "--dry-run"]) == 0
     captured = capsys.readouterr()
     assert "warning: 5000 ranks share " in captured.err
-    assert "as long as with a core a rank" in captured.err
+    assert "as long as with a core per rank" in captured.err
     assert "--bind-to none" in captured.out or "-bind-to none" in captured.out or "I_MPI_PIN off" in captured.out
 
 
@@ -218,7 +218,7 @@ def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> Non
     Path("old").mkdir()
     Path("old/plan.json").write_text("{}")
     assert main(["run", "digits", "--run-dir", "old"]) == 2
-    assert "old already holds a run\n  --resume goes on with it" in capsys.readouterr().err
+    assert "old already holds a run\n  --resume continues it" in capsys.readouterr().err
     assert [path.name for path in Path("old").iterdir()] == ["plan.json"]
 
 

@@ -48,12 +48,12 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--fabric", "topology.conf", "--hosts", "n[1-5]"], "the fabric has no host 'n5'"),
         (["--hosts", "n[1-5"], "--hosts: 'n[1-5' is not a list of hosts"),
-        (["--hosts", "n[1-2]", "-np", "3"], "-np 3: 2 hosts cannot have equally many ranks"),
+        (["--hosts", "n[1-2]", "-np", "3"], "-np 3: 2 hosts cannot have the same number of ranks"),
         (["--nodes", "2"], "--nodes 2: this machine has 1 host"),
         (["--fabric", "fabric.txt", "--hosts", "n1"], "fabric.txt"),
         (["--node", "nodes.txt"], "cannot read nodes.txt"),
         (["--node", "node.txt", "-np", "3"], "3 ranks for 2 GPUs"),
-        (["-np", "0"], "-np 0: a run has at least one rank"),
+        (["-np", "0"], "-np 0: a run needs at least one rank"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

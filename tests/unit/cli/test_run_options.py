@@ -48,14 +48,14 @@ def plan() -> Plan:
         (["--stop-signal", "usr3"], "did you mean 'USR2'?"),
         (["--stop-seconds", "0"], "leaves no time to stop"),
         (["--stop-seconds", "nan"], "leaves no time to stop"),
-        (["--env", "A B=1"], "'A B' is not a name of a variable"),
+        (["--env", "A B=1"], "'A B' is not the name of a variable"),
         (["--env", "NOT_SET_ANYWHERE"], "give it a value: --env NOT_SET_ANYWHERE=VALUE"),
         (["--launcher-arguments", "--mca 'x"], "No closing quotation"),
         (["--mount", "/data"], "name it: --container IMAGE"),
         (["--container", "x.sif", "--container-runtime", "docker"], "unknown container runtime 'docker'"),
         (["--resume"], "--resume: which run?"),
         (["--env", "NOT_SET_TOKEN"], "it is not set here\n  export NOT_SET_TOKEN=…"),
-        (["--accept-changes", "--run-dir", "run"], "--accept-changes is for a run that goes on\n  --resume"),
+        (["--accept-changes", "--run-dir", "run"], "--accept-changes is for a run that is resumed\n  --resume"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "a second TERM or INT ends it at once, and no other signal does, which Slurm may deliver twice" in said
+    assert "a second TERM or INT ends it at once. A second one of the others does not, because Slurm may" in said
 
 
 @pytest.mark.parametrize("resume", [["--resume"], []])
@@ -75,7 +75,7 @@ def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsy
     """Whose plan is lost."""
     path = write_checkpoint(Path("run/checkpoints"), progress_of(10), {})
     assert main(["run", "digits", "-np", "1", *resume, "--run-dir", "run"]) == 2
-    assert "run holds checkpoints, and no plan.json that says of which run" in capsys.readouterr().err
+    assert "run holds checkpoints, but no plan.json that says of which run" in capsys.readouterr().err
     assert list(Path("run").rglob("*.json")) == [path / "state.json"]
 
 
@@ -105,7 +105,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--stop-seconds", "7", "--", "a"]) == 4
     assert [event.reason for event in events() if isinstance(event, StoppedEvent)] == ["SIGUSR2"]
-    assert "to go on: hpctrain run --resume --run-dir run\n" in capfd.readouterr().err
+    assert "to resume: hpctrain run --resume --run-dir run\n" in capfd.readouterr().err
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--", "b"]) == 2
     assert "arguments  ['a']        ['b']\n  --resume without them" in capfd.readouterr().err
     assert main(["run", "digits", "--resume", "--run-dir", "run"]) == 2
@@ -199,7 +199,7 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
             "                      the run has  asked for\n"
             "  optimizer.momentum  0.9          0.5\n"
             "  epochs              20           5\n"
-            "  --resume without them goes on with the run as it is; --accept-changes goes on" in said
+            "  --resume without them continues the run as it is; --accept-changes continues" in said
         )
     assert Path("run/plan.json").read_text() == before
     changed = ["run", "--resume", *here, "--set", "epochs=5", "--set", "guard.every=7"]
@@ -290,7 +290,7 @@ def test_photographs_may_be_elsewhere_but_not_others(
     assert main([*resume, "data.path=copy", "--dry-run"]) == 0
     capfd.readouterr()
     assert main([*resume, "data.path=others"]) == 2
-    assert "data.path=photos, and a run with data.path=others cannot go on" in capfd.readouterr().err
+    assert "data.path=photos, and a run with data.path=others cannot resume" in capfd.readouterr().err
 
 
 @needs.pytorch
@@ -316,7 +316,7 @@ def test_a_text_may_be_elsewhere_but_not_another_nor_of_another_model(
         "data.epoch_samples=1600": "data.epoch_samples=160",
     }.items():
         assert main([*resume, new]) == 2
-        assert f"{old}, and a run with {new} cannot go on" in capfd.readouterr().err
+        assert f"{old}, and a run with {new} cannot resume" in capfd.readouterr().err
 
 
 @needs.pytorch
@@ -390,7 +390,7 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
         assert last[2].status == json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert not list(Path("run").glob(".hpctrain-probe-*"))
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
-    assert "its last 2 attempts ended without a stop in good order" in capfd.readouterr().err
+    assert "its last 2 attempts ended without a clean stop" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -429,7 +429,7 @@ def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capf
     assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 0
     said = capfd.readouterr()
     assert "bin/mpirun" in said.out
-    assert "is the first in order, and was not tried" in said.err
+    assert "is the first choice and was not tried" in said.err
     assert not Path("started").exists()
 
 

@@ -193,7 +193,7 @@ def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest
         assert main(["logs", *arguments]) == 2
         assert words in capsys.readouterr().err
     assert main(["logs", run]) == 0
-    assert "nothing is printed yet" in capsys.readouterr().err
+    assert "nothing has been printed yet" in capsys.readouterr().err
 
 
 def test_cancel_nothing(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
 def test_a_deadline_that_is_too_short(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--gpu", "h100-sxm", "--dry-run", "--set", "epochs=100000", "--time"]
     assert main([*SUBMIT, *options, "1"]) == 0
-    assert "warning: --time 1 ends before the run is done, and with it the job" in capsys.readouterr().err
+    assert "warning: --time 1 ends before the run is done, and the job ends with it" in capsys.readouterr().err
     assert main([*SUBMIT, *options, "30-0"]) == 0
     assert "--time" not in capsys.readouterr().err
 
@@ -178,6 +178,6 @@ def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytes
 
 def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--plan", "plan.json"]) == 2
-    assert "--plan says what --resume begins" in capsys.readouterr().err
+    assert "--plan says what --resume starts" in capsys.readouterr().err
     assert main(["run", "--resume", "--run-dir", "run", "--plan", "none.json"]) == 2
     assert "cannot read none.json" in capsys.readouterr().err

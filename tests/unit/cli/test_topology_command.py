@@ -359,7 +359,7 @@ def test_verify_refuses_hosts_that_it_cannot_measure_between(capsys: pytest.Capt
     both = ["-H", "node0001,node0002", "--hostfile", str(hostfile)]
     assert "give one of them" in run(capsys, "verify", *both, code=2)
     assert "--hosts: there is no link" in run(capsys, "verify", "-H", "node0001", code=2)
-    assert "not a name of a network interface" in run(capsys, "verify", *both[:2], "--interface", "-x", code=2)
+    assert "not the name of a network interface" in run(capsys, "verify", *both[:2], "--interface", "-x", code=2)
     assert "valid: " in run(capsys, "verify", *both[:2], "--launcher", "mpiexec", code=2)
 
 

@@ -112,7 +112,7 @@ FAULTS = {
         check=interfaces.automatic,
         build=lambda machine: machine.interface("docker0"),
         hosts=2,
-        found="docker0: known on this host alone",
+        found="docker0: known only on this host",
         remedy="--interface eth0",
     ),
     "loopback alone": Case(

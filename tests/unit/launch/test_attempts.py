@@ -78,7 +78,7 @@ def test_the_newest_whole_checkpoint_is_taken(directory: RunDirectory) -> None:
     assert (found.iteration, len(found.damaged)) == (10, 1)
     (checkpoint_path(directory.checkpoints, 10) / "state.json").unlink()
     with pytest.raises(
-        HpctrainError, match=r"checkpoint was written at step 20, and none can be read: .*step-0+20"
+        HpctrainError, match=r"checkpoint was written at step 20, but none can be read: .*step-0+20"
     ) as e:
         go_on(directory, 3)
     assert e.value.exit_code == 1
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_that_no_event_tells_of(directory: RunDirectory) ->
     happened(directory, start(), FAULT, RESUMABLE)
     checkpoint(directory, 10)
     (checkpoint_path(directory.checkpoints, 10) / "rank-0-of-1.safetensors").write_bytes(b"")
-    with pytest.raises(HpctrainError, match=r"a checkpoint was written, and none can be read: .*step-0+10") as caught:
+    with pytest.raises(HpctrainError, match=r"a checkpoint was written, but none can be read: .*step-0+10") as caught:
         go_on(directory, 3)
     assert caught.value.exit_code == 1
 
@@ -119,7 +119,7 @@ def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDire
     for _ in range(3):
         assert go_on(directory, 2) is not None
         happened(directory, start(10), FAULT, RESUMABLE)
-    with pytest.raises(HpctrainError, match=r"last 3 attempts began at step 10 .*rank 1 on n2 was killed") as caught:
+    with pytest.raises(HpctrainError, match=r"last 3 attempts started at step 10 .*rank 1 on n2 was killed") as caught:
         go_on(directory, 2)
     assert caught.value.exit_code == 1
     assert f"hpctrain run --resume --run-dir {shlex.quote(str(directory.path))} --idle" in caught.value.hint
@@ -131,16 +131,16 @@ def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDire
 
 def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
     happened(directory, start(), start())
-    with pytest.raises(HpctrainError, match="last 2 attempts began at step 0"):
+    with pytest.raises(HpctrainError, match="last 2 attempts started at step 0"):
         go_on(directory, 1)
-    with pytest.raises(HpctrainError, match="its last 2 attempts ended without a stop in good order"):
+    with pytest.raises(HpctrainError, match="its last 2 attempts ended without a clean stop"):
         go_on(directory, 1, script=True)
 
 
 def test_a_stop_that_saved_nothing_counts(directory: RunDirectory) -> None:
     for _ in range(2):
         happened(directory, start(), RESUMABLE)
-    with pytest.raises(HpctrainError, match="last 2 attempts began at step 0"):
+    with pytest.raises(HpctrainError, match="last 2 attempts started at step 0"):
         go_on(directory, 1)
 
 
@@ -201,16 +201,16 @@ def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch
     directory.rank(1).write_text('{"rank": ')
     nobody(directory)
     directory.rank(0).write_text(json.dumps(values))
-    with pytest.raises(HpctrainError, match=f"still run on this host.*process {me.pid}") as caught:
+    with pytest.raises(HpctrainError, match=f"still running on this host.*process {me.pid}") as caught:
         nobody(directory)
-    assert (caught.value.exit_code, caught.value.hint) == (2, f"wait for their end, or end them: kill {me.pid}")
+    assert (caught.value.exit_code, caught.value.hint) == (2, f"wait until they end, or end them: kill {me.pid}")
     directory.rank(0).write_text(json.dumps({**values, "listens": True}))
     # Not wrong use, of which a job would be told.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with pytest.raises(HpctrainError, match="still run on this host") as caught:
+    with pytest.raises(HpctrainError, match="still running on this host") as caught:
         nobody(directory)
     assert caught.value.exit_code == 1
-    assert caught.value.hint.endswith(f"kill {me.pid}, at which they save their state and leave")
+    assert caught.value.hint.endswith(f"kill {me.pid}, which makes them save their state and leave")
 
 
 @pytest.mark.parametrize("job", ["17", "17_3"])
@@ -225,7 +225,7 @@ def test_a_job_that_still_runs(
     happened(directory, start(job="16"))
     nobody(directory)
     happened(directory, start(job=job))
-    with pytest.raises(HpctrainError, match=f"job of its last attempt still runs: {job}") as caught:
+    with pytest.raises(HpctrainError, match=f"job of its last attempt is still running: {job}") as caught:
         nobody(directory)
     assert caught.value.exit_code == 2
     # The job itself, requeued.

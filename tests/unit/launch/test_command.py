@@ -188,7 +188,9 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
     assert first_launcher(plan(2), pod) == Torchrun(node=1, port=4000)
     assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
-    with pytest.raises(HpctrainError, match=r"its own host alone, and the run has 2 hosts(.|\n)*--cluster kubernetes"):
+    with pytest.raises(
+        HpctrainError, match=r"only on its own host, and the run has 2 hosts(.|\n)*--cluster kubernetes"
+    ):
         first_launcher(plan(2), {})
     with pytest.raises(HpctrainError, match=r"this is pod 1, from 0, and the run has 1 host\n"):
         first_launcher(plan(1), pod)

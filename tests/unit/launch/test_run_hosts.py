@@ -134,7 +134,7 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
     install(programs, "scontrol", SCONTROL)
     hosts, warnings = arrange(HostOptions(hosts="n3,login,n1"), "here", None, {})
     assert [host.host for host in hosts.slots] == ["n3", "login", "n1"]
-    assert warnings[0] == "scontrol show topology is not used: hosts that it does not have (1): login"
+    assert warnings[0] == "scontrol show topology is not used: hosts that it lacks (1): login"
     assert "no fabric is known" in warnings[1]
 
 
@@ -155,7 +155,7 @@ def test_an_empty_option_is_given() -> None:
     for options, said in (
         (HostOptions(hosts=""), "--hosts: '' is not a list"),
         (HostOptions(node=""), "cannot read "),
-        (HostOptions(interface=""), "--interface '' is not a name"),
+        (HostOptions(interface=""), "--interface '' is not the name"),
     ):
         with pytest.raises(HpctrainError, match=said):
             arrange(options, "here", None, {})

@@ -267,7 +267,7 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
         ({"decay_from": "start"}, "decay_from belongs to polynomial and cosine, not to constant"),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_epochs": 1, "warmup_from": 0},
-            r"warmup_steps \(3\) and warmup_epochs \(1\) are one too many",
+            r"warmup_steps \(3\) and warmup_epochs \(1\) exclude each other",
         ),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_from": 0, "held": "epoch"},

@@ -71,8 +71,8 @@ def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("names", "ranks", "said"),
     [
-        (NAMES, 4, "-np 4: 6 hosts cannot have equally many ranks"),
-        (NAMES, 0, "-np 0: a run has at least one rank"),
+        (NAMES, 4, "-np 4: 6 hosts cannot have the same number of ranks"),
+        (NAMES, 0, "-np 0: a run needs at least one rank"),
         (("n1", "m2"), 2, "no host 'm2'"),
     ],
 )
@@ -89,7 +89,7 @@ def test_interfaces(interface: str) -> None:
 
 @pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
 def test_no_interface(interface: str) -> None:
-    with pytest.raises(HpctrainError, match="is not a name of a network interface"):
+    with pytest.raises(HpctrainError, match="is not the name of a network interface"):
         place_hosts(NAMES, 6, FABRIC, known_from="x", interface=interface)
 
 

@@ -66,7 +66,7 @@ def test_the_plan_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"ranks": 0}, "-np 0: a run has at least one rank"),
+        ({"ranks": 0}, "-np 0: a run needs at least one rank"),
         ({"ranks": -2}, "-np -2"),
         ({"backend": "horvod"}, "unknown backend 'horvod'\n  did you mean 'horovod'?"),
         ({"backend": "single", "ranks": 2}, "'single' is for one process, not for -np 2"),
@@ -80,7 +80,7 @@ def test_the_plan_survives_its_file() -> None:
         ),
         (
             {"backend": "parameter_server", "framework": "keras", "ranks": 2},
-            "'parameter_server' needs 3 ranks at least, and there is -np 2",
+            "'parameter_server' needs 3 ranks at least, and -np is 2",
         ),
         ({"backend": "deepspeed", "ranks": 2}, "'deepspeed' is for scripts that bring a configuration of its own"),
         ({"framework": "pytorch"}, "unknown framework 'pytorch'\n  did you mean 'torch'?"),
@@ -255,7 +255,7 @@ def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
             make_plan(work, MACHINE, ranks=4, backend="horovod")
         for backend in ("mpi", "gloo", "nccl"):
             make_plan(work, MACHINE, ranks=4, backend=backend)
-    with pytest.raises(HpctrainError, match="the mesh dp_shard 2 is PyTorch's, and digits is to run in Keras"):
+    with pytest.raises(HpctrainError, match="the mesh dp_shard 2 needs PyTorch, and digits is to run in Keras"):
         make_plan(recipe, MACHINE, ranks=2, framework="keras")
     make_plan(load_recipe("digits", ["mesh.dp_replicate=2"]), MACHINE, ranks=2, framework="keras", backend="horovod")
 
@@ -282,7 +282,7 @@ def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
 def test_a_gpt_is_pytorchs() -> None:
     recipe = smoke(load_recipe("gpt2-124m"))
     assert make_plan(recipe, MACHINE, ranks=2).framework == "torch"
-    with pytest.raises(HpctrainError, match="the network of gpt2-124m-smoke is in PyTorch alone"):
+    with pytest.raises(HpctrainError, match="the network of gpt2-124m-smoke is available only in PyTorch"):
         make_plan(recipe, MACHINE, ranks=2, framework="keras")
     with pytest.raises(HpctrainError, match="the folder of the text's tokens"):
         make_plan(load_recipe("gpt2-124m"), MACHINE, ranks=2)

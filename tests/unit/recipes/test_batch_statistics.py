@@ -63,13 +63,13 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
         (
             with_span(8, size=64),
             3,
-            "span=8 needs parts of one size, and batch.size=64 over 3 ranks has parts of 22 and",
+            "span=8 needs parts of equal size, and batch.size=64 over 3 ranks has parts of 22 and",
         ),
-        (with_span(5, size=64, micro_batch=6), 4, "span=5 needs parts of one size, and batch.size=64 over 4 ranks"),
+        (with_span(5, size=64, micro_batch=6), 4, "span=5 needs parts of equal size, and batch.size=64 over 4 ranks"),
         (
             with_span(16, size=64, more=("fault_tolerance=shrink",)),
             8,
-            "span=16 joins 2 ranks, and fault_tolerance: shrink goes on without some",
+            "span=16 joins 2 ranks, and fault_tolerance: shrink continues without some",
         ),
         (with_span("world", size=64, more=("fault_tolerance=shrink",)), 2, "span=world joins 2 ranks, and fault_toler"),
     ],

@@ -42,7 +42,7 @@ def test_the_batch_is_half_a_million_tokens_on_any_ranks():
     ("overrides", "message"),
     [
         (["data.name=digits"], "model.name: gpt does not go with data.name: digits"),
-        (["model.heads=5"], "width (768) is no multiple of heads (5)"),
+        (["model.heads=5"], "width (768) is not a multiple of heads (5)"),
         (["loss=binary_cross_entropy"], "loss: binary_cross_entropy is for images"),
         (["model.batch_norm.span=4"], "batch_norm belongs to resnet18"),
         (["stochastic_depth=0.1"], "stochastic_depth belongs to resnet18"),

@@ -108,11 +108,11 @@ def test_overrides() -> None:
         ),
         (
             "schedule={name: polynomial, end_rate: 0.1}",
-            "schedule.end_rate (0.1) is above optimizer.learning_rate (0.025), which falls to it; --set ",
+            "schedule.end_rate (0.1) is above optimizer.learning_rate (0.025), which should fall to it; --set ",
         ),
         (
             "schedule.end_rate=0.06",
-            "schedule.end_rate (0.06) is above optimizer.learning_rate, scaled to batch.size 64 (0.05), which falls to",
+            "schedule.end_rate (0.06) is above optimizer.learning_rate, scaled to batch.size 64 (0.05), which should",
         ),
         ("epochs=100001", "epochs: input should be less than or equal to 100000"),
         ("model.zero_gamma=false", "model: zero_gamma belongs to resnet18, resnet50 and resnet101, not to digits_cnn"),

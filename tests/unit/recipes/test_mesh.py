@@ -76,7 +76,7 @@ def test_the_option_has_what_was_given_and_no_more():
         ("tp=2,tp=4", "tp is given twice"),
         ("tp=-2", "--mesh tp=-2: tp: input should be greater than or equal to -1"),
         ("tp=0", "tp is 0; an axis has at least 1 rank"),
-        ("tp=-1,pp=-1", "pp and tp are -1; one axis alone"),
+        ("tp=-1,pp=-1", "pp and tp are -1; only one axis"),
     ],
 )
 def test_a_text_that_is_no_mesh(text: str, message: str):

@@ -58,10 +58,10 @@ def test_shared_statistics_are_over_data_parallel_ranks():
         (["mesh.pp=-1"], "mesh.pp: digits_cnn has no blocks to make stages of"),
         (["model.name=resnet50", "mesh.cp=2"], "mesh.cp: resnet50 has no attention that divides sequences"),
         (["sharding.recompute=true", "mesh.dp_shard=2"], "sharding.recompute: digits_cnn has no blocks"),
-        (["sharding.zero=2"], "sharding.zero: 2 is about a mesh with dp_shard; for example --mesh dp_shard=-1"),
+        (["sharding.zero=2"], "sharding.zero: 2 is for a mesh with dp_shard; for example --mesh dp_shard=-1"),
         (["sharding.zero=0", "mesh.dp_shard=2"], "sharding.zero: input should be 1, 2 or 3"),
-        (["pipeline.micro_batches=4"], "pipeline.micro_batches: 4 is about a mesh with pp; for example --mesh pp=2"),
-        (["pipeline.schedule=zbv"], "pipeline.schedule: zbv is about a mesh with pp"),
+        (["pipeline.micro_batches=4"], "pipeline.micro_batches: 4 is for a mesh with pp; for example --mesh pp=2"),
+        (["pipeline.schedule=zbv"], "pipeline.schedule: zbv is for a mesh with pp"),
         (["pipeline.schedule=2f2b"], "pipeline.schedule: input should be 'gpipe', '1f1b'"),
         (["mesh.dp_shard=2", "fault_tolerance=shrink"], "fault_tolerance: shrink with mesh dp_shard 2: a lost rank"),
         (["mesh.dp_shard=-1", "fault_tolerance=elastic"], "fault_tolerance.grow with mesh dp_shard -1"),
@@ -97,7 +97,7 @@ def test_ranks_that_the_mesh_does_not_divide():
     [
         (
             Pipeline(micro_batches=3),
-            r"3 micro-batches of one size cannot be made of the 16 samples that each of 4 data-",
+            r"3 micro-batches of equal size cannot be made from the 16 samples that each of 4 data-",
         ),
         (Pipeline(micro_batches=1), r"1f1b needs as many micro-batches as stages \(2\), and there are 1"),
         (Pipeline(schedule="interleaved_1f1b", micro_batches=16), None),
@@ -118,7 +118,7 @@ def test_interleaved_schedules_go_in_rounds():
     # torch.distributed.pipelining: 5 micro-batches on 2 ranks are 2 rounds, which do not divide them.
     pipeline = Pipeline(schedule="interleaved_1f1b", micro_batches=5)
     recipe = digits("batch.size=20").model_copy(update={"mesh": Mesh(pp=2), "pipeline": pipeline})
-    with pytest.raises(HpctrainError, match="goes in 2 rounds of 2 stages, which do not divide 5") as caught:
+    with pytest.raises(HpctrainError, match="runs in 2 rounds of 2 stages, which do not divide 5") as caught:
         require_recipe(recipe.at(2), 2)
     assert caught.value.hint == "--set pipeline.micro_batches=4"
 

@@ -78,10 +78,10 @@ def test_wrong_values(given: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("others", "why"),
     [
-        ({"fault_tolerance": "shrink"}, "what a rank that died has learnt in them is lost"),
+        ({"fault_tolerance": "shrink"}, "what a dead rank has learnt in them is lost"),
         ({"communication": {"compression": "bf16"}}, "without gradients for communication.compression"),
         ({"communication": {"compression": "top_k"}}, "without gradients for communication.compression"),
-        ({"mesh": {"dp_shard": 2}}, "of mesh dp_shard 2 none has the whole model; --mesh dp_replicate=-1"),
+        ({"mesh": {"dp_shard": 2}}, "no rank of mesh dp_shard 2 has the whole model; --mesh dp_replicate=-1"),
         ({"averaging": {"decay": 0.9}}, "averaging follows parameters that are equal on all ranks"),
         ({"precision": "fp16"}, "fp16 scales the loss by what overflowed on any rank; bf16 does not"),
         ({"numbers": {"non_finite": "skip"}}, "skip leaves a step out on all of them"),

@@ -338,4 +338,4 @@ def test_the_commands(source, tmp_path, capsys):
     assert "train-000001.bin: changed: its SHA-256 is another" in said
     assert f"hpctrain data prepare-text {source / 'more'} {source / '00.txt'} {folder} --tokenizer bytes" in said
     assert command_line("data", "stage", folder, tmp_path / "staged") == 2
-    assert "holds tokens, and images alone are staged" in capsys.readouterr().err
+    assert "holds tokens, and only images are staged" in capsys.readouterr().err

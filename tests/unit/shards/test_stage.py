@@ -56,7 +56,7 @@ def test_a_share_reaches_the_rest_where_it_is(
 ):
     monkeypatch.delenv("SLURM_NODEID", raising=False)
     assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2"]) == 2
-    assert "--node I says it" in capsys.readouterr().err
+    assert "--node I says which" in capsys.readouterr().err
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) | {"bytes": 0} == {"copied": 3, "bytes": 0, "there": 0, "linked": 4}

@@ -187,7 +187,7 @@ def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
     assert (plan["ranks"], plan["begun_ranks"]) == (3, None)
     said = capsys.readouterr().err
     assert "warning: n3 does not answer ssh" in said
-    assert "going on from step 0 on n[1-3]: 2 ranks until now, 3 from now on" in said
+    assert "resuming from step 0 on n[1-3]: 2 ranks until now, 3 from now on" in said
 
 
 def test_a_host_that_is_lost_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert [set(hosts) for hosts in starts()] == [{"n1", "n2", "n3"}, {"n1", "n2", "n3", "n4"}, {"n1", "n4"}]
     assert [event.reason for event in events("stopped")] == ["n4 joins", "n[2-3] leave"]
     assert json.loads(Path("run/plan.json").read_text())["begun_ranks"] == 3
-    assert "going on from step 0 on n[1,4]: 4 ranks until now, 2 from now on" in capsys.readouterr().err
+    assert "resuming from step 0 on n[1,4]: 4 ranks until now, 2 from now on" in capsys.readouterr().err
 
 
 def script(*options: str) -> int:
@@ -414,7 +414,7 @@ def test_hosts_with_which_it_does_not_work_are_left_again(
     assert run("--hostfile", "hosts.txt", "--restarts", "0") == 0
     before = {"n1", "n2", "n3"}
     assert [set(hosts) for hosts in starts()] == [before, {*before, "n4"}, before, {*before, "n4", "n5"}]
-    assert "going on from step 0 as before, on n[1-3]" in capsys.readouterr().err
+    assert "resuming from step 0 as before, on n[1-3]" in capsys.readouterr().err
 
 
 def test_what_is_left_of_two_ranks_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +443,7 @@ def test_a_hostfile_that_names_nobody_changes_nothing(
     assert run("--hostfile", "hosts.txt") == 0
     assert starts() == [["n1", "n2", "n3"], ["n1", "n2", "n3"], ["n1", "n2", "n3", "n4"]]
     said = capsys.readouterr().err
-    assert "warning: the hosts stay those of before: hosts.txt names no host" in said
+    assert "warning: the hosts stay as they were: hosts.txt names no host" in said
     assert "warning: the hosts stay as they are: hosts.txt names no host" in said
 
 

@@ -237,7 +237,9 @@ def test_nobody_joins_who_cannot_be_asked() -> None:
 
 def test_a_host_with_ranks_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, n2={"busy": (17, 18)})
-    with pytest.raises(HpctrainError, match="n2 still has ranks of this run, from before: process 17 18") as raised:
+    with pytest.raises(
+        HpctrainError, match="n2 still has ranks of an earlier attempt of this run: process 17 18"
+    ) as raised:
         ready(plan("n1", "n2"))
     assert raised.value.exit_code == 1
 

@@ -78,7 +78,7 @@ def test_an_attempt_that_had_this_pods_ranks_is_not_joined_again(
 
 def test_nothing_begins_in_a_directory_that_is_not_there_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert take_part(RunDirectory(tmp_path / "none"), seconds=0.1, poll=0.01) == 4
-    assert "the first pod began nothing within 0.1 s: kubectl get pods" in capfd.readouterr().err
+    assert "the first pod started nothing within 0.1 s: kubectl get pods" in capfd.readouterr().err
 
 
 def test_a_pod_that_waits_leaves_at_once(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_events_that_cannot_be_read_are_read_again(run: RunDirectory, monkeypatc
     assert take_part(run, seconds=30, poll=0.01) == 0
     run.events.write_bytes(b"\0" * 20 + text[20:])
     monkeypatch.setattr("hpctrain.supervision.pods._UNREAD_SECONDS", 0.1)
-    with pytest.raises(HpctrainError, match=r"cannot be read for 0\.1 s") as raised:
+    with pytest.raises(HpctrainError, match=r"could not be read for 0\.1 s") as raised:
         take_part(run, seconds=30, poll=0.01)
     # The Job makes another pod, and is not over.
     assert raised.value.exit_code == 4

@@ -211,7 +211,7 @@ def test_a_signal_ends_the_wait() -> None:
         finally:
             process.kill()
     assert "interrupted by SIGTERM before it was started again" in said
-    assert "to go on: hpctrain run --resume --run-dir run" in said
+    assert "to resume: hpctrain run --resume --run-dir run" in said
     assert json.loads(Path("run/summary.json").read_text())["status"] == "resumable"
     assert len(events("start")) == 2
 
@@ -253,7 +253,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_has_failed(capsys: pytest.Captu
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 1
     said = capsys.readouterr().err
     assert "the run cannot be resumed: " in said and f"{path.name}/state.json" in said
-    assert "  restore that folder, or begin a new run with another --run-dir" in said
+    assert "  restore that folder, or start a new run with another --run-dir" in said
     assert "to go on" not in said
     (fault,) = events("fault")
     assert "was killed by signal 9" in fault.message and "none can be read" in fault.message
@@ -300,10 +300,10 @@ def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Att
     told = supervisor.further(REFUSED, attempt, None)
     assert isinstance(told, Failure) and told.refused
     assert told.message == (
-        "rank 1 failed: HpctrainError; what was changed since step 10: epochs from 20 to 30, guard.every from 100 to 7"
+        "rank 1 failed: HpctrainError; changed since step 10: epochs from 20 to 30, guard.every from 100 to 7"
     )
     command = "hpctrain run --resume --run-dir run --accept-changes --set epochs=20 --set guard.every=100"
-    assert str(told).endswith(f"\n  to go on without: {command}")
+    assert str(told).endswith(f"\n  to resume without these: {command}")
     supervisor.see(STEP)
     # They took it, and it is something else.
     assert supervisor.further(REFUSED, attempt, None) == REFUSED
@@ -327,11 +327,11 @@ def test_a_damaged_checkpoint_is_set_aside_once_the_run_goes_on(capsys: pytest.C
     (bad / "state.json").write_text("{")
     resume = ["run", "--resume", "--run-dir", "run"]
     assert main([*resume, "--dry-run"]) == 0
-    assert f"{bad} is damaged, and would be passed over: " in capsys.readouterr().err
+    assert f"{bad} is damaged and would be skipped: " in capsys.readouterr().err
     assert (sorted(good.parent.iterdir()), events("damaged")) == ([good, bad], [])
     assert main(resume) == 0
     (told,) = events("damaged")
-    assert f"{bad} is damaged, and passed over: {told.fault}; it is now " in capsys.readouterr().err
+    assert f"{bad} is damaged and was skipped: {told.fault}; it is now " in capsys.readouterr().err
     assert told.path == bad.name
     assert sorted(path.name for path in good.parent.iterdir()) == sorted([good.name, told.kept_as])
     assert [event.iteration for event in events("start")] == [0, 10]

@@ -45,7 +45,7 @@ def test_runs_go_in_order_and_end_with_the_first_that_fails(series: Series) -> N
 
     assert series.run(run_one, said.append) == RESUMABLE
     assert begun == [(0, "seed-7"), (1, "seed-8")]
-    assert said[-1].endswith(f"to go on with all seeds: hpctrain run --resume --run-dir {series.path}")
+    assert said[-1].endswith(f"to resume all seeds: hpctrain run --resume --run-dir {series.path}")
     codes[1] = 0
     assert series.run(run_one, said.append) == 0
     assert [number for number, _ in begun[2:]] == [0, 1, 2]
@@ -58,7 +58,7 @@ def test_what_a_run_raises_says_how_all_go_on(series: Series) -> None:
     with pytest.raises(HpctrainError) as caught:
         series.run(run_one, lambda text: None)
     assert (caught.value.message, caught.value.exit_code) == ("seed 7: no launcher", 4)
-    assert caught.value.hint.startswith("install one\n  to go on with all seeds: hpctrain run --resume")
+    assert caught.value.hint.startswith("install one\n  to resume all seeds: hpctrain run --resume")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
@@ -96,7 +96,7 @@ def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
 
 
 def test_wrong_use(series: Series) -> None:
-    with pytest.raises(HpctrainError, match="seeds end at 4294967295"):
+    with pytest.raises(HpctrainError, match="the largest seed is 4294967295"):
         repeated(a_plan(seed=2**32 - 2), 3)
     assert list(repeated(a_plan(seed=2**32 - 2), 2)) == [2**32 - 2, 2**32 - 1]
     script = a_plan().model_copy(update={"recipe": None, "script": Script(path=Path("train.py"))})
@@ -142,7 +142,7 @@ def test_a_series_is_no_place_for_another_run(series: Series, capsys: pytest.Cap
     for command in (["run", "digits"], ["run", "digits", "--dry-run"], ["submit", "digits", "--dry-run"]):
         assert main([*command, "--run-dir", str(series.path)]) == 2
         said = capsys.readouterr()
-        assert f"{series.path} already holds repeated runs\n  to go on with them: hpctrain run --resume" in said.err
+        assert f"{series.path} already holds repeated runs\n  to resume them: hpctrain run --resume" in said.err
         assert said.out == ""
     assert sorted(series.path.rglob("*")) == before
 
