@@ -80,7 +80,7 @@ def broken_images_line(broken: BrokenImagesEvent) -> str:
 
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
-    return f"checkpoint {damaged.path} was damaged, and passed over: {damaged.fault}; it is {damaged.kept_as} now"
+    return f"checkpoint {damaged.path} was damaged and was skipped: {damaged.fault}; it is {damaged.kept_as} now"
 
 
 def changed_line(changed: ChangedEvent) -> str:
