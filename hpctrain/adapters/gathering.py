@@ -90,7 +90,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     devices: dict[str, Any] = {}
     own = float(weight)
     if not 0 <= own < math.inf:
-        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number from 0 on")
+        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number of at least 0")
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
     counts = first_of_each(comm, [own > 0 for own, _ in everyone])
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
@@ -240,8 +240,7 @@ def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
     first = next(iter(forms))
     if other := next((rank for rank in forms if forms[rank] != forms[first]), None):
         raise HpctrainError(
-            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be put "
-            "together",
+            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be combined",
             _UNEVEN,
         )
 

@@ -198,7 +198,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     if not given:
         raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
-        raise HpctrainError(f"ht.log: step={step!r} is not a number of a step", "give an int from 0 up to 2**53 - 1")
+        raise HpctrainError(f"ht.log: step={step!r} is not a step number", "give an int from 0 up to 2**53 - 1")
     if others := [name for name in given if not isinstance(name, str)]:
         raise HpctrainError(f"ht.log: the name {others[0]!r} is not text", "give names as str: ht.log({'0': loss})")
     if own := recording():

@@ -253,7 +253,7 @@ def _reason(wanted: str) -> str:
 def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
     if wanted not in ("auto", "gloo", "nccl"):
         raise HpctrainError(
-            f"backend {wanted!r} needs ranks that MPI started, and torchrun started these {launcher.size}",
+            f"backend {wanted!r} needs ranks started by MPI, but torchrun started these {launcher.size}",
             f"choose gloo or nccl, or start it with: hpctrain run {sys.argv[0]} -np {launcher.size} --backend {wanted}",
         )
     reason = _reason(wanted)
@@ -269,7 +269,7 @@ def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -
         from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
     except ImportError as error:
         raise HpctrainError(
-            f"backend {backend!r} is PyTorch's, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
+            f"backend {backend!r} needs PyTorch, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
         ) from error
     return TorchDistributedCommunicator("nccl" if backend == "nccl" else "gloo", reason, world)
 

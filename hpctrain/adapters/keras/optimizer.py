@@ -119,7 +119,7 @@ def _check(optimizer: Any, guard_every: int) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise HpctrainError(f"{kind} is not an optimizer of Keras 3", "use one of keras.optimizers")
     if reduction_of(optimizer):
-        raise HpctrainError(f"this {kind} was given to ht.distribute before", "make an optimizer for each model")
+        raise HpctrainError(f"this {kind} was already given to ht.distribute", "make an optimizer for each model")
     if guard_every < 1:
         raise HpctrainError(f"guard_every={guard_every} must be above 0")
 
@@ -152,6 +152,6 @@ def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
         model.jit_compile = False
     if comm.rank == 0 and tf.config.list_physical_devices("GPU"):
         print(
-            f"hpctrain: jit_compile is off, the reduction of backend {comm.backend!r} has no XLA kernel",
+            f"hpctrain: jit_compile is off: the reduction of backend {comm.backend!r} has no XLA kernel",
             file=sys.stderr,
         )

@@ -79,7 +79,7 @@ def shard(
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     spec = dataset.element_spec
     if is_sharded(dataset):
-        raise HpctrainError("this dataset was sharded before", "call ht.shard once")
+        raise HpctrainError("this dataset is already sharded", "call ht.shard once")
     if isinstance(spec, tuple) and len(spec) > 3:
         raise HpctrainError(
             f"the dataset yields {len(spec)} values", "it must yield batches (x, y), (x, y, sample_weight) or x"

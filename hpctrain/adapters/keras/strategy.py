@@ -77,8 +77,7 @@ def refuse_keras_distribution() -> None:
     found = keras.distribution.distribution()
     if found is not None:
         raise HpctrainError(
-            f"keras.distribution.{type(found).__name__} distributes nothing on TensorFlow, without a word: it is for "
-            "JAX",
+            f"keras.distribution.{type(found).__name__} silently distributes nothing on TensorFlow: it is for JAX",
             "leave keras.distribution.set_distribution out: ht.distribute, or ht.keras.strategy(), distributes",
         )
 
@@ -103,8 +102,8 @@ def _watched(fit: Any) -> Any:
             )
         if issubclass(kind, tf.distribute.ParameterServerStrategy):
             raise HpctrainError(
-                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it has not the "
-                "DatasetCreator by which workers made their data",
+                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it lacks the "
+                "DatasetCreator with which workers made their data",
                 "write the loop: ht.keras.coordinator().schedule(step, args=batch); or choose --backend multi_worker",
             )
         return fit(model, *arguments, **settings)

@@ -171,7 +171,7 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if not optimizers or len(optimizers) < len(given):
         raise HpctrainError(
-            f"{optimizer!r} is not a torch.optim.Optimizer, nor a list of them", "ht.distribute(model, optimizer)"
+            f"{optimizer!r} is not a torch.optim.Optimizer or a list of them", "ht.distribute(model, optimizer)"
         )
     return optimizers
 

@@ -62,14 +62,14 @@ def join(
 def _record(model: torch.nn.Module) -> Trained:
     if not isinstance(model, torch.nn.Module) or model not in trained:
         raise HpctrainError(
-            f"ht.join got {type(model).__name__}, which ht.distribute did not get",
+            f"ht.join got {type(model).__name__}, which was not given to ht.distribute",
             "with ht.join(model): around the loop, with the model that was given to ht.distribute",
         )
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         raise HpctrainError(
             f"{type(model).__name__} normalises batches over all ranks, which a rank without a batch cannot take part "
             "in",
-            "use nn.BatchNorm, or give every rank as many batches",
+            "use nn.BatchNorm, or give every rank the same number of batches",
         )
     return trained[model]
 
@@ -80,7 +80,7 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     while (number := turns.next_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
-                f"ht.join: another rank trains {turns.model(number)}, which ht.join did not get on this one",
+                f"ht.join: another rank trains {turns.model(number)}, which ht.join was not given on this rank",
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
             )

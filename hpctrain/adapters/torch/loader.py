@@ -57,7 +57,8 @@ class ShardedLoader:
         for batch, (total, _) in zip(batches, self._sampler.shares(epoch), strict=True):
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
-                    "two iterators of one loader at a time share its persistent workers, and mix up their batches",
+                    "two iterators of one loader at the same time share its persistent workers, and mix up their "
+                    "batches",
                     "use one after the other, or persistent_workers=False",
                 )
             self._weights.drawn(batch, total, evaluation=self._evaluation)
@@ -145,7 +146,7 @@ def shard(
 def _is_shuffled(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset):
         raise HpctrainError(
-            "ht.shard cannot divide an iterable dataset: its samples have no numbers",
+            "ht.shard cannot divide an iterable dataset: its samples have no indices",
             "let the dataset itself yield every comm.size-th sample from comm.rank on",
         )
     sampler = loader.sampler
@@ -154,8 +155,8 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
     )
     if not whole:
         raise HpctrainError(
-            f"ht.shard cannot divide a loader whose {type(sampler).__name__} repeats or leaves out samples, or is your "
-            "own",
+            f"ht.shard cannot divide a loader whose {type(sampler).__name__} repeats or leaves out samples, or is a "
+            "custom one",
             "give the DataLoader shuffle=True or no sampler; ht.shard makes the order itself",
         )
     return isinstance(sampler, RandomSampler)

@@ -49,7 +49,7 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
-            raise HpctrainError(f"zero={self.zero!r} is no stage of ZeRO", "valid: 1, 2, 3")
+            raise HpctrainError(f"zero={self.zero!r} is not a stage of ZeRO", "valid: 1, 2, 3")
         for name, value in (("shard", self.shard), ("recompute", self.recompute)):
             if isinstance(value, str | type):
                 raise HpctrainError(f"{name} of a plan is a list of modules, not {value!r}", f"{name}=[{_text(value)}]")
