@@ -203,7 +203,7 @@ def test_so_often_to_one_checkpoint_and_no_more(tmp_path, rolls):
     settings = recipe(numbers={"non_finite": "roll_back", "limit": rolls}, checkpoints={})
     events, error = run(tmp_path, settings, Scripted(nan_at(4, 5, 6), set()))
     assert of_kind(events, "non_finite", "to") == [(3,)] * rolls + [(None,)]
-    assert error.message.endswith(f"; the run went back to step 3 {rolls} times already (numbers.limit)")
+    assert error.message.endswith(f"; the run has already gone back to step 3 {rolls} times (numbers.limit)")
 
 
 def test_a_new_checkpoint_begins_the_count_anew(tmp_path):
