@@ -22,7 +22,7 @@ Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
 def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str | None = None) -> Workload:
-    """The workload of a training step of a PyTorch network; computes nothing, and leaves the model as it is.
+    """The workload of a training step of a PyTorch network; computes nothing, and does not change the model.
 
     What a step does must not depend on the values of the samples, and must grow linearly with their number.
 

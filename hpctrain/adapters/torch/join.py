@@ -25,19 +25,20 @@ def join(
 ) -> Iterator[None]:
     """A context manager for a loop whose number of batches may differ between ranks.
 
-    A rank that comes to its end adds zeros to the gradients of those that still have batches. When all are through,
-    every rank takes over parameters, buffers and the state of the optimizers that ``ht.distribute`` got from a rank
-    that was active to the last. Within the loop, nothing else may take all ranks (``ht.should_stop()``, batch
-    normalisation over the ranks). Collective; costs one small all-reduce a backward pass. A scheduler steps after the
-    loop: stepped with each batch it goes on from another place on each rank, and learning rates differ in the next.
+    A rank that finishes early adds zeros to the gradients of those that still have batches. When all have finished,
+    every rank takes over the parameters, the buffers and the state of the optimizers given to ``ht.distribute`` from a
+    rank that was active to the last. Within the loop, no other operation may involve all ranks (``ht.should_stop()``,
+    batch normalisation over the ranks). Collective; costs one small all-reduce per backward pass. Step a scheduler
+    after the loop: stepped with each batch, it ends at a different point on each rank, and learning rates differ in the
+    next loop.
 
     Args:
         model: what is trained in the loop; one, or several.
-        divide_by_initial_world_size: gradients are divided by all ranks, so that each batch counts alike; else by those
-            that still have batches, so that the last steps are as large as the others.
+        divide_by_initial_world_size: divide gradients by the number of all ranks, so that each batch counts alike;
+            otherwise by the number of those that still have batches, so that the last steps are as large as the others.
 
     Raises:
-        HpctrainError: a model that ``ht.distribute`` did not get, or one that normalises over the ranks.
+        HpctrainError: a model that was not given to ``ht.distribute``, or one that normalises over the ranks.
     """
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     records = [_record(each) for each in models]
