@@ -38,8 +38,8 @@ def shard(data: Any, **settings: Any) -> Any:
 
 
 def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
-    """A context manager for a PyTorch loop whose number of batches differs between ranks: early ranks wait for the
-    others.
+    """A context manager for a PyTorch loop whose number of batches differs between ranks: ranks that finish early wait
+    for the others.
 
     See :func:`hpctrain.adapters.torch.join` for the settings.
     """
@@ -51,14 +51,14 @@ def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
 def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
     """Replace the running statistics of a model's batch normalisation by their mean over the ranks. Collective.
 
-    In training each rank normalises with its own samples, so that its running mean and variance are its own, and an
-    evaluation or a saved model would be of rank 0's samples alone. All ranks call it at the same place, after an epoch
+    During training each rank normalises with its own samples, so its running mean and variance are its own, and an
+    evaluation or a saved model would reflect only rank 0's samples. All ranks call it at the same place, after an epoch
     and before they evaluate or rank 0 saves::
 
         ht.average_statistics(model)
         model.eval()
 
-    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do it after each epoch and ahead of each evaluation.
+    Within ``fit`` the callbacks of ``ht.keras.callbacks()`` do this after each epoch and before each evaluation.
 
     Args:
         model: a PyTorch module or a Keras model.

@@ -33,7 +33,7 @@ def wire_of(compression: str, top_k: float, types: Mapping[str, T], comm: Commun
         raise HpctrainError(f"top_k={top_k:g} is not between 0 and 1", "0.01 sends a hundredth of each sum")
     if not CAPABILITIES[comm.backend].sends_largest:
         raise HpctrainError(
-            f"compression='top_k' needs the backend mpi, and {comm.backend} reduces the gradients",
+            f"compression='top_k' needs backend mpi, but {comm.backend} reduces the gradients",
             "choose --backend mpi, or compression 'fp16', 'bf16' or 'none'",
         )
     return TopK(fraction=top_k)

@@ -33,11 +33,11 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     """Join the values of all ranks, in rank order, on every rank. Collective.
 
     Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
-    between ranks; they keep their type, their dtype and their device, and carry no gradient. One without dimensions
-    counts as one row. Lists are joined one after the other. Of dictionaries and tuples each member is gathered by
-    itself. Anything else, a number or a text, becomes a list with one value a rank. A rank without a sample gives
-    None, an empty list or a tensor without rows, and gets what the others get. Of ranks that compute the same samples
-    (along tp, cp and pp of a mesh) the first one counts that does not give None::
+    between ranks; they keep their type, their dtype and their device, and carry no gradient. A tensor without
+    dimensions counts as one row. Lists are concatenated. Each member of a dictionary or tuple is gathered by itself.
+    Anything else, such as a number or a string, becomes a list with one value per rank. A rank without a sample gives
+    None, an empty list or a tensor without rows, and gets the same result as the others. Among ranks that compute the
+    same samples (along tp, cp and pp of a mesh), the first one that does not give None counts::
 
         predictions, labels = [], []
         for x, y in ht.shard(test_loader, evaluation=True):
@@ -61,13 +61,13 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
 
 
 def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
-    """The mean of the ranks' values on every rank, weighted where ranks have different numbers of samples. Collective.
+    """The mean of the ranks' values on every rank, weighted if ranks have different numbers of samples. Collective.
 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
-    floating one, and their device, and carry no gradient; of dictionaries, lists and tuples each member is averaged by
-    itself. The sum is made in float64, in the order of the ranks, with the same bits on every rank. The value of a rank
-    whose weight is 0 does not count, whatever it is: NaN and None too. With the number of samples of each value the
-    result is one process's over all samples, to the rounding of the value that each rank gave::
+    floating one, and their device, and carry no gradient; each member of a dictionary, list or tuple is averaged by
+    itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of a rank whose
+    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples, the result is that of
+    one process over all samples, up to the rounding of each rank's value::
 
         right = seen = 0
         for x, y in ht.shard(test_loader, evaluation=True):
@@ -75,11 +75,11 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
             seen += len(y)
         accuracy = ht.mean(right / max(seen, 1), weight=seen)
 
-    What is no mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
+    A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
 
     Args:
         value: this rank's.
-        weight: what it counts, from 0 on, such as its number of samples. By default every rank counts the same.
+        weight: of this rank's value, at least 0, such as its number of samples. By default every rank counts the same.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
@@ -90,7 +90,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     devices: dict[str, Any] = {}
     own = float(weight)
     if not 0 <= own < math.inf:
-        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number from 0 on")
+        raise HpctrainError(f"ht.mean: weight={own:g} is not a number of samples", "give a number of at least 0")
     everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
     counts = first_of_each(comm, [own > 0 for own, _ in everyone])
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
@@ -240,8 +240,7 @@ def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
     first = next(iter(forms))
     if other := next((rank for rank in forms if forms[rank] != forms[first]), None):
         raise HpctrainError(
-            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be put "
-            "together",
+            f"{where} is {forms[first]} on rank {first} and {forms[other]} on rank {other}, which cannot be combined",
             _UNEVEN,
         )
 

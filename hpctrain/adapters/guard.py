@@ -129,8 +129,8 @@ class Guard:
         if not written and not (sealed and steps != -inverted_least):
             raise error
         self._comm.say(
-            f"not proven that the ranks held equal parameters after step {steps}: a script changed or dropped them "
-            "since, not the same on all ranks"
+            f"not verified that the ranks held equal parameters after step {steps}: the script has since changed or "
+            "dropped them, not in the same way on all ranks"
         )
 
     def seal(self) -> None:
@@ -184,7 +184,7 @@ class Guard:
         differ = f"({len(differing)} of {len(names)} {self._replicas.what} differ)"
         if len(few[-1]) == len(most):
             between = " and ".join(f"rank {', '.join(side)}" for side in sides.values())
-            what = f"differs between {between} {differ}, with no majority to tell who is right"
+            what = f"differs between {between} {differ}, with no majority to tell which is right"
         else:
             odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
             what = f"differs on rank {odd} from the other ranks {differ}"
@@ -205,7 +205,7 @@ class Guard:
         values = None if index is None else np.ascontiguousarray(self._values(index))
         shapes = [shape for _, shape in self._of_holders(None if values is None else values.shape)]
         if not min(map(math.prod, shapes)):
-            return "the model is gone by now"
+            return "the model no longer exists"
         size = math.isqrt(math.prod(shapes[0])) + 1
         flat = None if values is None else values.reshape(-1)
         blocks = None if flat is None else [flat[start : start + size] for start in range(0, len(flat), size)]

@@ -91,7 +91,7 @@ class _OfTheRun:
 class Strategy(_OfTheRun, DDPStrategy):  # type: ignore[misc]
     """Lightning's DDP on the ranks of a run: ``Trainer(strategy=ht.lightning.Strategy())``, or ``"hpctrain"``.
 
-    ``devices`` and ``num_nodes`` can be left out of the Trainer. One process by itself is a run of one rank.
+    ``devices`` and ``num_nodes`` can be omitted from the Trainer. A single process is a run of one rank.
 
     Args:
         settings: those of Lightning's ``DDPStrategy``, such as ``find_unused_parameters``; its process group, its
@@ -119,10 +119,10 @@ class FabricStrategy(_OfTheRun, FabricDDP):  # type: ignore[misc]
     """The same for Fabric: ``Fabric(strategy=ht.lightning.FabricStrategy())``, or ``"hpctrain"``.
 
     Args:
-        settings: as of :class:`Strategy`.
+        settings: as for :class:`Strategy`.
 
     Raises:
-        HpctrainError: as of :class:`Strategy`.
+        HpctrainError: as for :class:`Strategy`.
     """
 
     strategy_name = NAME

@@ -180,25 +180,26 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     each name a metric of ``summary.json``. The newest are printed on rank 0's stderr, at most once a second; a script
     that was started by mpirun, torchrun or Python itself, without a run directory, only prints them.
 
-    Not collective: the values are rank 0's own, other ranks may call it or not, and what they give is dropped. A loss
-    or a metric of all ranks' samples goes through :func:`hpctrain.mean` first, on every rank::
+    Not collective: only rank 0's values are recorded; other ranks may call it or not, and their values are dropped.
+    Pass a loss or metric over all ranks' samples through :func:`hpctrain.mean` first, on every rank::
 
         ht.log(loss=ht.mean(loss, weight=len(x)))
 
     Args:
-        values: by name, for names that are no Python names, such as ``{"test/loss": 0.3}``.
-        step: the step that they are of. By default the last one that was counted: a step of the first optimizer that
-            :func:`hpctrain.distribute` got, in PyTorch and in Keras's ``fit``.
+        values: by name, for names that are not valid Python identifiers, such as ``{"test/loss": 0.3}``.
+        step: the step that they belong to. By default the last one counted: a step of the first optimizer that was
+            given to :func:`hpctrain.distribute`, in PyTorch and in Keras's ``fit``.
         named: the same as ``values``.
 
     Raises:
-        HpctrainError: no value, one that is not a single number, a name that is no text, or a step that is no count.
+        HpctrainError: no value, one that is not a single number, a name that is not a string, or a step that is not a
+            count.
     """
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
-        raise HpctrainError(f"ht.log: step={step!r} is not a number of a step", "give an int from 0 up to 2**53 - 1")
+        raise HpctrainError(f"ht.log: step={step!r} is not a step number", "give an int from 0 up to 2**53 - 1")
     if others := [name for name in given if not isinstance(name, str)]:
         raise HpctrainError(f"ht.log: the name {others[0]!r} is not text", "give names as str: ht.log({'0': loss})")
     if own := recording():

@@ -49,17 +49,17 @@ def init(backend: str | None = None) -> Communicator:
     """Join the run that the launcher started, and print on rank 0 which backend was chosen and why.
 
     Args:
-        backend: one of :data:`hpctrain.cluster.backends.BACKENDS`. By default what ``hpctrain run`` chose, through the
-            variable ``HPCTRAIN_BACKEND``, else ``auto``: ``single`` for one process; else, where each rank has a GPU,
-            ``nccl`` if the script has imported PyTorch and not TensorFlow, or else ``horovod``; else ``mpi``. Among
-            ranks of torchrun ``nccl`` or ``gloo``.
+        backend: one of :data:`hpctrain.cluster.backends.BACKENDS`. By default the one that ``hpctrain run`` chose,
+            through the variable ``HPCTRAIN_BACKEND``, or else ``auto``: ``single`` for one process; where each rank has
+            a GPU, ``nccl`` if the script has imported PyTorch and not TensorFlow, otherwise ``horovod``; ``mpi`` in all
+            other cases. Among ranks of torchrun, ``nccl`` or ``gloo``.
 
     Returns:
         The communicator; a second call returns the same one. ``rank``, ``size``, ``local_rank``, ``local_size`` and
-        ``host`` say which process this is. All ranks call at the same place, and all get the same:
-        ``barrier()``; ``broadcast_object(value)``, rank 0's; ``allgather_object(value)``, a list with one of each rank;
-        ``allreduce(array, "mean")``, of a small NumPy array, or ``"sum"``, ``"min"``, ``"max"``. Samples and metrics
-        are put together by :func:`hpctrain.gather` and :func:`hpctrain.mean`::
+        ``host`` say which process this is. All ranks call these methods at the same place, and all get the same result:
+        ``barrier()``; ``broadcast_object(value)``, rank 0's value; ``allgather_object(value)``, a list with one value
+        from each rank; ``allreduce(array, "mean")`` of a small NumPy array, or ``"sum"``, ``"min"``, ``"max"``. For
+        samples and metrics use :func:`hpctrain.gather` and :func:`hpctrain.mean`::
 
             comm = ht.init()
             seed = comm.broadcast_object(random.randrange(2**32))
@@ -69,7 +69,7 @@ def init(backend: str | None = None) -> Communicator:
             comm.barrier()
 
     Raises:
-        SystemExit: at the end of the training, on those ranks of ``parameter_server`` that serve rank 0.
+        SystemExit: at the end of training, on the ranks of ``parameter_server`` that serve rank 0.
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
@@ -101,9 +101,9 @@ def should_stop() -> bool:
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
-    ranks, after which ``hpctrain run --resume`` starts it again. An elastic run asks it to stop when its hosts change,
-    and starts it again by itself. From the first call on, SIGTERM asks for a stop too, and so does any signal to
-    ``hpctrain run`` that would end it.
+    ranks, after which ``hpctrain run --resume`` starts it again. An elastic run asks for a stop when its hosts change,
+    and starts the script again by itself. From the first call on, SIGTERM asks for a stop too, and so does any signal
+    to ``hpctrain run`` that would end it.
     """
     comm = current()
     stopping.listen("TERM")
@@ -253,7 +253,7 @@ def _reason(wanted: str) -> str:
 def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
     if wanted not in ("auto", "gloo", "nccl"):
         raise HpctrainError(
-            f"backend {wanted!r} needs ranks that MPI started, and torchrun started these {launcher.size}",
+            f"backend {wanted!r} needs ranks started by MPI, but torchrun started these {launcher.size}",
             f"choose gloo or nccl, or start it with: hpctrain run {sys.argv[0]} -np {launcher.size} --backend {wanted}",
         )
     reason = _reason(wanted)
@@ -269,7 +269,7 @@ def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -
         from hpctrain.comm.torch_distributed import TorchDistributedCommunicator
     except ImportError as error:
         raise HpctrainError(
-            f"backend {backend!r} is PyTorch's, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
+            f"backend {backend!r} needs PyTorch, which cannot be loaded: {error}", "pip install 'hpctrain[torch]'"
         ) from error
     return TorchDistributedCommunicator("nccl" if backend == "nccl" else "gloo", reason, world)
 

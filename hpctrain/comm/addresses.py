@@ -68,7 +68,7 @@ def meet(
         raise failure if isinstance(failure, HpctrainError) else HpctrainError(f"{host}: {failure}", REMEDY)
     if "" in said:
         rank = said.index("")
-        raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address for the others", REMEDY)
+        raise HpctrainError(f"rank {rank} on {hosts[rank]} has no address that the others can reach", REMEDY)
     return Meeting(hosts=hosts, places=[(text.split()[0], int(text.split()[1])) for text in said], port=port)
 
 
@@ -121,7 +121,7 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise HpctrainError(f"{host} knows no way to {others[0]}: {error.strerror}", REMEDY) from error
+        raise HpctrainError(f"{host} has no route to {others[0]}: {error.strerror}", REMEDY) from error
 
 
 def _address_of(interface: str) -> str:

@@ -39,7 +39,7 @@ class RanksLostError(HpctrainError):
     """Ranks of the run died. The others can go on after :meth:`Communicator.recover`."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, "hpctrain run --resume goes on from the last checkpoint", exit_code=RESUMABLE)
+        super().__init__(message, "hpctrain run --resume continues from the last checkpoint", exit_code=RESUMABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def whole(wire: Wire[T]) -> T | None:
     """
     if isinstance(wire, TopK):
         raise HpctrainError(
-            "compression: top_k needs the backend mpi, and another one reduces the gradients",
+            "compression: top_k needs backend mpi, but another backend reduces the gradients",
             "choose --backend mpi, or compression fp16, bf16 or none",
         )
     return wire
@@ -232,7 +232,7 @@ class Communicator(ABC):
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         """Reduce a small array element by element over all ranks, with the same bits on each."""
 
-    def group(self, size: int | None = None, what: str = "adding up over a group of ranks") -> Group:
+    def group(self, size: int | None = None, what: str = "summing over a group of ranks") -> Group:
         """This rank's group of ``size`` neighbouring ranks, which divides the ranks. Collective over all ranks.
 
         Without ``size`` it is all ranks. It ends with :meth:`recover`. ``what`` says in messages what it is for.
@@ -242,7 +242,7 @@ class Communicator(ABC):
         """
         if size is not None and self.size % size:
             raise HpctrainError(
-                f"{self.size} ranks do not make groups of {size}",
+                f"{self.size} ranks cannot be divided into groups of {size}",
                 f"start a multiple of {size} ranks",
             )
         return self._group(size, what)
@@ -371,7 +371,7 @@ class Communicator(ABC):
         Raises:
             HpctrainError: it cannot be done.
         """
-        raise HpctrainError(f"backend {self.backend!r} cannot go on without a rank that died", exit_code=RESUMABLE)
+        raise HpctrainError(f"backend {self.backend!r} cannot continue without a rank that died", exit_code=RESUMABLE)
 
     @abstractmethod
     def abort(self, exit_code: int) -> None:

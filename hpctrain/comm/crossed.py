@@ -22,10 +22,10 @@ _NAMED = 8
 HEARD = frozenset({"in", "out", "still", "yes", "crossed"})
 
 _HINTS = {
-    True: "give every rank as many batches, as ht.shard does, or put the loop into `with ht.join(model):`, so that "
-    "ranks that are through wait for the others",
-    False: "call backward() as often on every rank, and what takes all ranks (comm.barrier(), ht.should_stop(), saving "
-    "by all ranks, …) at the same places",
+    True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
+    "so that ranks that finish early wait for the others",
+    False: "call backward() the same number of times on every rank, and collective calls (comm.barrier(), "
+    "ht.should_stop(), saving by all ranks, …) at the same places",
 }
 
 
@@ -54,7 +54,7 @@ def crossed(places: Mapping[int, Place], names: Callable[[int], str]) -> Hpctrai
         by_place.setdefault(str(place), []).append(names(rank))
     sides = "; ".join(f"{_some(ranks)} {where}" for where, ranks in by_place.items())
     return HpctrainError(
-        f"the ranks wait for each other in different places, and would for ever: {sides}",
+        f"the ranks are waiting for each other in different places, and would wait forever: {sides}",
         _HINTS[any(place.kind == END for place in places.values())],
         exit_code=1,
     )

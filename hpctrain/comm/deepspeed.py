@@ -40,6 +40,6 @@ class DeepSpeedCommunicator(TorchDistributedCommunicator):
 
     def torch(self) -> NoReturn:
         raise HpctrainError(
-            "ht.distribute under --backend deepspeed: deepspeed.initialize distributes the model already",
+            "ht.distribute under --backend deepspeed: deepspeed.initialize already distributes the model",
             "leave ht.distribute out, or choose --backend nccl, mpi or gloo",
         )

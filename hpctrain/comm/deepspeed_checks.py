@@ -69,8 +69,8 @@ def watch_deepspeed() -> None:
 
 def _refuse_to_compile(builder: Any, verbose: bool = True) -> NoReturn:
     raise HpctrainError(
-        f"DeepSpeed's {builder.name} is not built, and hpctrain lets nothing be compiled during a run: a rank that is "
-        "killed meanwhile leaves a lock on which all later runs wait for ever",
+        f"DeepSpeed's {builder.name} is not built, and hpctrain allows no compilation during a run: a rank killed "
+        "meanwhile leaves a lock that all later runs wait for forever",
         f"build it once: {builder.BUILD_VAR}=1 pip install --no-build-isolation --force-reinstall --no-deps deepspeed; "
         "or choose an optimizer of PyTorch's, or leave the offload out",
     )
@@ -150,7 +150,7 @@ def _check_keys(given: Mapping[str, Any], name: str) -> None:
     for key in given:
         near = () if key in known else difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
-            raise HpctrainError(f"{name}: DeepSpeed has no key {key!r}, and would pass over it", f"{near[0]}?")
+            raise HpctrainError(f"{name}: DeepSpeed has no key {key!r}, and would ignore it", f"{near[0]}?")
 
 
 def _of_section(error: ValidationError, given: Mapping[str, Any], name: str) -> HpctrainError:

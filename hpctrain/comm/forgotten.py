@@ -28,16 +28,17 @@ def forgotten(ranks: int, *, joined: bool, distributed: bool) -> str | None:
         if _may_use_groups():
             return None
         return (
-            f"{ranks} ranks trained, each by itself: the script made an optimizer, and ht.distribute got none. Its "
-            "results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all"
+            f"{ranks} ranks trained, each by itself: the script made an optimizer, but never passed it to "
+            "ht.distribute. Its results are rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains "
+            "one model on all"
             if _trained()
             else None
         )
     if any(name in sys.modules for name in _OTHERS):
         return None
     return (
-        f"the script never called ht.init(): unless it meets the other ranks in another way, it ran {ranks} times, "
-        "each rank by itself. help(hpctrain) shows the lines that make it one training"
+        f"the script never called ht.init(): unless it joins the other ranks in another way, it ran {ranks} times, "
+        "each rank by itself. help(hpctrain) shows the lines that make it one training run"
     )
 
 

@@ -70,8 +70,8 @@ class HorovodCommunicator(MpiControl):
             leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
-                    f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of "
-                    f"{self.size}: Horovod was built for another MPI than the one that started this run",
+                    f"Horovod sees rank {module.rank()} of {module.size()}, MPI sees rank {self.rank} of {self.size}: "
+                    "Horovod was built for a different MPI from the one that started this run",
                     BUILD_HINT,
                 )
             self._modules[framework] = module

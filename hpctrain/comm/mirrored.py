@@ -32,13 +32,13 @@ class MirroredCommunicator(SingleCommunicator):
 
 def not_for_torch(backend: str) -> HpctrainError:
     """The error for a PyTorch model with a backend of tf.distribute."""
-    return HpctrainError(f"backend {backend!r} is TensorFlow's, and this is PyTorch", "choose --backend mpi or gloo")
+    return HpctrainError(f"backend {backend!r} is for TensorFlow, but this is PyTorch", "choose --backend mpi or gloo")
 
 
 def in_scope(backend: str) -> HpctrainError:
     """The error for ``ht.distribute`` where the strategy's scope distributes."""
     return HpctrainError(
-        f"backend {backend!r} distributes what is made in its scope, and ht.distribute has nothing to reduce",
+        f"backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
         "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "
         "choose --backend multi_worker, mpi or horovod",
     )

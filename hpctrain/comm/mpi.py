@@ -142,8 +142,8 @@ class MpiControl(Communicator):
         finally:
             self._survival.end()
         raise HpctrainError(
-            f"rank {self._survival.first_rank} on {self.host}: the ranks that are left could not form the run anew",
-            "hpctrain run --resume goes on from the last checkpoint",
+            f"rank {self._survival.first_rank} on {self.host}: the remaining ranks could not re-form the run",
+            "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,
         )
 
@@ -155,14 +155,14 @@ class MpiControl(Communicator):
         raise HpctrainError(
             f"rank {survival.first_rank} on {self.host}: {', '.join(gone)} fell silent, and {len(set(hosts))} of "
             f"{len(set(before))} hosts is not a majority: the others may still be training",
-            "hpctrain run --resume goes on from the last checkpoint, on the hosts that answer",
+            "hpctrain run --resume continues from the last checkpoint, on the hosts that answer",
             exit_code=RESUMABLE,
         )
 
     def _form_anew(self, survival: Survival, lost: list[LostRank]) -> None:
         self._cut_loose()
         survival.give_up(self.timeout)
-        with self.timeout.blocking("forming the run anew without the ranks that died"):
+        with self.timeout.blocking("re-forming the run without the ranks that died"):
             lost += survival.shrink()
         self._comm = survival.comm
         # Without the dead they cannot be given back.

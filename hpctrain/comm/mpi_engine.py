@@ -91,8 +91,8 @@ class MpiCommunicator(MpiControl):
     def recover(self) -> tuple[LostRank, ...]:
         if self._process_groups is not None:
             raise HpctrainError(
-                f"rank {self.rank} on {self.host}: a rank died, and with it its part of what process groups divide",
-                "hpctrain run --resume goes on from the last checkpoint",
+                f"rank {self.rank} on {self.host}: a rank died, and its part of what process groups divide is lost",
+                "hpctrain run --resume continues from the last checkpoint",
                 exit_code=RESUMABLE,
             )
         return super().recover()

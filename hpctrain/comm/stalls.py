@@ -187,7 +187,10 @@ class FailureDetector:
                 self._ask(probe, rank)
         elif first_time:
             probe.reported = True
-            _say(f"every rank has waited for others, for up to {self._longest(probe, now):.0f} s: {self._waits(probe)}")
+            _say(
+                f"every rank has been waiting for others, for up to {self._longest(probe, now):.0f} s: "
+                f"{self._waits(probe)}"
+            )
 
     def _ask(self, probe: _Probe, rank: int) -> None:
         """Have a waiting rank of the stalled one's host look at it."""
@@ -296,11 +299,13 @@ def _message(stalls: Sequence[Stall], timeout: float) -> str:
     more = f" and {len(stalls) - 2 * _LOOKS} more" if len(stalls) > 2 * _LOOKS else ""
     stall = stalls[0]
     step = "" if stall.iteration is None else f" of step {stall.iteration}"
-    lines = [f"{names}{more} stalled: the others have waited up to {stall.seconds:.0f} s in {stall.waiting_for}{step}"]
+    lines = [
+        f"{names}{more} stalled: the others have been waiting up to {stall.seconds:.0f} s in {stall.waiting_for}{step}"
+    ]
     for stall in stalls:
         lines += [f"  rank {stall.rank}: {stall.state}"] if stall.state else []
         lines += [f"    {line}" for line in stall.stack.splitlines()]
-    return "\n".join([*lines, f"  the run goes on when they come, and ends after HPCTRAIN_TIMEOUT={timeout:g} s"])
+    return "\n".join([*lines, f"  the run continues when they arrive, and ends after HPCTRAIN_TIMEOUT={timeout:g} s"])
 
 
 def _say(text: str) -> None:

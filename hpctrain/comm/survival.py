@@ -130,7 +130,7 @@ class Survival:
         """
         self.comm.Revoke()
         if not self._given_up:
-            self._vote(0, timeout, "agreeing to go on without the ranks that died")
+            self._vote(0, timeout, "agreeing to continue without the ranks that died")
 
     def shrink(self) -> list[LostRank]:
         """Replace :attr:`comm` by its remaining ranks; returns the others.

@@ -85,7 +85,7 @@ def replica_devices(replicas: int | None) -> list[str]:
     if gpus:
         if count > len(gpus):
             raise HpctrainError(
-                f"{count} replicas, and this process sees {len(gpus)} GPUs",
+                f"{count} replicas, but this process sees {len(gpus)} GPUs",
                 f"-np {len(gpus)}, or CUDA_VISIBLE_DEVICES= for replicas on the CPU",
             )
         return [f"GPU:{number}" for number in range(count)]
@@ -104,6 +104,6 @@ def _configure(cpu: Any, logical: Sequence[Any]) -> None:
 def late(error: Exception) -> HpctrainError:
     """The error where TensorFlow has computed something before the strategy was made."""
     return HpctrainError(
-        f"TensorFlow has its devices already, and a strategy cannot be made any more: {error}",
+        f"TensorFlow has already set up its devices, so a strategy can no longer be made: {error}",
         "call ht.init() first, before the script makes a tensor, a variable or a model",
     )

@@ -46,7 +46,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         if workers < 1:
             raise HpctrainError(
                 f"backend 'parameter_server' needs a coordinator, {servers} for the parameters ({PARAMETER_SERVERS}) "
-                f"and a worker at least, and there are {world.size} ranks",
+                f"and at least one worker, but there are {world.size} ranks",
                 f"-np {servers + 2} or more",
             )
         super().__init__(f"{reason}; {workers} workers, {servers} for the parameters")

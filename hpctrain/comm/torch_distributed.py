@@ -62,7 +62,7 @@ class TorchDistributedCommunicator(Communicator):
         self._by_mpi = world is not None
         if dist.is_initialized():
             raise HpctrainError(
-                "torch.distributed has a process group already", "leave init_process_group out: ht.init() makes it"
+                "torch.distributed already has a process group", "leave init_process_group out: ht.init() makes it"
             )
         if self.on_gpus and not dist.is_nccl_available():
             raise HpctrainError(
@@ -73,7 +73,7 @@ class TorchDistributedCommunicator(Communicator):
         try:
             self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
         except RuntimeError as error:
-            raise self._failed(error, "the making of the group") from error
+            raise self._failed(error, "making the group") from error
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         self._engine: TorchDistributedEngine | None = None
         if self.on_gpus:
@@ -146,7 +146,7 @@ class TorchDistributedCommunicator(Communicator):
                 starts = range(0, self.size, size)
                 groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
         except RuntimeError as error:
-            raise self._failed(error, "the making of groups of ranks") from error
+            raise self._failed(error, "making groups of ranks") from error
         return groups[self.rank // size]
 
     def _reduce(self, tensor: torch.Tensor, operation: Any, what: str) -> None:
@@ -219,7 +219,7 @@ class TorchDistributedCommunicator(Communicator):
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(
-            f"backend {self.backend!r} reduces PyTorch's gradients, and this is Keras",
+            f"backend {self.backend!r} reduces PyTorch's gradients, but this is Keras",
             "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
         )
 

@@ -63,7 +63,7 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source]:
         tokens = train.manifest.settings.tokenizer.vocabulary
         if tokens > recipe.model.vocabulary:
             raise HpctrainError(
-                f"{folder} has {tokens:,} tokens, and the model tells {recipe.model.vocabulary:,} apart",
+                f"{folder} has {tokens:,} tokens, but the model's vocabulary has {recipe.model.vocabulary:,}",
                 f"--set model.vocabulary={-(-tokens // _MULTIPLE) * _MULTIPLE}",
             )
         sources = Windows(train, context, recipe.seed), Windows(val, context)
@@ -84,7 +84,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
 
     if recipe.model.name == "digits_cnn":
         raise HpctrainError(
-            f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, no photographs",
+            f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs",
             "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
         )
     folder = _folder(recipe, comm)
@@ -96,7 +96,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[Source, Source
         )
     if len(train.classes) > _CLASSES:
         raise HpctrainError(
-            f"{folder} has {len(train.classes)} classes, and {recipe.model.name} tells {_CLASSES} apart",
+            f"{folder} has {len(train.classes)} classes, but {recipe.model.name} distinguishes {_CLASSES}",
             "--set data.path=DIR names a folder with fewer classes",
         )
     return train, val

@@ -74,7 +74,7 @@ class WorkerPool:
             RuntimeError: another stream is open, whose images this one would overwrite.
         """
         if self._open:
-            raise RuntimeError("another stream of these samples is open: close it before")
+            raise RuntimeError("another stream of these samples is open: close it first")
         ready = self._ahead(split, list(pieces), epoch) if self._count else self._here(decoder, split, pieces, epoch)
         self._open = ready
         try:

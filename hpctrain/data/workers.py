@@ -30,7 +30,7 @@ _NOT_THEIRS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 2.0
 _OUT_OF_MEMORY = (
-    "mostly memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
+    "usually memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
     "batch.micro_batch=N"
 )
 
@@ -83,8 +83,8 @@ class Workers:
                 self._memory = mmap.mmap(self._memory_file, size)
             except OSError as error:
                 raise HpctrainError(
-                    f"no {size / 1e6:.0f} MB of shared memory for the images that workers make ready: {error.strerror}",
-                    "make less ready by a smaller --set batch.micro_batch=N, or all in the rank: --set data.workers=0",
+                    f"no {size / 1e6:.0f} MB of shared memory for the images that workers prepare: {error.strerror}",
+                    "prepare fewer with a smaller --set batch.micro_batch=N, or all in the rank: --set data.workers=0",
                     exit_code=1,
                 ) from error
         return self._memory
@@ -107,7 +107,7 @@ class Workers:
                 raise HpctrainError(
                     f"waited {self._timeout:g} s for images of the {len(self._processes)} workers of the loader "
                     f"(processes {', '.join(map(str, self.pids))})",
-                    "do the shards lie on storage that answers? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
+                    "does the storage that holds the shards respond? HPCTRAIN_TIMEOUT=SECONDS sets the limit",
                     exit_code=1,
                 )
             self._require_life()
@@ -173,7 +173,7 @@ class Workers:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
                 raise HpctrainError(
                     f"a worker of the loader (process {process.pid}) {how} while images were waited for",
-                    _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last words are in the log of this rank",
+                    _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last output is in the log of this rank",
                     exit_code=1,
                 )
 

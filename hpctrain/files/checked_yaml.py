@@ -52,7 +52,7 @@ class _Reader(BoundedLoader):
         node = super().compose_node(parent, index)
         # PyYAML gives the index of an item, the key of a value, and none of a key.
         if isinstance(parent, yaml.MappingNode) and index is None and isinstance(node, yaml.CollectionNode):
-            raise ComposerError(None, None, "a key is one word or number, and no list or mapping", node.start_mark)
+            raise ComposerError(None, None, "a key is one word or number, not a list or mapping", node.start_mark)
         return node
 
 
@@ -95,7 +95,7 @@ def read_text(path: Path, kind: str, hint: str) -> str:
     except OSError as error:
         raise HpctrainError(f"cannot read the {kind} {path}: {error.strerror}", hint) from error
     except UnicodeDecodeError as error:
-        raise HpctrainError(f"{path} is not a text file, so it is no {kind}") from error
+        raise HpctrainError(f"{path} is not a text file, so it is not a {kind}") from error
 
 
 def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) -> M:
@@ -236,7 +236,7 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.value in seen:
-            raise HpctrainError(f"{path}:{line}: the key {key.value!r} was given before, in line {seen[key.value]}")
+            raise HpctrainError(f"{path}:{line}: the key {key.value!r} was already given in line {seen[key.value]}")
         seen[key.value] = line
         _refuse_duplicates(value, path)
 

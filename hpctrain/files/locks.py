@@ -38,10 +38,10 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     try:
         # Without locks nothing is mixed either: each file is written under a name of its own.
         if not lock(descriptor, path, seconds, "choose another folder"):
-            waited = f", which was waited for {seconds:g} s" if seconds else ""
+            waited = f", waited {seconds:g} s for it" if seconds else ""
             raise HpctrainError(
-                f"another process writes in {folder}{waited}",
-                "let it end, or end it; what is done is kept",
+                f"another process is writing in {folder}{waited}",
+                "wait for it to end, or end it; what is done is kept",
                 exit_code=1,
             )
         yield

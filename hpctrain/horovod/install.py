@@ -98,7 +98,7 @@ def _pip(*arguments: str) -> None:
     answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if answer.returncode != 0:
         raise HpctrainError(
-            f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"is {Path(sys.prefix)} yours to write?", exit_code=1
+            f"pip {arguments[0]} failed: {answer.stderr.strip()}", f"may you write to {Path(sys.prefix)}?", exit_code=1
         )
     # Modules that appeared or went are looked up anew.
     importlib.invalidate_caches()

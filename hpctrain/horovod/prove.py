@@ -53,8 +53,8 @@ def _run(mpi: MpiInstallation, framework: str, title: str) -> None:
     if answer.returncode != 0:
         end = "\n".join(answer.stdout.strip().splitlines()[-12:])
         raise HpctrainError(
-            f"Horovod was compiled, but its proof with {title} on 2 ranks of {mpi.name} failed "
-            f"(exit {answer.returncode}); it printed at its end:\n{end}",
+            f"Horovod was compiled, but its test with {title} on 2 ranks of {mpi.name} failed (exit "
+            f"{answer.returncode}); the end of its output:\n{end}",
             "it was removed again; `hpctrain horovod check` names the MPI and the frameworks",
             exit_code=1,
         )

@@ -50,7 +50,7 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
 
 def _gpt(model: ModelSettings, framework: Framework) -> Any:
     if framework == "keras":
-        raise HpctrainError("model gpt is for PyTorch alone: Keras has no network of it here", "--framework torch")
+        raise HpctrainError("model gpt is for PyTorch only: there is no Keras network for it here", "--framework torch")
     from hpctrain.models.torch_gpt import GPT
 
     return GPT(model)

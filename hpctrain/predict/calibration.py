@@ -73,8 +73,8 @@ class Calibration:
             ):
                 if found != wanted:
                     raise HpctrainError(
-                        f"--calibration: steps were measured with the {what} {found}, and {wanted} is to be predicted",
-                        "measure that by hpctrain bench step --sweep --json, or leave the file out",
+                        f"--calibration: steps were measured with the {what} {found}, but {wanted} is to be predicted",
+                        "measure that with hpctrain bench step --sweep --json, or leave the file out",
                     )
 
     def fit(self, constants: Mapping[str, Constant]) -> Fitted:
@@ -149,7 +149,7 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
         elif rows and _have(rows, "workers", "samples_per_s"):
             loaded |= _loaded(rows, path)
         else:
-            raise HpctrainError(f"{path} is no calibration: it has neither sweeps nor measured all-reduces", _HOW)
+            raise HpctrainError(f"{path} is not a calibration: it has neither sweeps nor measured all-reduces", _HOW)
     return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)
 
 
@@ -161,7 +161,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HpctrainError(f"cannot read the calibration {path}: {why}", _HOW) from error
 
 
@@ -169,7 +169,7 @@ def _json(text: str, path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise HpctrainError(f"{path}, line {error.lineno}: no whole JSON file: {error.msg}", _HOW) from error
+        raise HpctrainError(f"{path}, line {error.lineno}: not a complete JSON file: {error.msg}", _HOW) from error
     return found
 
 

@@ -74,7 +74,7 @@ def _of_gpu(each: Gpu) -> Mapping[str, Constant]:
     sheet: dict[str, Any] = {"spread": _DATA_SHEET_SPREAD, "kind": "published", "source": each.source}
     found = {key: Constant(value=getattr(each, key), unit=unit, **sheet) for key, unit in units.items()}
     found["power_w"] = Constant(value=each.power_w, unit="W", **sheet)
-    found["idle_w"] = Constant(value=each.idle_w, unit="W", spread=0.2, kind="assumed", source="a board without work")
+    found["idle_w"] = Constant(value=each.idle_w, unit="W", spread=0.2, kind="assumed", source="an idle board")
     return found
 
 

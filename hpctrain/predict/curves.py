@@ -17,7 +17,7 @@ from hpctrain.predict.nccl_tests import Measured, read_nccl_tests
 # A row of ``bench allreduce`` that moves no data between ranks.
 _COPY = "copy"
 
-_MENDED = "write it anew with `hpctrain bench allreduce --json`, or give the output of nccl-tests' all_reduce_perf"
+_MENDED = "write it again with `hpctrain bench allreduce --json`, or give the output of nccl-tests' all_reduce_perf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise HpctrainError(f"{where}: no JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
+        raise HpctrainError(f"{where}: not JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
     rows = found.get("rows") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows:
         raise HpctrainError(f"{where}: no rows", _MENDED)
@@ -87,7 +87,7 @@ def bench_curves(text: str, where: str) -> list[Curve]:
             raise HpctrainError(f"{at} has no engine", _MENDED)
         ranks, hosts = _count(row, "ranks", at), _count({"hosts": 1, **row}, "hosts", at)
         if ranks % hosts:
-            raise HpctrainError(f"{at}: {ranks} ranks are not equally many on each of {hosts} hosts", _MENDED)
+            raise HpctrainError(f"{at}: {ranks} ranks cannot be divided equally among {hosts} hosts", _MENDED)
         point = float(_count(row, "bytes", at)), _seconds(row, at)
         if engine != _COPY:
             points[engine, ranks, hosts].append(point)
@@ -137,7 +137,7 @@ def _curve(points: Iterable[tuple[float, float]], *, engine: str, ranks: int, ho
 def _count(row: Mapping[str, Any], key: str, at: str) -> int:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise HpctrainError(f"{at}: {key} is {value!r}, not a whole number from 1", _MENDED)
+        raise HpctrainError(f"{at}: {key} is {value!r}, not a whole number of at least 1", _MENDED)
     return value
 
 

@@ -42,7 +42,9 @@ class Flows:
         """A sentence about flows whose links nobody knows, if there are any."""
         if not self._unknown:
             return ()
-        return (f"{self._unknown} of {self._count} flows of the {what} come to a switch without a table: left out",)
+        return (
+            f"{self._unknown} of {self._count} flows of the {what} reach a switch without a forwarding table: left out",
+        )
 
     def _share(self, rate: float, taken: float) -> float:
         fabric = self._fabric

@@ -132,7 +132,7 @@ class Hardware:
     def _assumed(self, adapters: int, rate: float, shared: str) -> tuple[str, ...]:
         parts = []
         if self.adapters is None:
-            parts.append(f"{adapters} adapters a node (--adapters-per-node)")
+            parts.append(f"{adapters} adapters per node (--adapters-per-node)")
         if self.link_bytes_per_s is None:
             parts.append(f"{rate * 8 / 1e9:g} Gbit/s each (--link)")
-        return (f"assumed of the network: {', '.join([*parts, shared])}",)
+        return (f"assumed about the network: {', '.join([*parts, shared])}",)

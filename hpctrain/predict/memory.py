@@ -131,7 +131,7 @@ def memory(workload: Workload, *, batch: int, settings: Settings) -> Memory:
         batch: samples that the device computes at once: of one part where gradients are accumulated.
     """
     if batch < 1:
-        raise HpctrainError(f"a batch of {batch} samples", "from 1 on")
+        raise HpctrainError(f"a batch of {batch} samples", "at least 1")
     resident = _resident(workload, batch, settings)
     moments = (*_passes(workload, batch, settings, resident), _update(workload, settings, resident))
     most = max(moments, key=lambda each: each.peak)
@@ -154,7 +154,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: Settings) -> int:
     if not fits(1):
         wanted = memory(workload, batch=1, settings=settings).total
         raise HpctrainError(
-            f"a training of {workload.name} with one sample takes {wanted / 1e9:.3g} GB, and the device has "
+            f"training {workload.name} with one sample takes {wanted / 1e9:.3g} GB, and the device has "
             f"{nbytes / 1e9:.3g} GB",
             "choose bf16, activation checkpointing, an optimizer with less state, or a device with more memory",
         )

@@ -162,7 +162,7 @@ def _group(found: _Text) -> int:
     """The ranks of one collective: all, or those of a group where NCCL_TESTS_SPLIT made several of one size."""
     groups = Counter(group for group, _ in found.ranks.values())
     if not groups:
-        raise HpctrainError(f"{found.where}: no line '#  Rank  0 …', so that nobody knows how many there were", _AGAIN)
+        raise HpctrainError(f"{found.where}: no line '#  Rank  0 …', so the number of ranks is unknown", _AGAIN)
     if len(set(groups.values())) > 1:
         sizes = ", ".join(str(size) for size in sorted(set(groups.values())))
         raise HpctrainError(f"{found.where}: groups of {sizes} ranks", "measure groups of one size")
@@ -187,9 +187,9 @@ def _number(cell: str, column: str, at: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise HpctrainError(f"{at}: {column} is {cell!r}, not a number from 0", _AGAIN)
+        raise HpctrainError(f"{at}: {column} is {cell!r}, not a number of at least 0", _AGAIN)
     return value
 
 
 def _wrong_hint() -> str:
-    return "results were wrong, so that times mean nothing: mend the machine, then run all_reduce_perf again"
+    return "results were wrong, so times mean nothing: repair the machine, then run all_reduce_perf again"

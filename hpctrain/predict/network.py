@@ -113,7 +113,9 @@ def stated_network(
     """
     for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
         if not value > 0 or value == float("inf"):
-            raise HpctrainError(f"a network with {name}={value}", f"{name} must be greater than 0, as 25e9 bytes/s")
+            raise HpctrainError(
+                f"a network with {name}={value}", f"{name} must be greater than 0, such as 25e9 bytes/s"
+            )
     _check_background(background)
     free = (1 - background[1], 1 - background[0]) if hosts > 1 else (1.0, 1.0)
     share = sum(free) / 2
@@ -205,7 +207,7 @@ def networks(
     for count in wanted:
         if not 1 <= count <= len(able):
             others = len(fabric.hosts) - len(able)
-            apart = f"; {others} more have other numbers of adapters or are no compute nodes" if others else ""
+            apart = f"; {others} more have other numbers of adapters or are not compute nodes" if others else ""
             raise HpctrainError(
                 f"{count} nodes on a fabric that has {len(able)} hosts for them{apart}",
                 f"valid: 1 to {len(able)}; for more, leave the fabric out and state the adapters and their rate",

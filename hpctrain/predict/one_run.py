@@ -52,7 +52,7 @@ class RunPrediction:
             return None
         gpu = self.prediction.node.gpu
         remedy = f"--set batch.micro_batch={self.micro_batch} cuts them" if self.micro_batch else "take other GPUs"
-        return f"a rank computes {self.at_once} samples at once, and the memory of {gpu} is for {most}: {remedy}"
+        return f"a rank computes {self.at_once} samples at once, but the memory of {gpu} has room for {most}: {remedy}"
 
 
 def scaled(found: Estimate, by: float) -> Estimate:

@@ -356,13 +356,15 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     found = [warning for run in runs for warning in run.job.network.warnings]
     idle = [run.nodes for run in runs if run.job.ranks > run.batch]
     if idle:
-        found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so that some have none")
+        found.append(f"on {idle[0]} nodes there are more ranks than samples in a step, so some have none")
     if training.workers is not None and job.samples_per_s is None:
-        found.append("assumed of the input: images are decoded as fast as they are needed (bench loader --json)")
+        found.append("assumed about the input: images are decoded as fast as they are needed (bench loader --json)")
     if job.device.name == CPU and not calibration.sweeps:
         found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
     if job.device.name != CPU and job.engine in ("mpi", "gloo"):
-        found.append(f"assumed of {job.engine}: what copies between GPUs and hosts take; it was measured on CPUs alone")
+        found.append(
+            f"assumed about {job.engine}: the time of copies between GPUs and hosts; it was measured on CPUs only"
+        )
     engines = {curve.engine for curve in calibration.curves}
     if engines and ("nccl" if job.engine == "horovod" and job.device.name != CPU else job.engine) not in engines:
         found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")

@@ -86,7 +86,7 @@ def _asked(training: Training, request: PredictionRequest) -> str:
     recipe = training.recipe
     if recipe is not None and recipe.sync:
         raise HpctrainError(
-            "predictions are of ranks that average their gradients in every step, and sync has them average parameters",
+            "predictions are for ranks that average their gradients in every step, but sync averages parameters",
             "--set sync=null predicts the same training without it",
         )
     if recipe is None or not (recipe.fault_tolerance.fault_tolerant or recipe.communication.compression == "top_k"):

@@ -152,7 +152,7 @@ def require_data_parallel(mesh: Mesh) -> None:
     """
     if not mesh.replicates_only:
         raise HpctrainError(
-            f"a prediction is for ranks that have the whole model each, and not for mesh {mesh}",
+            f"a prediction is for ranks that each have the whole model, not for mesh {mesh}",
             "without --gpu and --cluster, plan shows what a mesh sends and keeps",
         )
 

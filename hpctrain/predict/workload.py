@@ -247,7 +247,7 @@ class ImageNetwork(_Frozen):
             HpctrainError: a size below 32.
         """
         if image_size < 32:
-            raise HpctrainError(f"images of {image_size} pixels a side are too small for {self.name}", "from 32 on")
+            raise HpctrainError(f"images of {image_size} pixels a side are too small for {self.name}", "at least 32")
         layers = tuple(
             layer.model_copy(update={key: _at(terms, image_size) for key, terms in areas.items()})
             for layer, areas in zip(self.layers, self.areas, strict=True)
@@ -312,14 +312,14 @@ def read_workload(path: Path) -> Workload:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HpctrainError(f"cannot read the workload {path}: {why}", remedy) from error
     try:
         return Workload.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise HpctrainError(f"{path} is no whole JSON file: {first['ctx']['error']}", remedy) from error
+            raise HpctrainError(f"{path} is not a complete JSON file: {first['ctx']['error']}", remedy) from error
         where = ".".join(map(str, first["loc"]))
         raise HpctrainError(
             f"{path} is not a workload: {where}{': ' if where else ''}{first['msg']}", remedy

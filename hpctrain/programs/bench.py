@@ -41,7 +41,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
         if size < 1 or size % _FLOAT_BYTES:
             raise HpctrainError(
-                f"--sizes: {word!r} is no number of bytes that float32 values fill",
+                f"--sizes: {word!r} is not a number of bytes that whole float32 values fill",
                 "for example --sizes 1K,1M,102400000",
             )
         sizes.append(size)

@@ -62,7 +62,7 @@ def _require_fit(checkpoint: Path, out: Path) -> None:
         raise HpctrainError(f"{out}: a model is written to .pt (PyTorch) or .keras", hint)
     if out.suffix != suffix:
         raise HpctrainError(
-            f"{checkpoint} is of a model in {framework}, and {out} is for another framework",
+            f"{checkpoint} holds a model in {framework}, but {out} is for another framework",
             hint,
         )
     if out.exists():
@@ -79,7 +79,7 @@ def _framework(checkpoint: Path) -> str:
             f"{checkpoint} is of another version of hpctrain: its plan's {where!r} is unknown here", exit_code=1
         ) from error
     if plan.recipe is None or plan.framework is None:
-        raise HpctrainError(f"{checkpoint} is not of a recipe's model")
+        raise HpctrainError(f"{checkpoint} does not belong to a recipe's model")
     return plan.framework
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _POLL_SECONDS = 0.5
-_AGAIN = "the same command goes on with what is not made yet"
+_AGAIN = "the same command continues with what is not yet made"
 
 
 def on_spark(work: Work, master: str | None) -> Manifest:

@@ -62,7 +62,7 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
                 )
             except subprocess.TimeoutExpired as error:
                 raise HpctrainError(
-                    f"{path} came to no optimizer step within {limit_seconds:g} s on the CPU",
+                    f"{path} reached no optimizer step within {limit_seconds:g} s on the CPU",
                     f"give it arguments for less data or a smaller batch, {_IN_PYTHON}",
                     exit_code=1,
                 ) from error

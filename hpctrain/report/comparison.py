@@ -206,7 +206,7 @@ def _causes(record: Record, figures: dict[str, Figure], nodes: int) -> list[str]
     if step.excess:
         found += _input(record, step)
         found = found or [
-            "likely cause: neither samples nor reductions were waited for, so the computing itself is slower; next: "
+            "likely cause: neither samples nor reductions were waited for, so the computation itself is slower; next: "
             "hpctrain doctor, and hpctrain bench step --sweep --json, which calibrates the prediction"
         ]
     elif figures.get("minutes") and figures["minutes"].excess:
@@ -240,8 +240,8 @@ def _input(record: Record, step: Figure) -> list[str]:
     if share is None or step.measured is None or share * step.measured < _MOSTLY * step.excess:
         return []
     return [
-        f"likely cause: {_percent(share)} of a step is waiting for samples, which is most of what it takes too long; "
-        "next: hpctrain bench loader"
+        f"likely cause: {_percent(share)} of a step is waiting for samples, which is most of the excess; next: "
+        "hpctrain bench loader"
     ]
 
 
@@ -253,7 +253,9 @@ def _between_steps(record: Record, excess: float) -> list[str]:
             f"likely cause: checkpoints held the training up for {_duration(blocked)}; next: hpctrain bench checkpoint"
         ]
     again = f", and it was begun {len(record.attempts)} times" if len(record.attempts) > 1 else ""
-    return [f"likely cause: the steps are as predicted, so the time went between them{again}; next: hpctrain status"]
+    return [
+        f"likely cause: the steps are as predicted, so the time was lost between them{again}; next: hpctrain status"
+    ]
 
 
 def _duration(seconds: float) -> str:

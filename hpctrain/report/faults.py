@@ -35,7 +35,7 @@ def stall_line(stall: StallEvent) -> str:
     """The line of a stall: which rank is waited for, and where."""
     step = "" if stall.iteration is None else f" of step {stall.iteration}"
     return (
-        f"rank {stall.rank} ({stall.host}) stalled: others have waited {stall.seconds:.0f} s for it in "
+        f"rank {stall.rank} ({stall.host}) stalled: others have been waiting {stall.seconds:.0f} s for it in "
         f"{stall.waiting_for}{step}"
     )
 
@@ -80,7 +80,7 @@ def broken_images_line(broken: BrokenImagesEvent) -> str:
 
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
-    return f"checkpoint {damaged.path} was damaged and was skipped: {damaged.fault}; it is {damaged.kept_as} now"
+    return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
 
 
 def changed_line(changed: ChangedEvent) -> str:

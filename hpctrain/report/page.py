@@ -142,7 +142,7 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         figures.append((result_title(recipe), "—" if value is None else f"{value:.4f}", reported_text(recipe)))
     else:
         figures += [
-            (name, "—" if value is None else f"{value:.6g}", "as logged last")
+            (name, "—" if value is None else f"{value:.6g}", "last logged value")
             for name, value in summary["metrics"].items()
         ]
     if summary["samples_per_s"] is not None:
@@ -150,7 +150,7 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     if "tokens_per_s" in summary:
         figures.append(("tokens", f"{summary['tokens_per_s']:,.0f}", "tokens/s, all ranks"))
     if "flops_utilisation" in summary:
-        figures.append(("model FLOPs utilisation", f"{summary['flops_utilisation']:.1%}", "of what the GPUs state"))
+        figures.append(("model FLOPs utilisation", f"{summary['flops_utilisation']:.1%}", "of the GPUs' stated peak"))
     if summary["communication_share"] is not None:
         figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
     if given := summary.get("communication_bytes"):

@@ -92,7 +92,7 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise HpctrainError(f"{path} is no prediction: {where}{first['msg']}", _how(plan)) from error
+        raise HpctrainError(f"{path} is not a prediction: {where}{first['msg']}", _how(plan)) from error
     return content, _row_for(file, plan, path)
 
 
@@ -109,19 +109,19 @@ def own_prediction(directory: RunDirectory, plan: Plan) -> tuple[PredictedRow | 
 def _row_for(file: _File, plan: Plan, path: Path) -> PredictedRow:
     recipe = plan.recipe
     if recipe and recipe.name != file.recipe:
-        raise HpctrainError(f"{path} is a prediction of {file.recipe}, and the run is of {recipe.name}", _how(plan))
+        raise HpctrainError(f"{path} is a prediction of {file.recipe}, but the run is of {recipe.name}", _how(plan))
     rows = [row for row in file.rows if row.gpus == plan.ranks and (not plan.hosts or row.nodes == len(plan.hosts))]
     if not rows:
         known = ", ".join(f"{row.gpus} on {row.nodes}" for row in file.rows)
         nodes = f" on {len(plan.hosts)}" if plan.hosts else ""
         raise HpctrainError(
-            f"{path} is a prediction for other ranks and nodes ({known}), and the run has {plan.ranks}{nodes}",
+            f"{path} is a prediction for other ranks and nodes ({known}), but the run has {plan.ranks}{nodes}",
             _how(plan),
         )
     (row, *_) = rows
     if recipe and abs(row.batch_per_gpu * row.gpus - recipe.global_batch) >= 0.5:
         raise HpctrainError(
-            f"{path} is a prediction for steps of {row.batch_per_gpu * row.gpus:g} samples, and those of the run have "
+            f"{path} is a prediction for steps of {row.batch_per_gpu * row.gpus:g} samples, but those of the run have "
             f"{recipe.global_batch}",
             _how(plan),
         )

@@ -72,7 +72,7 @@ def prediction_table(prediction: Prediction) -> Table:
     title += "" if several else f", {prediction.rows[0].batch_per_gpu:.4g} samples a rank"
     table = Table(
         title=title,
-        caption="efficiency against one node; waits for reductions; ranges hold 80 % of the cases",
+        caption="efficiency against one node; waits for reductions; ranges cover 80 % of the cases",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 0),
@@ -115,7 +115,7 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
             f"beyond {prediction.worthwhile} nodes another one adds less than half of the throughput of the first"
         )
     if explain:
-        lines += ["", "what the interval of the step's time comes from, by its share of the variance:"]
+        lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
         lines += [_cause(prediction, cause) for cause in causes]
     return lines

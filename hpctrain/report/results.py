@@ -37,7 +37,7 @@ def result_title(recipe: Recipe) -> str:
 def reported_text(recipe: Recipe) -> str:
     """The source's result for the recipe's batch, or a note that there is none for it or that this is a smoke run."""
     if recipe.smoke:
-        return "a smoke run, which is not put beside what the source reports"
+        return "a smoke run, which is not compared with what the source reports"
     if rows := reported_rows(recipe):
         return f"reported: {'; '.join(map(row_text, rows))}"
     batches = sorted({row.batch for row in recipe.reported if row.batch is not None})

@@ -248,7 +248,7 @@ class KnownRun:
                 return "; ".join(_waits_for(job) for job in self.jobs if job.waits)
             case "running" if self.alive is None and not last:
                 host = (self.progress.start and self.progress.start.host) or "another host"
-                return f"its launcher is on {host}; whether it lives cannot be seen from here"
+                return f"its launcher is on {host}; whether it is alive cannot be seen from here"
             case "stopped" if last:
                 why = f" ({last.reason})" if last.reason else ""
                 return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}, and the run said nothing"

@@ -130,8 +130,8 @@ def _trees(folder: Path) -> ImageSource:
     differing = set(classes["train"]) ^ set(classes["val"])
     if differing:
         raise HpctrainError(
-            f"{folder}: {', '.join(sorted(differing)[:3])}: a class of train/ or of val/ alone",
-            "both need the same folders, one a class",
+            f"{folder}: {', '.join(sorted(differing)[:3])}: a class in only one of train/ and val/",
+            "both need the same folders, one per class",
         )
     return ImageSource(
         classes=tuple(classes["train"]),
@@ -158,7 +158,8 @@ def _class_names(folder: Path) -> list[str]:
     for path in entries:
         if not path.is_dir():
             raise HpctrainError(
-                f"{path} is not a folder of a class", "images of a split lie in a folder a class: move them there"
+                f"{path} is not the folder of a class",
+                "the images of a split lie in one folder per class: move them there",
             )
     if not entries:
         raise HpctrainError(f"{folder} has no folder of a class", _wanted())

@@ -180,7 +180,7 @@ def _alone(path: Path, what: str) -> Iterator[None]:
     try:
         if not lock(descriptor, beside, seconds, _ELSEWHERE):
             raise HpctrainError(
-                f"{what}: another process of this node has been fetching it for {seconds:g} s",
+                f"{what}: another process on this node has been fetching it for {seconds:g} s",
                 f"fuser {beside} names the process",
                 exit_code=1,
             )

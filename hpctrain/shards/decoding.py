@@ -71,7 +71,7 @@ def decode_by_pillow(content: bytes) -> Pixels:
         raise
     except UnidentifiedImageError as error:
         # Its own words have the address of an object.
-        raise BrokenImageError("no image that Pillow knows") from error
+        raise BrokenImageError("not an image that Pillow knows") from error
     except Exception as error:
         # Pillow's plug-ins raise whatever their parsing stumbles over
         raise BrokenImageError(str(error) or type(error).__name__) from error

@@ -45,7 +45,7 @@ def read_devkit(path: Path) -> Devkit:
             meta, truth = (_content(tar, name, path) for name in (META, GROUND_TRUTH))
     except FileNotFoundError as error:
         raise HpctrainError(
-            f"{path} is not there, without which the labels of the validation images are unknown",
+            f"{path} is not there, and without it the labels of the validation images are unknown",
             "download it into the folder of the other archives",
         ) from error
     except (OSError, EOFError, zlib.error) as error:

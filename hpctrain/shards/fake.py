@@ -45,7 +45,7 @@ class FakeSet:
         if self.classes < 1 or self.validation < self.classes:
             least = self.classes * _VALIDATION_SHARE
             raise HpctrainError(
-                f"{self.images} images are too few for {self.classes} classes", f"--images {least} is the least"
+                f"{self.images} images are too few for {self.classes} classes", f"--images must be at least {least}"
             )
         if not 0 <= self.broken <= self.train // 2:
             raise HpctrainError(
@@ -87,7 +87,7 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
     except BrokenProcessPool as error:
         raise HpctrainError(
             "a process that makes images was killed",
-            "mostly memory ran out: --size PIXELS makes smaller ones",
+            "usually memory ran out: --size PIXELS makes smaller ones",
             exit_code=1,
         ) from error
     write_whole(folder / DEVKIT, _devkit(fake))

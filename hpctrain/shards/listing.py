@@ -98,7 +98,7 @@ class ValidationTar:
             files = sorted(whole_members(tar, str(self.archive)), key=lambda file: PurePosixPath(file.name).name)
         if len(files) != len(self.labels):
             raise HpctrainError(
-                f"{self.archive} holds {len(files)} images where the devkit's ground truth is of {len(self.labels)}",
+                f"{self.archive} holds {len(files)} images where the devkit's ground truth has {len(self.labels)}",
                 DOWNLOAD_AGAIN,
             )
         found = []
@@ -106,7 +106,7 @@ class ValidationTar:
             key = f"ILSVRC2012_val_{number:08}"
             if _stem(file.name) != key:
                 raise HpctrainError(
-                    f"{self.archive}: {file.name} stands where {key}.JPEG should, so that labels would be wrong",
+                    f"{self.archive}: {file.name} stands where {key}.JPEG should, so labels would be wrong",
                     DOWNLOAD_AGAIN,
                 )
             found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
@@ -182,10 +182,10 @@ def _fault(key: str) -> str | None:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        return "which is no UTF-8"
+        return "which is not UTF-8"
     if not 1 <= size <= _KEY_BYTES:
-        return f"which has not 1 to {_KEY_BYTES} bytes"
-    return "whose part after the dot WebDataset takes for the ending" if "." in key else None
+        return f"which is not 1 to {_KEY_BYTES} bytes long"
+    return "whose part after the dot WebDataset takes for the extension" if "." in key else None
 
 
 def open_tar(path: Path) -> tarfile.TarFile:
@@ -199,7 +199,7 @@ def open_tar(path: Path) -> tarfile.TarFile:
     except FileNotFoundError as error:
         raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
     except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a file that can be read") from error
+        raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
 
@@ -231,7 +231,7 @@ def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]
         raise HpctrainError(f"{where} is cut short or damaged{last}, at byte {tar.offset}", DOWNLOAD_AGAIN)
     # Its bytes are not those that lie after its header.
     if sparse := next((member.name for member in members if member.issparse()), None):
-        raise HpctrainError(f"{where}: {sparse} is a file with holes", DOWNLOAD_AGAIN)
+        raise HpctrainError(f"{where}: {sparse} is a sparse file", DOWNLOAD_AGAIN)
     # Links, folders and devices are no images: they are missing where the numbers of images are compared.
     return [member for member in members if member.isfile()]
 

@@ -130,9 +130,10 @@ def read_manifest(folder: Path) -> ShardManifest:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        what = "is not there" if not folder.exists() else f"holds no whole set of shards: there is no {path}"
+        what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         raise HpctrainError(
-            f"{folder} {what}", f"hpctrain data shard SOURCE {quote(str(folder))} makes it, or goes on where it stopped"
+            f"{folder} {what}",
+            f"hpctrain data shard SOURCE {quote(str(folder))} makes it, or continues where it stopped",
         ) from error
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error

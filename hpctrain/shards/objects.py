@@ -54,8 +54,8 @@ def url_fault(url: str) -> str | None:
     """What is wrong with a URL of shards, without the URL; None where nothing is. Plans and messages have such URLs."""
     if has_credentials(url) or {"?", "#"} & {*url}:
         return (
-            "a URL of shards has no user, password or query: credentials come from the environment or a profile, as "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            "a URL of shards has no user, password or query: credentials come from the environment or a profile, such "
+            "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
     return None
 
@@ -149,10 +149,10 @@ class Objects:
             waited = time.monotonic() - begun
             kind = DamagedObjectError if isinstance(error, (_DamagedError, FileNotFoundError)) else HpctrainError
             raise kind(
-                f"{self.at(name)}: {_words(error)}; given up in attempt {attempts} of at most {_ATTEMPTS}, after "
+                f"{self.at(name)}: {_words(error)}; gave up in attempt {attempts} of at most {_ATTEMPTS}, after "
                 f"{waited:.1f} s",
                 f"hpctrain data verify {quote(self.url)} compares all objects with the manifest; endpoint and "
-                "credentials are those of the environment (AWS_ENDPOINT_URL, AWS_PROFILE and the like)",
+                "credentials come from the environment (AWS_ENDPOINT_URL, AWS_PROFILE and the like)",
                 exit_code=1,
             ) from error
         finally:
@@ -206,7 +206,7 @@ def _compare(path: Path, sha256: str | None, size: int | None) -> None:
         how = "cut short" if found < size else "too long"
         raise _DamagedError(f"{how}: {found} bytes of {size}")
     if sha256 is not None and digest != sha256:
-        raise _DamagedError("changed: its SHA-256 is another than when it was written")
+        raise _DamagedError("changed: its SHA-256 is not the one it was written with")
 
 
 def _make_durable(fresh: Path, to: Path) -> None:

@@ -141,7 +141,7 @@ def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFil
         if len(content) != member.size:
             raise HpctrainError(
                 f"{member.file}: {member.key} has {len(content)} bytes of the {member.size} that were listed",
-                "the source changed meanwhile: begin again with it as it is",
+                "the source changed meanwhile: begin again with it as it is now",
             )
     return contents
 

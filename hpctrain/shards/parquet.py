@@ -161,8 +161,8 @@ def _split(path: Path) -> SplitName | None:
     named = [beginning for part in path.parts for beginning in _SPLITS if part.startswith(beginning)]
     if not named:
         raise HpctrainError(
-            f"{path}: neither its name nor a folder of it says of which split it is",
-            "let it begin with train or val (test is left out), as train-00000.parquet or train/00000.parquet",
+            f"{path}: neither its name nor its folder says which split it belongs to",
+            "let it begin with train or val (test is left out), such as train-00000.parquet or train/00000.parquet",
         )
     if len({*named}) > 1:
         raise HpctrainError(f"{path}: its folder says {named[0]}, and its name {named[1]}", "rename one of them")
@@ -180,7 +180,9 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         # OSError is also what the library raises for damaged pages.
-        raise HpctrainError(f"{path} cannot be read, or is no whole Parquet file: {error}", "write it again") from error
+        raise HpctrainError(
+            f"{path} cannot be read, or is not a complete Parquet file: {error}", "write it again"
+        ) from error
 
 
 def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
@@ -249,7 +251,7 @@ def _classes(
     if not numbers:
         if values["train"] and (others := sorted(values["val"] - values["train"])):
             raise HpctrainError(
-                f"{folder}: {', '.join(map(repr, others[:3]))}: a class of val alone",
+                f"{folder}: {', '.join(map(repr, others[:3]))}: a class only in val",
                 "write the labels of train and val alike, or leave its rows out",
             )
         return tuple(sorted(found))
@@ -268,7 +270,7 @@ def _classes(
         return classes
     if largest >= _MOST_CLASSES:
         raise HpctrainError(
-            f"{folder}: a row has the label {largest}, which is no class's number", "classes are numbered from 0"
+            f"{folder}: a row has the label {largest}, which is not a class number", "classes are numbered from 0"
         )
     return tuple(map(str, range(largest + 1)))
 

@@ -35,8 +35,8 @@ def worker_processes(workers: int) -> Iterator[Map]:
         yield pool.map
     except BrokenProcessPool as error:
         raise HpctrainError(
-            "a process that makes shards was ended from outside, as where memory runs out",
-            "the same command goes on, with fewer --workers where memory was short",
+            "a process that makes shards was ended from outside, as happens when memory runs out",
+            "the same command continues; use fewer --workers if memory ran short",
             exit_code=1,
         ) from error
     finally:

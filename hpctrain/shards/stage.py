@@ -38,7 +38,7 @@ class NodeShare:
         if not 0 <= self.node < self.nodes:
             raise HpctrainError(
                 f"there is no node {self.node} of {self.nodes}",
-                f"--node is 0 to {self.nodes - 1} of --nodes {self.nodes}",
+                f"--node must be 0 to {self.nodes - 1} with --nodes {self.nodes}",
             )
 
 
@@ -70,7 +70,8 @@ def stage(
     if isinstance(source, Objects):
         if share.nodes > 1:
             raise HpctrainError(
-                f"no link leads to the other shards of {source.url}", "leave --nodes out: each node gets all of them"
+                f"no symbolic link can lead to the other shards of {source.url}",
+                "leave --nodes out: each node gets all of them",
             )
         content = source.read(MANIFEST)
         manifest = parse_manifest(content, source.at(MANIFEST), "put the whole folder there again")

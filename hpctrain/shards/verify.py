@@ -88,7 +88,7 @@ def _shard_fault(folder: Path, shard: WrittenFile) -> FileFault | None:
     except OSError as error:
         return FileFault(file=shard.name, fault=error.strerror or str(error))
     if digest != shard.sha256:
-        return FileFault(file=shard.name, fault="changed: its SHA-256 is another than when it was written")
+        return FileFault(file=shard.name, fault="changed: its SHA-256 is not the one it was written with")
     return None
 
 
@@ -104,7 +104,7 @@ def _index_faults(folder: Path, name: str, split: Split, classes: int) -> Iterat
         yield FileFault(file=path.name, fault=error.message)
         return
     if digest != split.index_sha256:
-        yield FileFault(file=path.name, fault="changed: its SHA-256 is another than when it was written")
+        yield FileFault(file=path.name, fault="changed: its SHA-256 is not the one it was written with")
     fault = index_fault(index, split, classes)
     if fault:
         yield FileFault(file=path.name, fault=fault)

@@ -53,7 +53,7 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     """
     found = sort_records(records)
     if found.groups and (found.nodes or found.ends):
-        raise HpctrainError(f"{found.where}: a switch tree of names and a list of cables at once", "give one of them")
+        raise HpctrainError(f"{found.where}: both a switch tree of names and a list of cables", "give one of them")
     if found.groups and found.forwards:
         raise HpctrainError(
             f"{found.where}: a switch tree of names has no ports that forwarding tables could name",
@@ -74,7 +74,8 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
         faults[_FAULTS:] = ["further routes of the forwarding tables do not arrive either"]
     if unknown := routes.unknown_pairs():
         faults.append(
-            f"{unknown:,} pairs of adapters have a switch without a table on their way: left out of all loads"
+            f"{unknown:,} pairs of adapters have a switch without a forwarding table on their path: left out of all "
+            "loads"
         )
     return replace(fabric, warnings=(*fabric.warnings, *faults))
 
@@ -155,7 +156,9 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
         warnings,
     )
     if idle := [name for name, height in zip(names[: len(switches)], level.tolist(), strict=False) if height < 0]:
-        warnings.append(counted("switches without hosts that no shortest way between two leaves takes, left out", idle))
+        warnings.append(
+            counted("switches without hosts that are on no shortest path between two leaves, left out", idle)
+        )
     warnings += _slow_links(names, level, source, target, rate)
     fabric = Fabric(
         names=names,

@@ -99,10 +99,10 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     faults = {
         "switch ports cabled to their own switch, left out": own,
         "ports at whose other end nothing answers (no cable, or a dead one)": silent,
-        "cables that only one of their ends tells of": one_sided,
-        "ports whose other end tells of another cable, left out": contradicted,
+        "cables that only one of their ends reports": one_sided,
+        "ports whose other end reports another cable, left out": contradicted,
         "cables to nodes that are not in the file, left out": unknown,
-        "cables whose ends tell different speeds, each taken for its own direction": uneven,
+        "cables whose ends report different speeds, each used for its own direction": uneven,
     }
     return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
 

@@ -36,9 +36,9 @@ def with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> Fa
         ports.append(entry.port)
     if not rows:
         raise HpctrainError(
-            f"{found.forwards[0].where}: the forwarding tables are of switches that {found.where} does not have: "
+            f"{found.forwards[0].where}: the forwarding tables belong to switches that {found.where} does not have: "
             + some(list(strangers)),
-            "write both files on one fabric, at one time",
+            "write both files on the same fabric, at the same time",
         )
     tables = np.full((len(row), max(*lids, int(fabric.lid.max())) + 1), NO_PORT, np.int16)
     tables[rows, lids] = ports

@@ -77,7 +77,7 @@ def cpu_bind(hosts: Placed) -> str:
             _require_cores(host, slot)
         if [slot.cores for slot in slots] != [slot.cores for slot in first]:
             raise HpctrainError(
-                f"the ranks of {host} and {first_host} have different cores, and srun has one list for all hosts",
+                f"the ranks of {host} and {first_host} have different cores, but srun takes one list for all hosts",
                 "start with mpirun and a rankfile",
             )
     return "--cpu-bind=mask_cpu:" + ",".join(f"{sum(1 << core for core in slot.cores):#x}" for slot in first)
@@ -138,4 +138,4 @@ def _device(slot: Slot) -> str | None:
 
 def _require_cores(host: str, slot: Slot) -> None:
     if not slot.cores:
-        raise HpctrainError(f"{host}: the cores of its ranks are not known", "give a node map that tells them")
+        raise HpctrainError(f"{host}: the cores of its ranks are not known", "give a node map that lists them")

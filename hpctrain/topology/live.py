@@ -23,7 +23,7 @@ _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 _LSTOPO_SECONDS = 60.0
-_LSTOPO_HINT = "see what it says by itself: lstopo --of xml"
+_LSTOPO_HINT = "run it by hand to see what it says: lstopo --of xml"
 
 _Links = dict[str, dict[str, int]]
 
@@ -62,7 +62,7 @@ def this_node(root: Path = Path("/")) -> NodeMap:
 def _lstopo(sys: Path) -> NodeMap:
     program = shutil.which("lstopo")
     if program is None:
-        raise HpctrainError(f"{sys} tells no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
+        raise HpctrainError(f"{sys} lists no CPUs, and there is no lstopo", "install hwloc, which brings lstopo")
     try:
         export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
     except HpctrainError as error:

@@ -92,8 +92,8 @@ class LaidMesh(_Record):
     """A mesh on hosts in one order."""
 
     axes: tuple[AxisTraffic, ...]
-    busiest_link: float = Field(description="what the link carries that takes longest")
-    busiest_seconds: float | None = Field(description="that it takes; None where speeds or bytes are not known")
+    busiest_link: float = Field(description="what the link that takes longest carries")
+    busiest_seconds: float | None = Field(description="the time it takes; None where speeds or bytes are not known")
 
     @property
     def over_leaves(self) -> float:
@@ -104,7 +104,7 @@ class LaidMesh(_Record):
 class MeshTraffic(_Record):
     """The traffic of a mesh in those of :data:`ORDERS` that can be told; one host has but its own."""
 
-    in_bytes: bool = Field(description="else the flows to a neighbour are counted, as the model is not known")
+    in_bytes: bool = Field(description="otherwise flows to a neighbour are counted, because the model is not known")
     orders: dict[str, LaidMesh]
 
     @property

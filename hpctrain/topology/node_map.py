@@ -155,7 +155,7 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
     if len(gpus) < ranks:
         raise HpctrainError(
-            f"{ranks} ranks for {len(gpus)} GPUs: NCCL takes one rank a GPU", f"start at most {len(gpus)} ranks here"
+            f"{ranks} ranks for {len(gpus)} GPUs: NCCL takes one rank per GPU", f"start at most {len(gpus)} ranks here"
         )
     homes = _homes(node_map.numa_nodes, [gpu.numa if gpu else None for gpu in gpus])
     cores = _shares(node_map.numa_nodes, homes)
@@ -174,8 +174,8 @@ def _homes(nodes: Sequence[NumaNode], wanted: Sequence[int | None]) -> list[int 
     if len(wanted) > sum(room.values()):
         raise HpctrainError(
             f"{len(wanted)} ranks for {sum(room.values())} cores: every rank needs a core of its own",
-            f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has that job's "
-            "cores alone: write it outside, or with lstopo --disallowed --of xml",
+            f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has only that "
+            "job's cores: write it outside, or with lstopo --disallowed --of xml",
         )
     used: Counter[int] = Counter()
     homes: list[int | None] = []
@@ -264,7 +264,7 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
     for kind, names in named.items():
         for name, count in Counter(names).items():
             if count > 1:
-                raise HpctrainError(f"{where}: {kind} {name} comes {count} times", "give one file of one host")
+                raise HpctrainError(f"{where}: {kind} {name} appears {count} times", "give one file of one host")
     return replace(node_map, warnings=(*node_map.warnings, *_left_out(node_map, where)))
 
 

@@ -321,7 +321,9 @@ def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
         raise HpctrainError("no hosts to place", "name at least one, such as --hosts gpu[001-032]")
     twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
     if twice:
-        raise HpctrainError(f"{twice[0]} is among the hosts twice", "name each host once; ranks share it by its slots")
+        raise HpctrainError(
+            f"{twice[0]} is listed twice among the hosts", "name each host once; ranks share it by its slots"
+        )
     bare = [fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if not adapters.size]
     if bare:
         raise HpctrainError(f"{bare[0]} has no adapter in the fabric", "leave it out, or read a listing that has it")

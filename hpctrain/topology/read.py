@@ -73,7 +73,9 @@ def _whole_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
             found = found or isinstance(record, Forward)
             yield record
     if not found:
-        raise HpctrainError(f"{routes}: every forwarding table is damaged", "see what is wrong without --skip-damaged")
+        raise HpctrainError(
+            f"{routes}: every forwarding table is damaged", "run without --skip-damaged to see what is wrong"
+        )
 
 
 def reader_of(text: str, where: str) -> Reader:

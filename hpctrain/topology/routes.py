@@ -190,9 +190,12 @@ class Routes:
             )
         hint = "is a switch or a cable missing in the listing? discover the fabric again"
         if self.fabric.tables is not None:
-            hint = "tables and cables must be of one day; without tables (no --routes) hpctrain assumes shortest paths"
+            hint = (
+                "tables and cables must be from the same day; without tables (no --routes) hpctrain assumes shortest "
+                "paths"
+            )
         return HpctrainError(self._explain(source, target, at), hint)
 
     def _explain(self, source: int, target: int, at: int) -> str:
         names = self.fabric.names
-        return f"no route from {names[source]} to {names[target]}: it ends or goes round in circles at {names[at]}"
+        return f"no route from {names[source]} to {names[target]}: it ends or loops at {names[at]}"

@@ -53,7 +53,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     tops = [name for name in switches if name not in below]
     cables = [(child, group.name) for group in groups.values() for child in group.switches]
     if len(tops) > 1:
-        warnings.append(f"nothing joins {some(tops)} in {found.where}: taken to hang on one switch above them")
+        warnings.append(f"nothing joins {some(tops)} in {found.where}: assumed to hang from one switch above them")
         switches.append(ABOVE_ALL)
         level[ABOVE_ALL] = 1 + max(level[top] for top in tops)
         cables += [(top, ABOVE_ALL) for top in tops]

@@ -22,7 +22,7 @@ Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
 def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str | None = None) -> Workload:
-    """The workload of a training step of a PyTorch network; computes nothing, and leaves the model as it is.
+    """The workload of a training step of a PyTorch network; computes nothing, and does not change the model.
 
     What a step does must not depend on the values of the samples, and must grow linearly with their number.
 
@@ -39,9 +39,9 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
     """
     if not isinstance(model, torch.nn.Module):
         raise HpctrainError(
-            f"{type(model).__module__}.{type(model).__name__} is no torch.nn.Module, and networks of PyTorch alone can "
+            f"{type(model).__module__}.{type(model).__name__} is not a torch.nn.Module, and only PyTorch networks can "
             "be traced",
-            "of a Keras model, trace the same network in PyTorch",
+            "for a Keras model, trace the same network in PyTorch",
         )
     tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
     if not tensors or not tensors[0].dim() or not len(tensors[0]):

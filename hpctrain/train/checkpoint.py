@@ -215,7 +215,7 @@ class Checkpoints:
         try:
             training.restore(state)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise HpctrainError(f"{path} is of another model or optimizer: {error}", exit_code=1) from error
+            raise HpctrainError(f"{path} belongs to another model or optimizer: {error}", exit_code=1) from error
         self.newest = iteration
         return manifest.progress
 

@@ -38,7 +38,7 @@ def export(checkpoint: Path, out: Path) -> int:
         trainer.restore(state)
         trainer.take_average()
     except (KeyError, RuntimeError, ValueError) as error:
-        raise HpctrainError(f"{checkpoint} is not of the model in its plan: {error}", exit_code=1) from error
+        raise HpctrainError(f"{checkpoint} does not belong to the model in its plan: {error}", exit_code=1) from error
     part = out.with_name(f".{os.getpid()}.{out.name}")
     try:
         _SAVE[trainer.framework](trainer.model, part)  # type: ignore[attr-defined]

@@ -383,7 +383,7 @@ def _check_depth(recipe: Recipe) -> None:
     if recipe.stochastic_depth:
         raise HpctrainError(
             "stochastic_depth is for PyTorch alone: the networks in Keras have none",
-            "--framework torch, or --set stochastic_depth=0, which is another training than the source's",
+            "--framework torch, or --set stochastic_depth=0, which is not the source's training",
         )
 
 

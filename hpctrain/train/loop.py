@@ -273,7 +273,7 @@ class Loop:
             raise HpctrainError(
                 f"the training samples of {data.path or data.name} are not those that the run began with, or not in "
                 "that order",
-                "put back what the recipe's data section names, or begin a run of its own",
+                "restore the data that the recipe's data section names, or begin a new run",
             )
         self._iteration = self._saved = self._trainer.updates = progress.iteration
         self._epoch = progress.epoch - 1

@@ -165,7 +165,7 @@ class NonFiniteWatch:
         target, end = self._decide()
         dumped = ""
         if end is not None:
-            dumped = self._dump(self._fault) if self._fault else "the ranks that are named left their gradients"
+            dumped = self._dump(self._fault) if self._fault else "the named ranks dumped their gradients"
             # The run is resumed from what is being written.
             self._checkpoints.wait()
         elif target:
@@ -204,7 +204,7 @@ class NonFiniteWatch:
         if not newest:
             return 0, "; there is no checkpoint yet to go back to"
         if newest == target and times >= limit:
-            return 0, f"; the run went back to step {newest} {times} times already (numbers.limit)"
+            return 0, f"; the run has already gone back to step {newest} {times} times (numbers.limit)"
         return newest, None
 
     def _count(self, target: int) -> None:
@@ -252,7 +252,7 @@ def _described(fault: _Fault, blamed: dict[int, str]) -> str:
     ranks = ", ".join(f"{rank} ({host})" for rank, host in blamed.items())
     where = f" on rank {ranks}" if blamed else ""
     odd = fault.odd
-    gradients = f", and of {len(fault.gradients)} gradients {len(odd)} are not, {odd[0]!r} the first" if odd else ""
+    gradients = f", and {len(odd)} of {len(fault.gradients)} gradients are not finite, first {odd[0]!r}" if odd else ""
     step = fault.step
     return (
         f"step {step.iteration} of epoch {step.epoch} has numbers that are not finite{where}: the mean loss is "

@@ -223,7 +223,7 @@ def _take_place(plan: Plan, rank: int) -> None:
     if slot.cores:
         if missing := sorted(set(slot.cores) - os.sched_getaffinity(0)):
             raise HpctrainError(
-                f"rank {rank} on {host.host}: the plan has core {missing[0]} for it, which it may not use",
+                f"rank {rank} on {host.host}: the plan gives it core {missing[0]}, which it may not use",
                 "give --node the node map of that host, or leave it out",
             )
         os.sched_setaffinity(0, slot.cores)

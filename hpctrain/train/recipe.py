@@ -145,5 +145,5 @@ def _beginning(plan: Plan, begun: int) -> str:
     """What comes before the first step is done, which in Keras takes much longer than the others."""
     if begun:
         # A checkpoint may have been written before its epoch was evaluated, and then that comes first.
-        return f"reading the checkpoint of step {begun}, and going on from it"
+        return f"reading the checkpoint of step {begun} and continuing from it"
     return "compiling and taking the first step" if plan.framework == "keras" else "taking the first step"

@@ -106,7 +106,7 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
     """
     if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         raise HpctrainError(
-            f"fault_tolerance shrink cannot go on without a rank that died: {comm.lacks_for_fault_tolerance()}",
+            f"fault_tolerance shrink cannot continue without a rank that died: {comm.lacks_for_fault_tolerance()}",
             "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
         )
 
@@ -139,7 +139,7 @@ class Recovery:
             return False
         # The log may be on the disk that is full.
         with contextlib.suppress(OSError):
-            print("hpctrain: taken for what followed from a rank's death:", file=sys.stderr)
+            print("hpctrain: treated as a consequence of a rank's death:", file=sys.stderr)
             traceback.print_exception(error)
         return True
 
@@ -174,8 +174,8 @@ class Recovery:
                 self._record(lost, time.perf_counter() - begin, agreement)
                 return agreement.loss if agreement.updates > noted else None
         raise HpctrainError(
-            f"rank {self._comm.rank} on {self._comm.host}: the ranks that are left could not agree how to go on",
-            "hpctrain run --resume goes on from the last checkpoint",
+            f"rank {self._comm.rank} on {self._comm.host}: the remaining ranks could not agree how to continue",
+            "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,
         )
 
@@ -241,7 +241,7 @@ class Recovery:
                 )
             )
         names = ", ".join(f"rank {each.first_rank} on {each.host}" for each in lost)
-        left = f"{self._comm.size} ranks go on" if self._comm.size > 1 else "the last rank goes on"
+        left = f"{self._comm.size} ranks continue" if self._comm.size > 1 else "the last rank continues"
         print(f"hpctrain: {names} died; {left} after {seconds:.3f} s", file=sys.stderr)
 
     def _mark(self, lost: LostRank) -> None:

@@ -87,9 +87,9 @@ def _check_refusals(told: dict[str, str], given: Path) -> None:
         "small": "train_batch_size 1 is too small for 2 ranks",
         "section key": "zero_optimization has no key 'stagee'",
         "section value": "zero_optimization.stage = 7",
-        "key": "DeepSpeed has no key 'zero_optimisation', and would pass over it\n  zero_optimization?",
+        "key": "DeepSpeed has no key 'zero_optimisation', and would ignore it\n  zero_optimization?",
         "float64": "0.weight is float64, and DeepSpeed does not train float64",
-        "op": "DeepSpeed's cpu_adagrad is not built, and hpctrain lets nothing be compiled during a run",
+        "op": "DeepSpeed's cpu_adagrad is not built, and hpctrain allows no compilation during a run",
     }
     for name, text in wanted.items():
         assert text in told[name], told[name]

@@ -29,7 +29,7 @@ print("end")
     [
         (
             "import hpctrain as ht\ncomm = ht.init()\n" + TRAINS.format(seed=1, distribute="", after=""),
-            "ht.distribute got none",
+            "never passed it to ht.distribute",
         ),
         (TRAINS.format(seed=1, distribute="", after=""), "the script never called ht.init()"),
     ],

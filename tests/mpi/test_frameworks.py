@@ -143,7 +143,7 @@ def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) 
         "nodes": "HpctrainError: strategy 'hpctrain' with num_nodes=2: the run is on 1 host",
         "fabric": "HpctrainError: strategy 'hpctrain' with devices=3: the run has 2 ranks on",
         "ddp": "ValueError: You set `devices=3` and `num_nodes=1` in Lightning, but the product",
-        "size": "HpctrainError: init_process_group(world_size=5), and in the run it is 2",
+        "size": "HpctrainError: init_process_group(world_size=5), but in the run it is 2",
         "nccl": "HpctrainError: the script asks torch.distributed for nccl, which is for tensors on GPUs",
         "twice": "HpctrainError: gradients would be reduced twice: the model is wrapped in DDP",
     }

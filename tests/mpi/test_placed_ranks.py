@@ -94,4 +94,4 @@ def test_a_place_that_is_not_on_the_host(hpctrain: Launch, tmp_path: Path) -> No
     (tmp_path / "node.txt").write_text(node)
     result = hpctrain("run", str(PROGRAM), "--node", "node.txt", "--run-dir", "run", "--", ".")
     assert result.returncode == 2
-    assert re.search(r"rank 0 on \S+: the plan has core 4000 for it", result.stdout), result.stdout
+    assert re.search(r"rank 0 on \S+: the plan gives it core 4000", result.stdout), result.stdout

@@ -41,7 +41,7 @@ def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun, che
     assert result.returncode == 4, result.stdout
     wanted = re.escape(STALLS[check]).replace(r"\{host\}", r"\S+")
     assert re.search(rf"rank \d on \S+ waited 4 s for {wanted}", result.stdout), result.stdout
-    assert re.search(r"^hpctrain: .*rank [12] on \S+ stalled: the others have waited", result.stdout, re.M), (
+    assert re.search(r"^hpctrain: .*rank [12] on \S+ stalled: the others have been waiting", result.stdout, re.M), (
         result.stdout
     )
 

@@ -91,7 +91,7 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
     assert "SIGKILL" in output or "signal 9" in output
     done = len(list(folder.glob("train-*.tar")))
     assert 5 <= done < len(list(alone.glob("train-*.tar")))
-    with pytest.raises(HpctrainError, match="holds no whole set of shards"):
+    with pytest.raises(HpctrainError, match="holds no complete set of shards"):
         open_shards(folder, "train")
     result = hpctrain("data", "shard", str(source), str(folder), "-np", "2", *_SHARD)
     assert result.returncode == 0, result.stdout
@@ -122,7 +122,7 @@ def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path
         process.wait()
         result = hpctrain("data", "shard", str(source), str(folder), *_SHARD)
         assert result.returncode == 1, result.stdout
-        assert f"another process writes in {folder}" in result.stdout
+        assert f"another process is writing in {folder}" in result.stdout
     finally:
         for other in others:
             with contextlib.suppress(psutil.Error):

@@ -39,7 +39,9 @@ def test_a_wait_below_the_limit_is_nobodys_business(parts):
 
 def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(parts):
     part = parts["stopped"]
-    named = r"^hpctrain: rank 3 on node1 stalled: the others have waited up to \d+ s in .*large bucket.* of step 7$"
+    named = (
+        r"^hpctrain: rank 3 on node1 stalled: the others have been waiting up to \d+ s in .*large bucket.* of step 7$"
+    )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
     assert "\n  rank 3: T (stopped)\n" in part
     assert part.count("recorded 3 node1") == 1
@@ -49,7 +51,8 @@ def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(part
 def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
     part = parts["in Python and in a read"]
     named = (
-        r"^hpctrain: rank 0 on node0, rank 2 on node1 stalled: the others have waited up to \d+ s in allreduce \(sum\)"
+        r"^hpctrain: rank 0 on node0, rank 2 on node1 stalled: the others have been waiting up to \d+ s "
+        r"in allreduce \(sum\)"
     )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
     of_rank_0, of_rank_2 = part.split("\n  rank 0: ")[1].split("\n  rank 2: ")
@@ -61,7 +64,10 @@ def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
 def test_ranks_that_all_wait_are_told_apart_by_what_they_wait_for(parts):
     part = parts["different paths"]
     assert "stalled" not in part
-    said = r"^hpctrain: every rank has waited for others, for up to \d+ s: path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
+    said = (
+        r"^hpctrain: every rank has been waiting for others, for up to \d+ s: "
+        r"path 0 \(rank 0, 2\); path 1 \(rank 1, 3\)$"
+    )
     assert len(re.findall(said, part, re.M)) == 1, part
 
 

@@ -189,18 +189,17 @@ def callbacks(
 ) -> list[keras.callbacks.Callback]:
     """The callbacks that ``fit`` needs on several ranks. List them before your own, which then see joined metrics.
 
-    ``fit`` of a distributed model takes them by itself where none of them are among its callbacks. Of callbacks that
-    write files, ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard, those that would write to one path act
-    on the first rank alone, and what BackupAndRestore reads there reaches every rank.
+    ``fit`` of a distributed model adds them by itself if none of them are among its callbacks. Callbacks that write
+    files (ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard) and would write to the same path act on the
+    first rank only, and what BackupAndRestore reads there reaches every rank.
 
-    Parameters are the same on one rank and on several, to rounding. What a layer computes from the samples of a rank
-    is not: BatchNormalization normalises over a rank's part of a batch (over all ranks with ``synchronized=True``),
-    and Dropout draws a mask of its own on each rank. The moving statistics of batch normalisation become the mean
-    over the ranks at the end of an epoch and before validation, so that every rank evaluates and saves one model.
+    Parameters are the same on one rank and on several, to rounding. What a layer computes from the samples of a rank is
+    not: BatchNormalization normalises over a rank's part of a batch (over all ranks with ``synchronized=True``), and
+    Dropout draws its own mask on each rank. The moving statistics of batch normalisation become the mean over the ranks
+    at the end of an epoch and before validation, so that every rank evaluates and saves one model.
 
     Args:
-        guard_every: batches between two proofs that all ranks hold equal parameters; the first batch is always
-            checked.
+        guard_every: batches between two checks that all ranks hold equal parameters; the first batch is always checked.
         schedule: gives the learning rate of the step that follows ``n`` updates; none leaves the rate alone.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
     """

@@ -36,34 +36,35 @@ def distribute(
     """Make ``optimizer`` update with the mean gradient over all ranks.
 
     Give it every optimizer that updates the model: both of a GAN, and the new one of a second ``compile``. An update of
-    the model by any other is refused, as is one of a copy or of a model around it by this one.
+    the model by any other optimizer is refused, and so is an update by this one of a copy of the model or of a model
+    around it.
 
-    ``fit`` trains on datasets of :func:`shard` as one process does on the whole batches. Of other data (arrays, a
-    generator, a dataset of the rank's own) every rank computes all that it is given, and an update is the mean over the
-    samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every
-    rank passes over them once a rank. Losses that ``compile`` gets are those of the global batch, whatever they do with
-    it: masked entries count together, and of a function that gives one number for a batch, the predictions of all
-    ranks are gathered. What ``add_loss`` or a ``train_step`` adds must be a mean over samples.
+    On datasets from :func:`shard`, ``fit`` trains as one process does on the whole batches. On other data (arrays, a
+    generator, a rank's own dataset) every rank computes everything that it is given, and an update is the mean over the
+    samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every rank
+    passes over them once per rank. Losses given to ``compile`` are those of the global batch, whatever they do with it:
+    masked entries count together, and for a function that gives one number for a batch, the predictions of all ranks
+    are gathered. What ``add_loss`` or a ``train_step`` adds must be a mean over samples.
 
-    Model and optimizer are the ones that were given. The optimizer stays an instance of its class, saves as that
-    class and keeps its state. A model that is built already gets rank 0's weights, and the optimizer rank 0's state,
-    at once; one that is built later gets them from ``callbacks()`` as ``fit`` begins.
+    The model and optimizer returned are the ones passed in. The optimizer stays an instance of its class, saves as that
+    class and keeps its state. A model that is already built gets rank 0's weights, and the optimizer rank 0's state, at
+    once; one that is built later gets them from ``callbacks()`` when ``fit`` begins.
 
     Args:
         model: the same on every rank.
         optimizer: any optimizer of Keras 3, a LossScaleOptimizer included.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504,
-            so a mean above 65504 / ranks can; bf16 rounds. The backend mpi narrows between nodes only, and adds up in
-            float32 within one; Horovod 0.28.1 carries bf16 as float32. With ``top_k`` (backend mpi) only the largest of
-            each node's sum travel to other nodes, and the others are added to the next step's: the result is not that
-            of one process. A resumed run begins with nothing waiting.
+        compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504, so a
+            mean above 65504 / ranks can; bf16 rounds. The backend mpi compresses only between nodes, and sums in
+            float32 within a node; Horovod 0.28.1 carries bf16 as float32. With ``top_k`` (backend mpi) only the largest
+            of each node's sum travel to other nodes, and the others are added to the next step's gradients: the result
+            is not that of one process. A resumed run begins with none deferred.
         top_k: the fraction that travels with ``compression="top_k"``.
-        guard_every: updates between two proofs that all ranks hold equal parameters, in a loop without ``fit``.
+        guard_every: updates between two checks that all ranks hold equal parameters, in a loop without ``fit``.
 
     Raises:
-        HpctrainError: another Keras backend than TensorFlow, an optimizer that is not of Keras 3 or was distributed
-            before, an unknown compression, or ranks with different models.
+        HpctrainError: a Keras backend other than TensorFlow, an optimizer that is not from Keras 3 or is already
+            distributed, an unknown compression, or ranks with different models.
     """
     _check(optimizer, guard_every)
     refuse_keras_distribution()
@@ -119,7 +120,7 @@ def _check(optimizer: Any, guard_every: int) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise HpctrainError(f"{kind} is not an optimizer of Keras 3", "use one of keras.optimizers")
     if reduction_of(optimizer):
-        raise HpctrainError(f"this {kind} was given to ht.distribute before", "make an optimizer for each model")
+        raise HpctrainError(f"this {kind} was already given to ht.distribute", "make an optimizer for each model")
     if guard_every < 1:
         raise HpctrainError(f"guard_every={guard_every} must be above 0")
 
@@ -152,6 +153,6 @@ def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
         model.jit_compile = False
     if comm.rank == 0 and tf.config.list_physical_devices("GPU"):
         print(
-            f"hpctrain: jit_compile is off, the reduction of backend {comm.backend!r} has no XLA kernel",
+            f"hpctrain: jit_compile is off: the reduction of backend {comm.backend!r} has no XLA kernel",
             file=sys.stderr,
         )

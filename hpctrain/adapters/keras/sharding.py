@@ -32,8 +32,8 @@ def shard(
     share 0, so every rank has the same number of batches. The share is part of the element, so it stays with its
     samples whatever is done with the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
 
-    ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and a ``train_step`` of your own gets
-    what ``data`` holds. Without ``fit`` you get the share yourself: multiply the mean loss by it, as nobody else can::
+    ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and your own ``train_step`` gets the
+    elements of ``data``. Without ``fit`` you get the share, and have to multiply the mean loss by it yourself::
 
         for x, y, sample_weight, share in ht.shard(dataset):
             with tf.GradientTape() as tape:
@@ -43,15 +43,15 @@ def shard(
         data: a tf.data.Dataset whose elements are global batches ``(x, y)``, ``(x, y, sample_weight)`` or ``x``, the
             same on every rank (give its ``shuffle`` a seed); or a tuple of such arrays, or one array.
         batch_size: samples of a global batch; for arrays only.
-        shuffle: for arrays only, by default true: a new order an epoch, from the seed and the epoch alone. An epoch
-            is one pass over the returned dataset, and its first pass is epoch 0 in a run that is resumed, too: give
-            that another seed, or shuffle a tf.data.Dataset yourself, to have it go on with new orders.
+        shuffle: for arrays only, true by default: a new order each epoch, which depends only on the seed and the epoch.
+            An epoch is one pass over the returned dataset, and the first pass is epoch 0 in a resumed run too: give
+            that run another seed, or shuffle a tf.data.Dataset yourself, to get new orders.
         seed: of the order.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Returns:
-        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar. Of ``x`` alone:
-        ``(x, share)``. Weights of a part with share 0 are 0. To ``dataset.map`` it is one named tuple.
+        A dataset of ``(x, y, sample_weight, share)``: weights as given, or ones, and a scalar. For ``x`` alone:
+        ``(x, share)``. Weights of a part with share 0 are 0. ``dataset.map`` sees one named tuple.
 
     Raises:
         HpctrainError: data of another form, or settings that do not belong to it.
@@ -79,7 +79,7 @@ def shard(
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     spec = dataset.element_spec
     if is_sharded(dataset):
-        raise HpctrainError("this dataset was sharded before", "call ht.shard once")
+        raise HpctrainError("this dataset is already sharded", "call ht.shard once")
     if isinstance(spec, tuple) and len(spec) > 3:
         raise HpctrainError(
             f"the dataset yields {len(spec)} values", "it must yield batches (x, y), (x, y, sample_weight) or x"

@@ -110,7 +110,7 @@ def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
     done = np.flatnonzero(counts == 0).tolist()
     if done and len(done) < comm.size:
         raise HpctrainError(
-            f"rank {', '.join(map(str, done))} has come to the end of its data, and other ranks have more batches",
+            f"rank {', '.join(map(str, done))} has come to the end of its data, but other ranks have more batches",
             "give fit a dataset from ht.shard, or steps_per_epoch=…, which every rank has",
         )
     return counts

@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
     """The strategy of ``--backend mirrored``, ``multi_worker`` or ``parameter_server``, in place of one of your own.
 
-    hpctrain starts its processes and tells each where the others are. Model, optimizer and metrics are made in its
+    hpctrain starts its processes and tells each where the others are. Create model, optimizer and metrics in its
     scope::
 
         ht.init()
@@ -25,15 +25,15 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
             model.compile(optimizer, loss)
         model.fit(dataset)  # mirrored; a loop of your own around strategy.run under the others
 
-    Keras 3 takes batches that the replicas of ``mirrored`` divide evenly. Under ``parameter_server`` rank 0 alone runs
-    the script, and ``ht.keras.coordinator()`` is there for its steps. In a run of a single process without a strategy
-    it is TensorFlow's default one, whose scope changes nothing.
+    Keras 3 takes batches that the replicas of ``mirrored`` divide evenly. Under ``parameter_server`` only rank 0 runs
+    the script, and ``ht.keras.coordinator()`` schedules its steps. In a single-process run without a strategy it is
+    TensorFlow's default one, whose scope changes nothing.
 
     Args:
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
-        HpctrainError: several ranks with a backend that is none of these, or ``keras.distribution`` in use.
+        HpctrainError: several ranks with a backend other than these, or ``keras.distribution`` in use.
     """
     comm = comm or current()
     refuse_keras_distribution()
@@ -77,8 +77,7 @@ def refuse_keras_distribution() -> None:
     found = keras.distribution.distribution()
     if found is not None:
         raise HpctrainError(
-            f"keras.distribution.{type(found).__name__} distributes nothing on TensorFlow, without a word: it is for "
-            "JAX",
+            f"keras.distribution.{type(found).__name__} silently distributes nothing on TensorFlow: it is for JAX",
             "leave keras.distribution.set_distribution out: ht.distribute, or ht.keras.strategy(), distributes",
         )
 
@@ -103,8 +102,8 @@ def _watched(fit: Any) -> Any:
             )
         if issubclass(kind, tf.distribute.ParameterServerStrategy):
             raise HpctrainError(
-                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it has not the "
-                "DatasetCreator by which workers made their data",
+                "fit of a model in the scope of ParameterServerStrategy does not work in Keras 3: it lacks the "
+                "DatasetCreator with which workers made their data",
                 "write the loop: ht.keras.coordinator().schedule(step, args=batch); or choose --backend multi_worker",
             )
         return fit(model, *arguments, **settings)

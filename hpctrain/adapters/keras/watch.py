@@ -57,8 +57,8 @@ def check_updated(model: keras.Model, variables: Sequence[Any]) -> None:
     for variable in variables:
         if id(variable) not in known:
             raise HpctrainError(
-                f"an optimizer that was distributed for {model.name} updates {_path(variable)!r}, which is not of "
-                "that model: the ranks do not start from the same values of it",
+                f"an optimizer that was distributed for {model.name} updates {_path(variable)!r}, which is not part of "
+                "that model: the ranks do not start from the same values for it",
                 "give ht.distribute the model that is trained: the copy, the loaded one, or the one around it",
             )
 
@@ -92,8 +92,9 @@ def check_compiler() -> None:
         owner = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None
         if getattr(owner, "_jit_compile", None):
             raise HpctrainError(
-                "tf.function(jit_compile=True) holds an update, and XLA has no kernel for the reduction over the ranks",
-                "leave jit_compile out, or give it to a function that computes the loss and its gradients alone",
+                "tf.function(jit_compile=True) contains an update, and XLA has no kernel for the reduction over the "
+                "ranks",
+                "leave jit_compile out, or use it only on a function that computes the loss and its gradients",
             )
         frame = frame.f_back
 
@@ -104,15 +105,15 @@ def _check_undistributed(optimizer: Any, variables: Sequence[Any]) -> None:
     if owner is not None:
         raise HpctrainError(
             f"{type(optimizer).__name__} updates {owner.name}, or a copy of it, on this rank alone: {owner.name} was "
-            "given to ht.distribute, this optimizer was not",
-            "model, optimizer = ht.distribute(model, optimizer) for every optimizer that model.compile or a loop uses, "
-            "a new one too",
+            "given to ht.distribute, but this optimizer was not",
+            "model, optimizer = ht.distribute(model, optimizer) for every optimizer that model.compile or a loop "
+            "uses, including a new one",
         )
     if not _told and variables:
         _told = True
         print(
-            f"hpctrain: {type(optimizer).__name__} updates {_path(variables[0])!r}, which is not of a model that was "
-            "given to ht.distribute: every rank trains its own",
+            f"hpctrain: {type(optimizer).__name__} updates {_path(variables[0])!r}, which is not part of a model that "
+            "was given to ht.distribute: every rank trains its own",
             file=sys.stderr,
         )
 

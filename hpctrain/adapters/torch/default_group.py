@@ -35,8 +35,8 @@ def join_default_group(asked: str | None = None) -> Communicator:
     comm = current()
     if "nccl" in (asked or "") and comm.backend in ("mpi", "gloo"):
         raise HpctrainError(
-            f"the script asks torch.distributed for {asked}, which is for tensors on GPUs, and --backend "
-            f"{comm.backend} moves those in the CPU's memory",
+            f"the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
+            f"{comm.backend} moves tensors in the CPU's memory",
             "choose --backend nccl, or train on CPUs: accelerator='cpu' in Lightning, ACCELERATE_USE_CPU=true for "
             "Accelerate and Transformers",
         )
@@ -66,7 +66,7 @@ def give_default_group() -> None:
         for name, found in (("rank", comm.rank), ("world_size", comm.size)):
             if given.get(name, -1) not in (-1, found):
                 raise HpctrainError(
-                    f"init_process_group({name}={given[name]}), and in the run it is {found}",
+                    f"init_process_group({name}={given[name]}), but in the run it is {found}",
                     "leave it out, or give the script's framework as many devices and nodes as the run has",
                 )
 

@@ -52,14 +52,14 @@ def distribute(
 ) -> tuple[ModelT, Optimizers]:
     """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
 
-    Model and optimizer are the ones that were given, their classes and arguments untouched; every rank starts from
-    rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at this moment;
-    an optimizer that updates others stops with an error at its first step, also one that is made later. After layers
-    were replaced, or the model was converted or moved, call it again. As in DistributedDataParallel with
+    The model and optimizer returned are the ones passed in, with their classes and arguments unchanged; every rank
+    starts from rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at
+    this moment; an optimizer that updates others, even one made later, stops with an error at its first step. After
+    replacing layers, or converting or moving the model, call it again. As in DistributedDataParallel with
     ``gradient_as_bucket_view``, ``parameter.grad`` can lie in a buffer that the next backward pass writes again: clone
-    a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters get
-    copies of their gradients then, and a tensor that was taken from ``parameter.grad`` before must not be used.
-    Synchronised batch norms (``nn.SyncBatchNorm.convert_sync_batchnorm``) normalise over all ranks, on each engine.
+    a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters then
+    get copies of their gradients, and a tensor taken from ``parameter.grad`` earlier must not be used. Synchronised
+    batch norms (``nn.SyncBatchNorm.convert_sync_batchnorm``) normalise over all ranks, on each engine.
 
     Args:
         model: the same on every rank.
@@ -71,19 +71,19 @@ def distribute(
         compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
             backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
             (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
-            next step's: the result is not that of one process. Not together with a GradScaler, since what waits has the
-            scale of its step; a resumed run begins with nothing waiting.
+            next step's gradients: the result is not that of one process. Cannot be combined with a GradScaler, since
+            deferred gradients have the scale of their step; a resumed run begins with none deferred.
         top_k: the fraction that travels with ``compression="top_k"``.
-        guard_every: steps between two proofs that ranks hold equal parameters.
+        guard_every: steps between two checks that ranks hold equal parameters.
         mesh: what :func:`hpctrain.mesh` returned; by default the mesh of the run.
         plan: how the model is divided over the mesh.
 
     Where the mesh divides the model, its parameters and the optimizer's become DTensors, and PyTorch's FSDP2 reduces
-    gradients; ``bucket_mb`` then has no use, and the guard compares what several ranks have alike.
+    gradients; ``bucket_mb`` then has no effect, and the guard compares what several ranks hold in common.
 
     Raises:
-        HpctrainError: no model or no optimizer, one that something else makes parallel already, a layer without
-            weights yet, ranks with different models, or a wrong setting.
+        HpctrainError: no model or no optimizer, one that something else already parallelises, a layer without weights
+            yet, ranks with different models, or a wrong setting.
     """
     optimizers = _optimizers(model, optimizer)
     check_model(model)
@@ -171,7 +171,7 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if not optimizers or len(optimizers) < len(given):
         raise HpctrainError(
-            f"{optimizer!r} is not a torch.optim.Optimizer, nor a list of them", "ht.distribute(model, optimizer)"
+            f"{optimizer!r} is not a torch.optim.Optimizer or a list of them", "ht.distribute(model, optimizer)"
         )
     return optimizers
 

@@ -36,8 +36,8 @@ def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
     held, local = [sum(length for _, _, length in each) for each in runs], list(tensor.to_local().shape)
     if held != local:
         raise HpctrainError(
-            f"this rank holds {local} of a tensor of shape {list(tensor.shape)}, and by its placements "
-            f"{tensor.placements} {held}",
+            f"this rank holds {local} of a tensor of shape {list(tensor.shape)}, but its placements "
+            f"{tensor.placements} give {held}",
             "let tensor parallelism divide dimensions without a remainder",
         )
     return [

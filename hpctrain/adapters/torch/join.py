@@ -25,19 +25,20 @@ def join(
 ) -> Iterator[None]:
     """A context manager for a loop whose number of batches may differ between ranks.
 
-    A rank that comes to its end adds zeros to the gradients of those that still have batches. When all are through,
-    every rank takes over parameters, buffers and the state of the optimizers that ``ht.distribute`` got from a rank
-    that was active to the last. Within the loop, nothing else may take all ranks (``ht.should_stop()``, batch
-    normalisation over the ranks). Collective; costs one small all-reduce a backward pass. A scheduler steps after the
-    loop: stepped with each batch it goes on from another place on each rank, and learning rates differ in the next.
+    A rank that finishes early adds zeros to the gradients of those that still have batches. When all have finished,
+    every rank takes over the parameters, the buffers and the state of the optimizers given to ``ht.distribute`` from a
+    rank that was active to the last. Within the loop, no other operation may involve all ranks (``ht.should_stop()``,
+    batch normalisation over the ranks). Collective; costs one small all-reduce per backward pass. Step a scheduler
+    after the loop: stepped with each batch, it ends at a different point on each rank, and learning rates differ in the
+    next loop.
 
     Args:
         model: what is trained in the loop; one, or several.
-        divide_by_initial_world_size: gradients are divided by all ranks, so that each batch counts alike; else by those
-            that still have batches, so that the last steps are as large as the others.
+        divide_by_initial_world_size: divide gradients by the number of all ranks, so that each batch counts alike;
+            otherwise by the number of those that still have batches, so that the last steps are as large as the others.
 
     Raises:
-        HpctrainError: a model that ``ht.distribute`` did not get, or one that normalises over the ranks.
+        HpctrainError: a model that was not given to ``ht.distribute``, or one that normalises over the ranks.
     """
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     records = [_record(each) for each in models]
@@ -62,14 +63,14 @@ def join(
 def _record(model: torch.nn.Module) -> Trained:
     if not isinstance(model, torch.nn.Module) or model not in trained:
         raise HpctrainError(
-            f"ht.join got {type(model).__name__}, which ht.distribute did not get",
+            f"ht.join got {type(model).__name__}, which was not given to ht.distribute",
             "with ht.join(model): around the loop, with the model that was given to ht.distribute",
         )
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         raise HpctrainError(
             f"{type(model).__name__} normalises batches over all ranks, which a rank without a batch cannot take part "
             "in",
-            "use nn.BatchNorm, or give every rank as many batches",
+            "use nn.BatchNorm, or give every rank the same number of batches",
         )
     return trained[model]
 
@@ -80,7 +81,7 @@ def _shadow(turns: Turns, models: Sequence[torch.nn.Module]) -> None:
     while (number := turns.next_of_others()) is not None:
         if number not in own:
             raise HpctrainError(
-                f"ht.join: another rank trains {turns.model(number)}, which ht.join did not get on this one",
+                f"ht.join: another rank trains {turns.model(number)}, which ht.join was not given on this rank",
                 "with ht.join([model, …]): name all models that the loop trains",
                 exit_code=1,
             )

@@ -57,7 +57,8 @@ class ShardedLoader:
         for batch, (total, _) in zip(batches, self._sampler.shares(epoch), strict=True):
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
-                    "two iterators of one loader at a time share its persistent workers, and mix up their batches",
+                    "two iterators of one loader at the same time share its persistent workers, and mix up their "
+                    "batches",
                     "use one after the other, or persistent_workers=False",
                 )
             self._weights.drawn(batch, total, evaluation=self._evaluation)
@@ -122,19 +123,19 @@ def shard(
     """Divide each batch of a loader over the ranks.
 
     The loader's ``batch_size`` is that of the global batch, so the script gives the same numbers on any number of
-    ranks. Where it does not divide evenly, gradients are weighted by the samples that they were computed from, and
-    the mean over the ranks stays the mean over the batch; a rank without a sample of its own gets another's, with the
-    weight 0. Batches may be drawn ahead, again or in vain: the weight follows the tensors into the model
-    (:mod:`hpctrain.adapters.torch.weights`). Where hpctrain cannot tell which batch a model computed, the backward
-    pass raises HpctrainError before a gradient is reduced: pass the model the tensors that the loader yields, or
-    views or copies of whole ones. ``torch.autograd.grad`` sees weighted gradients too.
+    ranks. If it does not divide evenly, gradients are weighted by the number of samples they were computed from, so the
+    mean over the ranks is still the mean over the batch; a rank without a sample of its own gets another rank's, with
+    weight 0. Batches may be prefetched, drawn again or left unused: the weight follows the tensors into the model
+    (:mod:`hpctrain.adapters.torch.weights`). If hpctrain cannot tell which batch a model computed, the backward pass
+    raises HpctrainError before a gradient is reduced: pass the model the tensors that the loader yields, or views or
+    copies of whole ones. ``torch.autograd.grad`` sees weighted gradients too.
 
     Args:
         loader: over a map-style dataset, with ``shuffle=True`` or the default order.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        evaluation: every sample is seen exactly once over all ranks, none weighted; ranks may get different numbers
-            of batches.
-        seed: with the number of the epoch, decides the order.
+        evaluation: every sample is seen exactly once over all ranks, unweighted; ranks may get different numbers of
+            batches.
+        seed: determines the order, together with the epoch number.
 
     Raises:
         HpctrainError: an iterable dataset, a sampler of the user's own, or one that repeats or leaves out samples.
@@ -145,7 +146,7 @@ def shard(
 def _is_shuffled(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset):
         raise HpctrainError(
-            "ht.shard cannot divide an iterable dataset: its samples have no numbers",
+            "ht.shard cannot divide an iterable dataset: its samples have no indices",
             "let the dataset itself yield every comm.size-th sample from comm.rank on",
         )
     sampler = loader.sampler
@@ -154,8 +155,8 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
     )
     if not whole:
         raise HpctrainError(
-            f"ht.shard cannot divide a loader whose {type(sampler).__name__} repeats or leaves out samples, or is your "
-            "own",
+            f"ht.shard cannot divide a loader whose {type(sampler).__name__} repeats or leaves out samples, or is a "
+            "custom one",
             "give the DataLoader shuffle=True or no sampler; ht.shard makes the order itself",
         )
     return isinstance(sampler, RandomSampler)

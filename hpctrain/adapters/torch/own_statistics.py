@@ -60,7 +60,7 @@ class _Hook:
     def __name__(self) -> NoReturn:
         # PyTorch asks for it in torch.jit.script alone, which would compile the hook.
         raise HpctrainError(
-            "torch.jit.script cannot compile a model with batch normalisation after ht.distribute, nor a copy of it",
+            "torch.jit.script cannot compile a model with batch normalisation after ht.distribute, or a copy of it",
             "call ht.distribute with the compiled model, use torch.jit.trace or torch.compile, or load the "
             "model's state_dict() into a new model and compile that",
             exit_code=1,

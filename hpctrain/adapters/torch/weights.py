@@ -338,9 +338,9 @@ class BatchWeights:
         if self._in_step and self._one_thread and others <= {self._weights[self._last]}:
             return self._weights[self._last]
         raise self._refusal(
-            "hpctrain cannot tell which batch a gradient is of: its forward pass was no call of a module (a function "
-            "compiled as a whole, model.forward or model.compile()), and batches were not drawn one before each "
-            "backward pass"
+            "hpctrain cannot tell which batch a gradient is of: its forward pass was not a call of a module (a "
+            "function compiled as a whole, model.forward or model.compile()), and batches were not drawn one before "
+            "each backward pass"
         )
 
     def _refusal(self, problem: str) -> HpctrainError:

@@ -123,7 +123,7 @@ def require_ranks(rank: int, size: int) -> None:
     if (dist.get_rank(), dist.get_world_size()) != (rank, size):
         raise HpctrainError(
             f"torch.distributed has a default group, in which this is rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}, and in the run it is rank {rank} of {size}",
+            f"{dist.get_world_size()}, but in the run it is rank {rank} of {size}",
             "leave init_process_group out: hpctrain makes the group",
         )
 
@@ -132,7 +132,7 @@ def _create(options: Any, _: Any) -> HpctrainGroup:
     """What torch.distributed calls on each rank of a new group."""
     if _groups is None:
         raise HpctrainError(
-            f"the process group {NAME} is made of the ranks of the backend mpi, and there are none",
+            f"the process group {NAME} consists of the ranks of backend mpi, but there are none",
             "hpctrain run SCRIPT --backend mpi starts them; call ht.init() first",
         )
     return _groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)

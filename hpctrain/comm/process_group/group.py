@@ -289,7 +289,7 @@ class HpctrainGroup(dist.ProcessGroup):
         _refuse("merge_remote_group")
 
     def _start_coalescing(self, device: torch.device) -> NoReturn:
-        _refuse("coalescing of anything else than all_reduce, all_gather_single and reduce_scatter_single")
+        _refuse("coalescing of anything other than all_reduce, all_gather_single and reduce_scatter_single")
 
     def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
         asynchronous = opts is None or opts.asyncOp
@@ -327,7 +327,7 @@ def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
 
 def _require_equal(what: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise HpctrainError(f"{what}: a tensor or a part has {found} elements, and {wanted} belong there")
+        raise HpctrainError(f"{what}: a tensor or a part has {found} elements instead of {wanted}")
 
 
 def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
@@ -336,12 +336,15 @@ def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int)
     if splits:
         parts = list(splits)
     elif length % ranks:
-        raise HpctrainError(f"all_to_all_single: {length} rows of the {which} are not for {ranks} ranks alike")
+        raise HpctrainError(
+            f"all_to_all_single: {length} rows of the {which} cannot be divided equally among {ranks} ranks"
+        )
     else:
         parts = [length // ranks] * ranks
     if len(parts) != ranks or sum(parts) != length:
         raise HpctrainError(
-            f"all_to_all_single: the {which} has {length} rows, its parts {parts} are {sum(parts)} for {ranks} ranks"
+            f"all_to_all_single: the {which} has {length} rows, but its parts {parts} add up to {sum(parts)} for "
+            f"{ranks} ranks"
         )
     row = tensor.nbytes // length if length else 0
     return [part * row for part in parts]

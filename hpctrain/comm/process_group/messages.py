@@ -92,7 +92,7 @@ class Messages:
         finish: Callable[[], None] = lambda: None,
     ) -> MessageWork:
         if self._closed:
-            raise HpctrainError(f"{what}: the process group was destroyed before")
+            raise HpctrainError(f"{what}: the process group has been destroyed")
         work = MessageWork(self, start(), what, rank, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:

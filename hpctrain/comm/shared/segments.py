@@ -72,7 +72,7 @@ class Segment:
                 raise
             raise HpctrainError(
                 f"MPI has no {nbytes} bytes of shared memory for each of {comm.size} ranks on a node: {error}",
-                "`df -h /dev/shm` says how much there is; a container gets more by --shm-size",
+                "`df -h /dev/shm` shows how much there is; --shm-size gives a container more",
                 exit_code=1,
             ) from error
         finally:

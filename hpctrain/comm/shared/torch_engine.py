@@ -106,8 +106,8 @@ class MpiTorchEngine:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         except RuntimeError as error:
             raise HpctrainError(
-                f"CUDA cannot lock {memory.nbytes} bytes of the memory that gradients travel through: {error}",
-                "`free -h` says how much memory is left; --backend nccl needs none of it",
+                f"CUDA cannot pin {memory.nbytes} bytes of the memory that gradients pass through: {error}",
+                "`free -h` shows how much memory is left; --backend nccl needs none of it",
                 exit_code=1,
             ) from error
         self._locked.append(memory.data_ptr())

@@ -104,7 +104,7 @@ class Worker:
         """Discard the queue and any failure."""
         with self._running:
             for task in self._tasks:
-                task.end(HpctrainError("this buffer was to be reduced by ranks of which some died"))
+                task.end(HpctrainError("this buffer was to be reduced by ranks, some of which died"))
             self._tasks.clear()
             self._failure = None
 

@@ -126,7 +126,7 @@ def tracked(names: Sequence[Tracker], directory: RunDirectory, notice: Callable[
         try:
             processes.append(TrackerProcess(name, directory, notice))
         except OSError as error:
-            notice(f"warning: {name} gets nothing of this run: its process cannot be started: {error.strerror}")
+            notice(f"warning: {name} gets nothing from this run: its process cannot be started: {error.strerror}")
 
     trackers = Trackers(processes)
     try:

@@ -54,8 +54,8 @@ def _files(source: Path) -> Iterator[TextFile]:
     for path in paths:
         if path.suffix not in _KINDS:
             raise HpctrainError(
-                f"{path} is neither a text nor a folder of some",
-                "a .txt, .md or .rst is one document; a .jsonl has one a line, an object with the key text",
+                f"{path} is neither a text file nor a folder of text files",
+                "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text",
             )
         try:
             size = path.stat().st_size
@@ -131,6 +131,6 @@ def _text(line: bytes, path: Path, place: int) -> str:
     except (ValueError, KeyError, TypeError):
         pass
     raise HpctrainError(
-        f"{path}: the line that begins at byte {place} is no JSON object whose key {_KEY!r} is a text",
-        "mend the line, or leave the file out",
+        f"{path}: the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text",
+        "correct the line, or leave the file out",
     )

@@ -105,8 +105,8 @@ def read_text_manifest(folder: Path) -> TextManifest:
     try:
         return TextManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        what = "is not there" if not folder.exists() else f"holds no whole text: there is no {path}"
-        raise HpctrainError(f"{folder} {what}", f"{again} makes it, or goes on where it stopped") from error
+        what = "is not there" if not folder.exists() else f"holds no complete text: there is no {path}"
+        raise HpctrainError(f"{folder} {what}", f"{again} makes it, or continues where it stopped") from error
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of tokens") from error
     except ValidationError as error:

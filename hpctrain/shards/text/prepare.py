@@ -220,8 +220,8 @@ def _finish(folder: Path, settings: TextSettings, tasks: Sequence[PartTask]) -> 
     for split in _SPLITS:
         if not manifest.split(split).documents:
             raise HpctrainError(
-                f"no document of {train.documents + val.documents} is in {split}",
-                "begin again in another folder with another --validation-share; half a document is not divided",
+                f"none of {train.documents + val.documents} documents is in {split}",
+                "begin again in another folder with another --validation-share; documents are not split in two",
             )
     write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
     return manifest

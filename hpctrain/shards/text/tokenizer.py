@@ -81,7 +81,7 @@ class FileTokenizer:
         except OSError as error:
             raise HpctrainError(f"cannot read the tokeniser {path}: {error.strerror}", _CHOICES) from error
         except Exception as error:  # The library raises nothing more specific.
-            raise HpctrainError(f"{path} is no tokeniser: {error}", _CHOICES) from error
+            raise HpctrainError(f"{path} is not a tokeniser: {error}", _CHOICES) from error
         self._library.no_truncation()
         self._library.no_padding()
         self._library.encode_special_tokens = True
@@ -95,8 +95,8 @@ class FileTokenizer:
         vocabulary = max(ids.values()) + 1
         if vocabulary > _MOST:
             raise HpctrainError(
-                f"{path} has {vocabulary:,} tokens, and shards hold tokens of 16 bits: {_MOST:,} at most",
-                "choose a tokeniser with fewer, as GPT-2's with 50,257",
+                f"{path} has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {_MOST:,}",
+                "choose a tokeniser with fewer, such as GPT-2's with 50,257",
             )
         self.settings = TokenizerSettings(
             name=path.name,

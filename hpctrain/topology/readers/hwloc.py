@@ -115,8 +115,8 @@ def _restricted(topology: Element) -> Iterator[str]:
         seen, whole = (len(cores_of_mask(mask, machine.where)) for mask in masks)
         if seen < whole:
             yield (
-                f"{topology.where}: written where {seen} of the {whole} CPUs may be used, so it has these cores alone; "
-                "lstopo --disallowed --of xml tells all"
+                f"{topology.where}: written where {seen} of the {whole} CPUs may be used, so it has only these cores; "
+                "lstopo --disallowed --of xml lists all"
             )
 
 

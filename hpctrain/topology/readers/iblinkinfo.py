@@ -100,7 +100,7 @@ def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[s
     lanes: tuple[int | None, str | None] = (None, None)
     if found := _LANES.match(row["state"]):
         if found[2] not in _SPEEDS:
-            raise listing.fault(number, f"a lane of {found[2]} Gbps is none of {', '.join(_SPEEDS)}")
+            raise listing.fault(number, f"a lane of {found[2]} Gbps is not one of {', '.join(_SPEEDS)}")
         lanes = int(found[1]), "FDR10" if found[3] else _SPEEDS[found[2]]
     if (row["peer_lid"] is None) != (row["peer_port"] is None):
         raise listing.fault(number, "the other end has a LID without a port, or a port without a LID")

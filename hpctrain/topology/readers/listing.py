@@ -105,7 +105,7 @@ class Listing:
         """One remark about all lines that were skipped."""
         if self._noise:
             yield Remark(
-                text=f"passed over what {self.tool} does not print (lines: {self._noise}): {self._first_noise!r}",
+                text=f"ignored what {self.tool} does not print (lines: {self._noise}): {self._first_noise!r}",
                 where=f"{self.where}:{self._first_noise_line}",
             )
 
@@ -118,7 +118,7 @@ class Listing:
         known = self._lanes.get((width, speed))
         if known is None:
             if speed != "???" and speed not in LANE_GBIT:
-                raise self.fault(number, f"the link speed {speed!r} is none of {', '.join(LANE_GBIT)}")
+                raise self.fault(number, f"the link speed {speed!r} is not one of {', '.join(LANE_GBIT)}")
             known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
             self._lanes[width, speed] = known
         return known

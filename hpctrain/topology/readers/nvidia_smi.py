@@ -83,7 +83,7 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     devices = columns.split()
     twice = [name for name in devices if devices.count(name) > 1]
     if twice:
-        raise HpctrainError(f"{where}: the column {twice[0]} comes twice", _REMEDY)
+        raise HpctrainError(f"{where}: the column {twice[0]} appears twice", _REMEDY)
     return devices, tuple(affinities[::2])
 
 
@@ -112,7 +112,7 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
             valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
-            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance of {name} and {column}", valid)
+            raise HpctrainError(f"{where}: {cell[:40]!r} is not a distance between {name} and {column}", valid)
 
 
 def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     except graphlib.CycleError as error:
         circle = error.args[1]
         raise HpctrainError(
-            f"{by_name[circle[0]].where}: {circle[0]!r} is below itself: {' - '.join(circle)}", "a tree has no circles"
+            f"{by_name[circle[0]].where}: {circle[0]!r} is below itself: {' - '.join(circle)}", "a tree has no cycles"
         ) from error
     if not any(group.hosts for group in groups):
         raise HpctrainError(
@@ -124,7 +124,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = match[1].lower(), match.end()
         if key in pairs:
-            raise HpctrainError(f"{place}: {match[1]} is there twice")
+            raise HpctrainError(f"{place}: {match[1]} appears twice")
         pairs[key] = match[3] if match[2] is None else match[2]
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES:

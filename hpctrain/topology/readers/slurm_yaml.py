@@ -51,7 +51,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         keys = _keys(node, where, "a topology")
         kind = _kind(keys, where)
         if kind in _PASSED_OVER:
-            others.append(Remark(text=f"a topology of kind {kind} is passed over", where=_place(node, where)))
+            others.append(Remark(text=f"a topology of kind {kind} is ignored", where=_place(node, where)))
         elif kind != "flat":
             body = _keys(keys[kind], where, kind)
             read_groups = _tree if kind == "tree" else _blocks
@@ -95,7 +95,7 @@ def _keys(node: yaml.Node, where: str, what: str) -> Keys:
     keys: Keys = {}
     for key, value in node.value:
         if key.value in keys:
-            raise HpctrainError(f"{_place(key, where)}: {key.value} is there twice")
+            raise HpctrainError(f"{_place(key, where)}: {key.value} appears twice")
         keys[key.value] = value
     return keys
 
@@ -160,7 +160,7 @@ def _names(keys: Keys, key: str, where: str) -> tuple[str, ...]:
 def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:
     node = _value(keys, key, parent, where)
     if not isinstance(node, yaml.ScalarNode):
-        raise HpctrainError(f"{_place(node, where)}: {key}: expected a text")
+        raise HpctrainError(f"{_place(node, where)}: {key}: expected a string")
     text: str = node.value
     return text
 

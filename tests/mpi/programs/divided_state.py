@@ -241,7 +241,7 @@ def another_model_is_refused(name: str) -> None:
         checkpoints(name).restore(2, Training(wider))
     except HpctrainError as error:
         assert (
-            "is of another model or optimizer: 'model.blocks.1.up.weight' has shape [10, 6] there, and [8, 6] here"
+            "belongs to another model or optimizer: 'model.blocks.1.up.weight' has shape [10, 6] there, and [8, 6] here"
             in (error.message)
         ), error.message
     else:

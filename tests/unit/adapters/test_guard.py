@@ -105,7 +105,7 @@ def test_two_ranks_cannot_tell():
     flip(held[0]["head.bias"], 0, 0)
     assert said(held) == (
         "after step 3 the ranks hold different parameters: 'stem.weight' differs between rank 0 (n0) and rank 1 (n1) "
-        "(2 of 2 parameters differ), with no majority to tell who is right; its element [1, 3] is "
+        "(2 of 2 parameters differ), with no majority to tell which is right; its element [1, 3] is "
         "7.0000005 (bits 40e00001) on rank 0, 7.0 (bits 40e00000) on rank 1"
     )
 
@@ -199,7 +199,7 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
     found = on_ranks(3, work)
     assert len(set(found)) == 1
     assert ("'bias' differs on rank 1" in found[0]) == (end == "a rank differed before")
-    told = "not proven" in capsys.readouterr().err
+    told = "not verified" in capsys.readouterr().err
     assert told == (end in ("rank 0 loads others", "it was collected before"))
 
 

@@ -213,7 +213,7 @@ def test_a_refusal_is_over_with_the_next_epoch():
         return setting.gradient(nn.functional.linear(x, setting.model.weight).mean())
 
     first, _ = setting.loader(66, 33)
-    with pytest.raises(HpctrainError, match="no call of a module"):
+    with pytest.raises(HpctrainError, match="not a call of a module"):
         unseen(first[0])
     with pytest.raises(HpctrainError, match="a part of the samples"):
         setting.gradient(setting.model(first[0][:8]).mean())
@@ -230,7 +230,7 @@ def test_nothing_is_forgotten_without_a_refusal():
     copies = [x * 1 for (x,) in setting.loader(12, 5)]
     next(iter(setting.loader(8, 8)))
     assert [setting.gradient(setting.model(x).mean()) for x in copies] == pytest.approx([1.2, 1.2, 1.0])
-    with pytest.raises(HpctrainError, match="no call of a module"):
+    with pytest.raises(HpctrainError, match="not a call of a module"):
         setting.gradient(nn.functional.linear(copies[0], setting.model.weight).mean())
 
 
@@ -274,7 +274,7 @@ def test_where_no_forward_pass_was_seen_the_order_counts():
 
     assert [unseen(x) for (x,) in setting.loader(12, 5)] == pytest.approx([1.2, 1.2, 1.0])
     first, *_ = setting.loader(12, 5)
-    with pytest.raises(HpctrainError, match="no call of a module"):
+    with pytest.raises(HpctrainError, match="not a call of a module"):
         unseen(first[0])
 
 

@@ -88,12 +88,12 @@ def test_memory_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ("--cluster", "generic", "--gpus-per-node", "4", "--gpu", "p100")
     large = (*RESNET, "--set", "batch.micro_batch=512")
     most = planned(capsys, *large, "--gpu", "p100", "--gpus-per-node", "4")["largest_batch"]
-    said = f"warning: a rank computes 512 samples at once, and the memory of p100 is for {most}: "
+    said = f"warning: a rank computes 512 samples at once, but the memory of p100 has room for {most}: "
     # Its batch norm is over 64 images, so that 171 or 176 at once would be refused.
     assert 128 <= most < 256
     assert f"{said}--set batch.micro_batch=128 cuts them" in lines(capsys, *large, *cluster)
     smaller = lines(capsys, *RESNET, *cluster, "--set", "batch.micro_batch=128")
-    assert not any("at once, and" in line for line in smaller)
+    assert not any("at once, but" in line for line in smaller)
 
 
 def test_a_profile_that_names_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:

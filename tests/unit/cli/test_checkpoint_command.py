@@ -119,7 +119,7 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
 
     assert refused("m.h5")[0] == 2
     code, said = refused("m.keras")
-    assert code == 2 and "is of a model in torch" in said and "m.pt" in said
+    assert code == 2 and "holds a model in torch" in said and "m.pt" in said
     (tmp_path / "m.pt").write_text("mine")
     code, said = refused("m.pt")
     assert code == 2 and "m.pt is there already" in said
@@ -130,7 +130,7 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert code == 3 and "is not what was written" in said
     script = write_run(tmp_path / "script", script_plan(), []).path
     write_checkpoint(script / "checkpoints", progress_of(1), plan=script_plan().model_dump(mode="json"))
-    assert "not of a recipe's model" in refused("o.pt", script)[1]
+    assert "does not belong to a recipe's model" in refused("o.pt", script)[1]
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_model_that_is_not_the_plans_is_refused(
 ) -> None:
     pytest.importorskip("torch")
     assert main(["checkpoint", "export", str(run), str(tmp_path / "m.pt")]) == 1
-    assert "step-00000012 is not of the model in its plan" in capsys.readouterr().err
+    assert "step-00000012 does not belong to the model in its plan" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [run]
 
 

@@ -51,7 +51,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "--mesh dp=2: unknown axis 'dp'\n  valid: cp, dp_rep"),
         (
             ["plan", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
-            "a prediction is for ranks that have the who",
+            "a prediction is for ranks that each have the who",
         ),
         (["run", "digits", "--framework", "jax"], "unknown framework 'jax'"),
         (["run", "digits", "--", "--lr", "3"], "arguments are for a script, and digits is a recipe: --lr 3"),

@@ -70,7 +70,7 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("qos: two words", 3, "qos: must be a name"),
         ("partition: --uid=0", 3, "partition: must be a name"),
         ("constraint: ''", 3, "constraint: must be a name"),
-        ("name: a/b", 3, "the key 'name' was given before"),
+        ("name: a/b", 3, "the key 'name' was already given"),
         ("setup:\n  - echo one\n  - |\n    echo two\n    echo three", 5, "setup.1: must be one line"),
         ("modules: ['a; b']", 3, "modules.0: must be a name without blanks"),
         ("environment: {A-B: x}", 3, "environment.A-B"),

@@ -79,7 +79,7 @@ def test_the_backend_can_come_from_the_launch_with_its_reason():
 @pytest.mark.parametrize("backend", ["mpi", "horovod"])
 def test_backends_of_mpi_are_refused_under_torchrun(backend):
     result = init(HPCTRAIN_BACKEND=backend, **TORCHRUN)
-    assert f"backend '{backend}' needs ranks that MPI started, and torchrun started these 2" in result.stderr
+    assert f"backend '{backend}' needs ranks started by MPI, but torchrun started these 2" in result.stderr
     assert "choose gloo or nccl, or start it with: hpctrain run" in result.stderr
     assert f"-np 2 --backend {backend}" in result.stderr
 
@@ -87,7 +87,7 @@ def test_backends_of_mpi_are_refused_under_torchrun(backend):
 def test_backends_of_torch_need_torch():
     code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
     result = init(code, **TORCHRUN)
-    assert "backend 'gloo' is PyTorch's, which cannot be loaded" in result.stderr
+    assert "backend 'gloo' needs PyTorch, which cannot be loaded" in result.stderr
     assert "pip install 'hpctrain[torch]'" in result.stderr
 
 
@@ -99,7 +99,7 @@ def test_a_group_that_the_script_made_is_refused():
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); ht.init('gloo')"
     )
     result = init(code)
-    assert "torch.distributed has a process group already" in result.stderr
+    assert "torch.distributed already has a process group" in result.stderr
     assert "leave init_process_group out" in result.stderr
 
 

@@ -60,7 +60,7 @@ def test_a_rank_alone_on_its_node_locks_each_page_once(cuda: Cuda) -> None:
         assert buffer.sum() == number * size
     assert len(cuda.pages) == 32
     cuda.full = True
-    with pytest.raises(HpctrainError, match="CUDA cannot lock 40 bytes") as refused:
+    with pytest.raises(HpctrainError, match="CUDA cannot pin 40 bytes") as refused:
         engine.allreduce(OnGpu(torch.zeros(10)), "more")
     assert "--backend nccl" in str(refused.value.hint)
     comm.shutdown()

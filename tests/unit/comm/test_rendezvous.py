@@ -37,7 +37,7 @@ def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> N
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(HpctrainError, match=r"n1 knows no way to n2: Name(.|\n)*GLOO_SOCKET_IFNAME=NAME"):
+    with pytest.raises(HpctrainError, match=r"n1 has no route to n2: Name(.|\n)*GLOO_SOCKET_IFNAME=NAME"):
         addresses.own_address("n1", ["n1", "n2"])
 
 

@@ -134,7 +134,7 @@ def test_what_the_loader_cannot_show_is_what_sharding_calls_broken():
     kinds = [whole, encoded(FLOWER.convert("CMYK")), encoded(FLOWER, "PNG"), whole[:end] + b"\x12\x34" + whole[end:]]
     assert [fault(content) for content in kinds] == [None] * 4
     # Its message is the same wherever and whenever it is made.
-    assert fault(b"noise") == "no image that Pillow knows"
+    assert fault(b"noise") == "not an image that Pillow knows"
     assert "truncated" in fault(whole[: len(whole) // 2])
 
 

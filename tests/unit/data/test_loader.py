@@ -359,6 +359,6 @@ def test_sources_of_a_recipe(folder, tmp_path):
         manifest["classes"] = [f"n{label:08}" for label in range(classes)]
         (shards / "manifest.json").write_text(json.dumps(manifest))
         many = recipe(0, path=str(shards)).model_copy(update={"model": resnet})
-        refused = pytest.raises(HpctrainError, match="1001 classes, and resnet18 tells 1000 apart")
+        refused = pytest.raises(HpctrainError, match="1001 classes, but resnet18 distinguishes 1000")
         with refused if classes > 1000 else contextlib.nullcontext():
             open_sources(many)

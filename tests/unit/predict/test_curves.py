@@ -155,7 +155,7 @@ def test_ranks_of_one_host_where_rows_have_no_hosts() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "no rows"),
         ('{"rows": []}', "no rows"),
         ('{"rows": [3]}', "row 1 has no engine"),

@@ -95,7 +95,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda text: text[: len(text) // 2], "no whole JSON file"),
+        (lambda text: text[: len(text) // 2], "not a complete JSON file"),
         (lambda text: "[]", "not a workload: Input should be"),
         (lambda text: json.dumps({"name": "x"}), "not a workload: sample: Field required"),
         (lambda text: text.replace('"flops":1', '"flops":-1', 1), r"layers\.\d+\.flops: Input should be greater"),

@@ -78,11 +78,11 @@ def test_a_script_is_traced_until_its_first_step(tmp_path: Path, monkeypatch: py
         ("import sys; print('here'); sys.exit('no data')", r"failed before its first(.|\n)*here\nno data"),
         (DIGITS.replace("optimizer)\nmodel.eval", "optimizer.state)\nmodel.eval"), "is not a torch.optim.Optimizer"),
         pytest.param(
-            "import time; time.sleep(100)", "came to no optimizer step within 9 s", marks=pytest.mark.thorough
+            "import time; time.sleep(100)", "reached no optimizer step within 9 s", marks=pytest.mark.thorough
         ),
         (
             "import hpctrain as ht\nclass Model: ...\nModel.__module__ = 'keras.models'\nht.distribute(Model(), None)",
-            "networks of PyTorch alone",
+            "only PyTorch networks",
         ),
     ],
 )

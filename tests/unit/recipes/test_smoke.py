@@ -48,7 +48,7 @@ def test_every_recipe_stays_a_valid_one(name, ranks):
         assert (small.data, small.images) == (RECIPES[name].data, RECIPES[name].images)
     require_span(small, ranks)
     assert small.reported_at(16) is None
-    assert reported_text(small) == "a smoke run, which is not put beside what the source reports"
+    assert reported_text(small) == "a smoke run, which is not compared with what the source reports"
     rate = schedule(small, 16)
     rates = [rate(step) for step in range(48)]
     assert all(0 <= value <= rate.peak * (1 + 1e-12) for value in rates) and max(rates) > 0

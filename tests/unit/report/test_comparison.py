@@ -68,7 +68,7 @@ def test_slower_by_the_computing_itself() -> None:
     slow = "slower than predicted"
     assert verdicts(found) == {**dict.fromkeys(ALL, "inside"), "step_s": slow, "samples_per_s": slow}
     (cause,) = found.causes
-    assert "computing itself is slower; next: hpctrain doctor, and hpctrain bench step" in cause
+    assert "computation itself is slower; next: hpctrain doctor, and hpctrain bench step" in cause
 
 
 @pytest.mark.parametrize(("waited", "input_bound"), [(0.07, False), (0.08, True)])
@@ -108,7 +108,7 @@ def test_slower_by_a_rank() -> None:
     assert compared([events[0], STALL, *events[1:]]).causes == (), "a run that is not slow needs no cause"
 
 
-@pytest.mark.parametrize(("blocked", "word"), [(4.0, "checkpoints held"), (0.1, "the time went between them")])
+@pytest.mark.parametrize(("blocked", "word"), [(4.0, "checkpoints held"), (0.1, "the time was lost between them")])
 def test_slower_between_the_steps(blocked: float, word: str) -> None:
     checkpoint = {"time": 1.0, "event": "checkpoint", "iteration": 4, "blocked_seconds": blocked}
     events = run_events()
@@ -176,7 +176,7 @@ def test_the_summary_and_the_page(tmp_path: Path) -> None:
     assert summary["outside"] == ["step_s", "samples_per_s"]
     page = render(directory)
     assert "Measured and predicted" in page and "<td>350 ms [300 ms, 400 ms]</td>" in page
-    assert "slower than predicted" in page and "computing itself is slower" in page
+    assert "slower than predicted" in page and "computation itself is slower" in page
 
 
 @given(ends=st.tuples(*[st.floats(1e-6, 1e3)] * 3).map(sorted), seconds=st.floats(1e-6, 1e3), share=st.floats(0, 1))

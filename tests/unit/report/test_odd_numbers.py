@@ -41,7 +41,7 @@ def high(iteration: int, loss: float = 9.0) -> SpikeEvent:
 
 DAMAGED = {"event": "damaged", "path": "step-00000004", "fault": "no state.json", "kept_as": "damaged-step-00000004"}
 CHANGED = {"event": "changed", "differences": {"epochs": [3, 5], "data.path": [None, "/data"]}}
-DAMAGED_LINE = "checkpoint step-00000004 was damaged and was skipped: no state.json; it is damaged-step-00000004 now"
+DAMAGED_LINE = "checkpoint step-00000004 was damaged and skipped: no state.json; it is now damaged-step-00000004"
 CHANGED_LINE = "the run went on with other settings: epochs 3 → 5, data.path None → /data"
 
 

@@ -29,7 +29,7 @@ def test_the_row_of_the_run_s_ranks(tmp_path: Path) -> None:
 def test_as_many_ranks_on_other_nodes_are_another_run(tmp_path: Path) -> None:
     plan = recipe_plan(hosts=tuple(Slots(host=f"n{number}", slots=1) for number in (1, 2)))
     assert read(tmp_path, record(row(), row(nodes=2, step_s=figure(1, 2, 3))), plan).step_s.value == 2
-    with pytest.raises(HpctrainError, match=r"other ranks and nodes \(2 on 1\), and the run has 2 on 2"):
+    with pytest.raises(HpctrainError, match=r"other ranks and nodes \(2 on 1\), but the run has 2 on 2"):
         read(tmp_path, record(), plan)
 
 
@@ -48,18 +48,18 @@ def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is no prediction"),
-        ('{"recipe": "digits", "rows": [', "is no prediction: Invalid JSON"),
-        ("[1]", "is no prediction: "),
-        ({"recipe": "digits"}, "is no prediction: rows: Field required"),
-        (record(rows=[]), "is no prediction: rows: "),
-        (record(row(step_s=3)), "is no prediction: rows.0.step_s: "),
+        ("", "is not a prediction"),
+        ('{"recipe": "digits", "rows": [', "is not a prediction: Invalid JSON"),
+        ("[1]", "is not a prediction: "),
+        ({"recipe": "digits"}, "is not a prediction: rows: Field required"),
+        (record(rows=[]), "is not a prediction: rows: "),
+        (record(row(step_s=3)), "is not a prediction: rows.0.step_s: "),
         (record(row(step_s=figure(3, 2, 4))), "rows.0.step_s: .*2 is not within its range, 3 to 4"),
         (record(row(step_s=figure(0, 1, -1))), "rows.0.step_s.high: "),
         (record(row(gpus=0)), "rows.0.gpus: "),
-        (record(recipe="goyal2017"), "is a prediction of goyal2017, and the run is of digits"),
-        (record(row(gpus=8)), r"for other ranks and nodes \(8 on 1\), and the run has 2 on 1"),
-        (record(row(batch_per_gpu=64.0)), "for steps of 128 samples, and those of the run have 64"),
+        (record(recipe="goyal2017"), "is a prediction of goyal2017, but the run is of digits"),
+        (record(row(gpus=8)), r"for other ranks and nodes \(8 on 1\), but the run has 2 on 1"),
+        (record(row(batch_per_gpu=64.0)), "for steps of 128 samples, but those of the run have 64"),
     ],
 )
 def test_damaged_and_foreign_files(tmp_path: Path, content: Any, said: str) -> None:
@@ -80,12 +80,12 @@ def test_a_damaged_file_of_the_run_s_own_is_told_and_stops_nothing(tmp_path: Pat
     assert own_prediction(directory, recipe_plan()) == (None, None)
     written(directory.prediction, '{"rows"')
     found, fault = own_prediction(directory, recipe_plan())
-    assert found is None and fault and f"{directory.prediction} is no prediction: Invalid JSON" in fault
+    assert found is None and fault and f"{directory.prediction} is not a prediction: Invalid JSON" in fault
     summary = summarise(directory, recipe_plan(), "done")
     assert summary["predicted"] is None and summary["outside"] is None
     assert read_comparison(directory) == (None, fault)
     page = render(directory)
-    assert "is no prediction: Invalid JSON" in page and "Measured and predicted" not in page
+    assert "is not a prediction: Invalid JSON" in page and "Measured and predicted" not in page
 
 
 def test_a_run_without_a_prediction_says_nothing_of_one(finished: RunDirectory) -> None:

@@ -26,7 +26,7 @@ RECOVERED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, 
 LINES = {
     "recovered": "rank 2 (n3) was lost at step 7; the other 3 went on after 0.032 s, 1 sample affected",
     "host": "host n3 was lost, and its ranks with it",
-    "stall": "rank 1 (n2) stalled: others have waited 31 s for it in the reduction of bucket 2 of step 9",
+    "stall": "rank 1 (n2) stalled: others have been waiting 31 s for it in the reduction of bucket 2 of step 9",
 }
 
 

@@ -118,7 +118,7 @@ def _killed(image: object) -> bytes:
 
 def test_misuse(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "90", "--classes", "10"]) == 2
-    assert "--images 100 is the least" in capsys.readouterr().err
+    assert "--images must be at least 100" in capsys.readouterr().err
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "100", "--broken", "46"]) == 2
     assert "at most 45, half of them" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -203,7 +203,7 @@ def test_an_object_that_never_comes_is_named(
     message = str(caught.value)
     assert f"{server.url}/train-000003.tar: " in message and words in message, message
     attempts = server.gets["train-000003.tar"]
-    assert f"given up in attempt {attempts} of at most 8" in message and 2 <= attempts <= 8
+    assert f"gave up in attempt {attempts} of at most 8" in message and 2 <= attempts <= 8
     assert not (folder / "train-000003.tar").exists() and not unfinished(tmp_path)
     assert len(shards.read(0)) > 0
 
@@ -223,12 +223,12 @@ def test_a_damaged_object_is_named(
     whole = (disk / "train-000003.tar").read_bytes()
     for content, words in (
         (whole[:-512], f"cut short: {len(whole) - 512} bytes of {len(whole)}"),
-        (whole[:600] + b"?" + whole[601:], "changed: its SHA-256 is another than when it was written"),
+        (whole[:600] + b"?" + whole[601:], "changed: its SHA-256 is not the one it was written with"),
     ):
         server.put_object("train-000003.tar", content)
         with pytest.raises(HpctrainError) as caught:
             epochs(server.url, [0])
-        assert f"{server.url}/train-000003.tar: {words}; given up" in str(caught.value)
+        assert f"{server.url}/train-000003.tar: {words}; gave up" in str(caught.value)
         shutil.rmtree(tmp_path / "cache")
         capsys.readouterr()
         assert main(["data", "verify", server.url, "--json"]) == 3
@@ -250,7 +250,7 @@ def test_objects_that_cannot_be_had_are_not_called_damaged(
 
 
 def test_a_missing_object_is_named_at_once(server: S3Server) -> None:
-    with pytest.raises(HpctrainError, match=r"nowhere/manifest\.json: there is no such object; given up in attempt 1 "):
+    with pytest.raises(HpctrainError, match=r"nowhere/manifest\.json: there is no such object; gave up in attempt 1 "):
         fetch_manifest(f"{server.url}/nowhere")
 
 

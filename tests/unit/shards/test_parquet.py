@@ -183,8 +183,8 @@ def test_labels_of_categories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "val", "message"),
     [
-        (["cat", "dog"], ["cat", "Dog"], "'Dog': a class of val alone"),
-        ([0, 1 << 40], [0, 1], "the label 1099511627776, which is no class's number"),
+        (["cat", "dog"], ["cat", "Dog"], "'Dog': a class only in val"),
+        ([0, 1 << 40], [0, 1], "the label 1099511627776, which is not a class number"),
         ([0, -1], [0, 1], "has the label -1"),
     ],
 )
@@ -215,15 +215,15 @@ def _twice(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, "train-00001-of-00002.parquet cannot be read, or is no whole Parquet file"),
-        (_overwrite, "train-00001-of-00002.parquet cannot be read, or is no whole Parquet file"),
+        (_cut, "train-00001-of-00002.parquet cannot be read, or is not a complete Parquet file"),
+        (_overwrite, "train-00001-of-00002.parquet cannot be read, or is not a complete Parquet file"),
         (lambda source: write(source / "data" / "train-x.parquet", [IMAGES[0], None], [0, 1], struct=True), "row 1"),
         (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], [0, None], struct=True), "label None"),
         (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], [0, 3], struct=True), "the label 3"),
         (lambda source: write(source / "data" / "train-x.parquet", IMAGES[:2], ["a", "b"], struct=True), "and text"),
         (lambda source: write(source / "data" / "train-x.parquet", [1, 2], [0, 1]), "holds int64"),
-        (lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
-        (lambda source: write(source / "data_train" / "o.parquet", IMAGES[:2], [0, 1]), "of which split it is"),
+        (lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]), "which split it belongs to"),
+        (lambda source: write(source / "data_train" / "o.parquet", IMAGES[:2], [0, 1]), "which split it belongs to"),
         (lambda source: write(source / "train" / "val-0.parquet", IMAGES[:2], [0, 1]), "its folder says train, and"),
         (lambda source: _twice(source / "data" / "train-x.parquet"), "has several columns 'image'"),
         (

@@ -141,7 +141,7 @@ def test_a_killed_preparation_goes_on(source, tmp_path, workers):
     _, alive = psutil.wait_procs(others, timeout=60)
     assert not alive
     assert not (folder / "manifest.json").exists()
-    with pytest.raises(HpctrainError, match="holds no whole text"):
+    with pytest.raises(HpctrainError, match="holds no complete text"):
         TokenShards(folder, "train")
     _, said = prepared(source, folder)
     assert content(folder) == content(tmp_path / "whole")
@@ -201,13 +201,13 @@ def test_other_settings_do_not_go_on_in_a_folder(source, tmp_path):
         (
             "a.jsonl",
             b'{"text": "one"}\n{"text": 5}\n',
-            "begins at byte 16 is no JSON object whose key 'text' is a text",
+            "begins at byte 16 is not a JSON object whose key 'text' is a text",
         ),
         ("a.jsonl", b'{"text": "one"}\n{"body": "two"}\n', "begins at byte 16"),
         ("a.jsonl", b"nothing\n", "begins at byte 0"),
         ("a.jsonl", b'{"text": "\\ud83d"}\n', "begins at byte 0"),
         ("a.txt", b"gr\xfcn", "byte 2: not UTF-8"),
-        ("a.csv", b"a,b", "neither a text nor a folder"),
+        ("a.csv", b"a,b", "neither a text file nor a folder"),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path, name, line, message):
@@ -224,7 +224,7 @@ def test_misuse_is_refused(source, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(HpctrainError, match="has no text in it"):
         prepared(tmp_path / "empty", tmp_path / "out")
-    with pytest.raises(HpctrainError, match="no document of 120 is in val"):
+    with pytest.raises(HpctrainError, match="none of 120 documents is in val"):
         prepared(source, tmp_path / "none", validation_share=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
@@ -282,7 +282,7 @@ def test_a_tokenizer_that_does_not_do_is_refused(source, tmp_path):
     with pytest.raises(HpctrainError, match="cannot read the tokeniser"):
         prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "none.json"))
     (tmp_path / "no.json").write_text("{}")
-    with pytest.raises(HpctrainError, match="is no tokeniser"):
+    with pytest.raises(HpctrainError, match="is not a tokeniser"):
         prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "no.json"))
     file = library(tmp_path)
     with pytest.raises(HpctrainError, match="no token '<eos>' to separate") as raised:
@@ -291,7 +291,7 @@ def test_a_tokenizer_that_does_not_do_is_refused(source, tmp_path):
     words = {"<|endoftext|>": 0, **{f"word{number}": number for number in range(1, 65537)}}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|endoftext|>"))
     made.save(str(file))
-    with pytest.raises(HpctrainError, match="65,537 tokens, and shards hold tokens of 16 bits"):
+    with pytest.raises(HpctrainError, match="65,537 tokens, but shards hold 16-bit tokens"):
         prepared(source, tmp_path / "out", tokenizer=str(file))
 
 
@@ -303,7 +303,7 @@ def test_a_model_must_know_all_tokens(source, tmp_path):
     prepared(source, tmp_path / "out")
     train, val = open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=257"))
     assert len(train) and len(val)
-    with pytest.raises(HpctrainError, match="has 257 tokens, and the model tells 256 apart") as raised:
+    with pytest.raises(HpctrainError, match="has 257 tokens, but the model's vocabulary has 256") as raised:
         open_sources(recipe(tmp_path / "out", "model.context=8", "model.vocabulary=256"))
     assert "--set model.vocabulary=320" in raised.value.hint
 
@@ -335,7 +335,7 @@ def test_the_commands(source, tmp_path, capsys):
     shard.write_bytes(content)
     assert command_line("data", "verify", folder) == 3
     said = capsys.readouterr().err
-    assert "train-000001.bin: changed: its SHA-256 is another" in said
+    assert "train-000001.bin: changed: its SHA-256 is not the one" in said
     assert f"hpctrain data prepare-text {source / 'more'} {source / '00.txt'} {folder} --tokenizer bytes" in said
     assert command_line("data", "stage", folder, tmp_path / "staged") == 2
     assert "holds tokens, and only images are staged" in capsys.readouterr().err

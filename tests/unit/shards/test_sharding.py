@@ -182,7 +182,7 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
     temporary(folder / "train-000003.tar").write_bytes(b"half")
     # A shard whose record was not written yet is made again.
     (folder / "records/train-000002.tar.json").unlink()
-    with pytest.raises(HpctrainError, match="holds no whole set of shards"):
+    with pytest.raises(HpctrainError, match="holds no complete set of shards"):
         open_shards(folder, "train")
     _, said = _make(source, folder)
     assert said[-1] == "7 of 7 shards are done, 5 of them made now"
@@ -293,4 +293,4 @@ def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole
 def test_one_process_at_a_time_makes_a_folder(source: Path, shards: Path, capsys: pytest.CaptureFixture[str]):
     with locked(shards, seconds=0):
         assert main(["data", "shard", str(source), str(shards), "--shard-samples", "20"]) == 1
-    assert f"another process writes in {shards}" in capsys.readouterr().err
+    assert f"another process is writing in {shards}" in capsys.readouterr().err

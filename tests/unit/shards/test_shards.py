@@ -175,7 +175,7 @@ def test_a_folder_without_a_manifest(folder: Path):
     with pytest.raises(HpctrainError, match=r"manifest\.json: format"):
         open_shards(folder, "train")
     (folder / "manifest.json").unlink()
-    with pytest.raises(HpctrainError, match="holds no whole set of shards") as caught:
+    with pytest.raises(HpctrainError, match="holds no complete set of shards") as caught:
         open_shards(folder, "train")
     assert "hpctrain data shard" in caught.value.hint
     with pytest.raises(HpctrainError, match="is not there"):

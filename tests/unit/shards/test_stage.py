@@ -84,7 +84,7 @@ def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(stage_module, "_copy", twice)
     with pytest.raises(KeyboardInterrupt):
         stage(whole, to, _ALL, wait_seconds=0)
-    with pytest.raises(HpctrainError, match="holds no whole set of shards"):
+    with pytest.raises(HpctrainError, match="holds no complete set of shards"):
         open_shards(to, "train")
     monkeypatch.setattr(stage_module, "_copy", copy)
     temporary(to / "train-000002.tar").write_bytes(b"half")
@@ -171,7 +171,7 @@ def test_one_process_copies_and_others_wait(whole: Path, tmp_path: Path):
     with locked(to, seconds=0):
         for thread in threads:
             thread.start()
-        with pytest.raises(HpctrainError, match=r"another process writes in .*, which was waited for 0\.3 s"):
+        with pytest.raises(HpctrainError, match=r"another process is writing in .*, waited 0\.3 s for it"):
             stage(whole, to, _ALL, wait_seconds=0.3)
         assert not results
     for thread in threads:

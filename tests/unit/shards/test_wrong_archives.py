@@ -59,7 +59,7 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "name that is no UTF-8": (
         _TRAIN,
         lambda path: _rewritten(path, lambda m: [(m[0][0], _renamed(m[0][1], b"\xff\xfe.JPEG")), *m[1:]]),
-        r"an image has the name '\\udcff\\udcfe', which is no UTF-8",
+        r"an image has the name '\\udcff\\udcfe', which is not UTF-8",
     ),
     "name with dots": (
         _TRAIN,
@@ -96,7 +96,7 @@ _WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: _rewritten(path, lambda m: [m[0], (m[1][0], m[0][1]), *m[2:]]),
         "2 images have the name n09000000_1: ",
     ),
-    "image missing": (_VAL, lambda path: _rewritten(path, lambda m: m[1:]), "holds 11 images where .* is of 12"),
+    "image missing": (_VAL, lambda path: _rewritten(path, lambda m: m[1:]), "holds 11 images where .* has 12"),
     "image renamed": (
         _VAL,
         lambda path: _rewritten(path, lambda m: [*m[:-1], ("ILSVRC2012_val_00000099.JPEG", b"")]),
@@ -165,7 +165,7 @@ def test_a_folder_without_a_set_is_refused(tmp_path: Path, source: Path):
     with pytest.raises(HpctrainError, match=r"there is no folder .*tree/val"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/val/n2").mkdir(parents=True)
-    with pytest.raises(HpctrainError, match=r"n1, n2: a class of train/ or of val/ alone"):
+    with pytest.raises(HpctrainError, match=r"n1, n2: a class in only one of train/ and val/"):
         _make(tmp_path / "tree", tmp_path / "shards")
     (tmp_path / "tree/val/n2").rename(tmp_path / "tree/val/n1")
     with pytest.raises(HpctrainError, match=r"tree/train/n1 holds no image"):

@@ -167,8 +167,8 @@ def test_odd_cables_are_warnings() -> None:
         "f:9, g:9: odd",
         "switch ports cabled to their own switch, left out (2): leaf10 port 5, leaf10 port 6",
         "ports at whose other end nothing answers (no cable, or a dead one) (1): leaf10 port 60",
-        "cables that only one of their ends tells of (1): leaf10 port 7",
-        "ports whose other end tells of another cable, left out (1): leaf10 port 61",
+        "cables that only one of their ends reports (1): leaf10 port 7",
+        "ports whose other end reports another cable, left out (1): leaf10 port 61",
         "cables to nodes that are not in the file, left out (1): leaf10 port 62",
         "adapters without a cable, left out (1): n5 mlx5_0",
         "links slower than their peers (1): n9 mlx5_3 to leaf10 (50%)",
@@ -205,7 +205,7 @@ def test_subnets_are_kept_apart() -> None:
     apart = {fabric.names[node] for node in np.flatnonzero(fabric.subnet == fabric.subnet[-1])}
     assert apart == {"n77 mlx5_0", *(f"x{number}" for number in range(30))}
     assert fabric.warnings == (
-        "switches without hosts that no shortest way between two leaves takes, left out (29): x0, x1, x2 and 26 more",
+        "switches without hosts that are on no shortest path between two leaves, left out (29): x0, x1, x2 and 26 more",
     )
 
 
@@ -316,7 +316,7 @@ def test_blocks_are_joined_with_a_warning() -> None:
     fabric = build_fabric([_group("b1", hosts=("n1",)), _group("b2", hosts=("n2",))])
     assert fabric.subnet.tolist() == [0] * 5
     assert fabric.level.tolist() == [1, 1, 2, 0, 0]
-    assert fabric.warnings == ("nothing joins b1, b2 in t: taken to hang on one switch above them",)
+    assert fabric.warnings == ("nothing joins b1, b2 in t: assumed to hang from one switch above them",)
 
 
 def test_groups_that_are_no_tree() -> None:
@@ -325,7 +325,7 @@ def test_groups_that_are_no_tree() -> None:
     with pytest.raises(HpctrainError, match="no hosts"):
         build_fabric([_group("core")])
     plant, *_ = _two_leaves()
-    with pytest.raises(HpctrainError, match="at once"):
+    with pytest.raises(HpctrainError, match="both a switch tree"):
         build_fabric([*plant.records, _group("s1", hosts=("n1",))])
 
 

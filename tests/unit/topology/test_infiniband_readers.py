@@ -68,7 +68,7 @@ def test_ibnetdiscover_gives_devices_and_places() -> None:
     ("old", "new", "message"),
     [
         ('"S-0000000000000003"[1]\t', '"S-000000000000003"[1]\t', r"f:13: not a cable"),
-        ("4xHDR", "4xHD", r"f:20: the link speed 'HD' is none of SDR, .*XDR"),
+        ("4xHDR", "4xHD", r"f:20: the link speed 'HD' is not one of SDR, .*XDR"),
         ('Switch\t4 "S-0000000000000001"', 'Switch\tfour "S-0000000000000001"', r"f:11: not a node"),
         ("Switch\t4", "#", r"f:12: a cable before any node"),
         ("[1]\t", "x" * 5000, r"f:12: a line of 5[0-9]+ characters"),
@@ -110,7 +110,7 @@ def test_iblinkinfo_of_switches_only() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (IBLINKINFO.replace("106.25 Gbps", "106.5 Gbps", 1), r"f:2: a lane of 106.5 Gbps is none of 2.5, "),
+        (IBLINKINFO.replace("106.25 Gbps", "106.5 Gbps", 1), r"f:2: a lane of 106.5 Gbps is not one of 2.5, "),
         (IBLINKINFO.replace('[  ] "spine"', '"spine"', 1), r"f:8: not a port"),
         (IBLINKINFO.replace("CA: n1 mlx5_0:\n", ""), r"f:1: a port before any node"),
         (IBLINKINFO[: IBLINKINFO.index("Switch: 0x0000000000000003")], r"f:11: the file is cut off: 2 nodes .*see f:8"),

@@ -216,7 +216,8 @@ def test_one_host_has_no_ring_and_a_fabric_without_speeds_no_bandwidth() -> None
 
 
 @pytest.mark.parametrize(
-    ("hosts", "message"), [([], "no hosts to place"), ([0, 1, 0], "h00 is among the hosts twice"), ([2], "h02 has no")]
+    ("hosts", "message"),
+    [([], "no hosts to place"), ([0, 1, 0], "h00 is listed twice among the hosts"), ([2], "h02 has no")],
 )
 def test_misuse(hosts: list[int], message: str) -> None:
     fabric = two_levels([2], spines=1)

@@ -116,7 +116,7 @@ def test_tables_that_go_round_in_circles_are_found() -> None:
     b = fabric.names.index("b m")
     tables[leaf, b + 1], tables[spine, b + 1] = 3, 1
     routes = Routes(replace(fabric, tables=tables))
-    with pytest.raises(HpctrainError, match=r"no route from a m to b m: .*circles at (leaf0|spine0)"):
+    with pytest.raises(HpctrainError, match=r"no route from a m to b m: .*loops at (leaf0|spine0)"):
         routes.paths(np.array([0], np.int32), np.array([b], np.int32))
     assert routes.loads(np.array([b], np.int32), np.array([0], np.int32)).sum() == 2
     assert sorted(fault.split(":")[0] for fault in routes.faults()) == [

@@ -154,7 +154,7 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
         (slurm.read, "SwitchName=a Nodes=n1\nhello\n", "f:2: not a line of a Slurm topology: 'hello'"),
         (slurm.read, "SwitchName=a Nodes=n[1-2\n", "f:1: Nodes: 'n\\[1-2' is not a list of hosts"),
         (slurm.read, "SwitchName=a Nodse=n1\n", "f:1: SwitchName has no 'nodse'\n  did you mean 'Nodes'"),
-        (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", "f:1: Nodes is there twice"),
+        (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", "f:1: Nodes appears twice"),
         (slurm.read, "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "f:2: 'a' is defined a second time, after f:1"),
         (slurm.read, "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n", "f:1: below 'a' is 'c'"),
         (slurm.read, "SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "'a' is below itself|'b' is below itself"),
@@ -297,5 +297,5 @@ def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
     records = list(slurm_yaml.read(YAML + f"- topology: other kind\n  {kind}: {{}}\n", "f"))
     assert [each for each in records if isinstance(each, SwitchGroup)] == list(slurm_yaml.read(YAML, "f"))
     assert [(each.text, each.where) for each in records if isinstance(each, Remark)] == [
-        (f"a topology of kind {kind} is passed over", "f:18")
+        (f"a topology of kind {kind} is ignored", "f:18")
     ]

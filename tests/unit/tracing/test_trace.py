@@ -145,7 +145,7 @@ def test_what_cannot_be_traced_is_told() -> None:
         ht.trace(torch.nn.Linear(3, 3), "batch", mean)
     with pytest.raises(HpctrainError, match="nothing to train"):
         ht.trace(torch.nn.Linear(3, 3).requires_grad_(False), batch.requires_grad_(), mean)
-    with pytest.raises(HpctrainError, match=r"networks of PyTorch alone can be traced"):
+    with pytest.raises(HpctrainError, match=r"only PyTorch networks can be traced"):
         ht.trace(object(), batch, mean)  # type: ignore[type-var]
 
 

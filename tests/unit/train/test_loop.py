@@ -29,6 +29,7 @@ class Recorder:
 
     framework = "torch"
     parameters = 3
+    bucket_mb = None
     communication_seconds = 0.25
     loss = 0.0
     faulty, own_finite = False, True

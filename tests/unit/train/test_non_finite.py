@@ -40,6 +40,7 @@ class Scripted:
 
     framework = "torch"
     parameters = 1
+    bucket_mb = None
     communication_seconds = 0.0
     timeline = ()
 
@@ -119,7 +120,7 @@ def test_stop_is_the_default_and_leaves_a_dump(tmp_path):
     assert error.exit_code == 1 and trainer.weight == 4
     assert error.message == (
         f"step 5 of epoch 2 has numbers that are not finite on rank 0 ({SingleCommunicator('').host}): the mean loss "
-        "is nan, and of 2 gradients 1 are not, 'head' the first"
+        "is nan, and 1 of 2 gradients are not finite, first 'head'"
     )
     assert f"{tmp_path}/dumps/step-00000005 has" in error.hint and "numbers.non_finite=skip" in error.hint
     keys = ("iteration", "epoch", "rule", "ranks", "parameters", "parameter", "to")
@@ -134,7 +135,7 @@ def test_stop_is_the_default_and_leaves_a_dump(tmp_path):
 def test_a_full_disk_does_not_hide_what_was_wrong(tmp_path):
     (tmp_path / "dumps").write_text("in the way")
     _, error = run(tmp_path, recipe(), Scripted(constant, {2}))
-    assert "step 2 of epoch 1 has numbers that are not finite: the mean loss is 1, and of 2" in error.message
+    assert "step 2 of epoch 1 has numbers that are not finite: the mean loss is 1, and 1 of 2" in error.message
     assert "cannot write" in error.hint
 
 
@@ -203,7 +204,7 @@ def test_so_often_to_one_checkpoint_and_no_more(tmp_path, rolls):
     settings = recipe(numbers={"non_finite": "roll_back", "limit": rolls}, checkpoints={})
     events, error = run(tmp_path, settings, Scripted(nan_at(4, 5, 6), set()))
     assert of_kind(events, "non_finite", "to") == [(3,)] * rolls + [(None,)]
-    assert error.message.endswith(f"; the run went back to step 3 {rolls} times already (numbers.limit)")
+    assert error.message.endswith(f"; the run has already gone back to step 3 {rolls} times (numbers.limit)")
 
 
 def test_a_new_checkpoint_begins_the_count_anew(tmp_path):

@@ -107,7 +107,7 @@ def test_an_error_that_is_taken_for_a_death_is_on_record(tmp_path: Path, capsys:
     assert broken.concerns(RanksLostError("rank 1 died")) and capsys.readouterr().err == ""
     assert broken.concerns(MemoryError("no room"))
     said = capsys.readouterr().err
-    assert "taken for what followed from a rank's death" in said and "MemoryError: no room" in said
+    assert "treated as a consequence of a rank's death" in said and "MemoryError: no room" in said
     assert not whole.concerns(MemoryError("no room"))
 
 

@@ -94,7 +94,7 @@ def test_a_state_goes_into_another_trainer(tied, averaged):
 
 
 def test_keras_has_no_gpt():
-    with pytest.raises(HpctrainError, match="model gpt is for PyTorch alone"):
+    with pytest.raises(HpctrainError, match="model gpt is for PyTorch only"):
         models.build(recipe().model, "keras")
 
 

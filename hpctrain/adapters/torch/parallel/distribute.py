@@ -63,7 +63,7 @@ class Division:
         plan = plan or ParallelPlan()
         if sizes["pp"] > 1:
             raise HpctrainError(
-                f"the mesh has pp {sizes['pp']}, and ht.distribute does not cut a model into stages",
+                f"the mesh has pp {sizes['pp']}, but ht.distribute does not cut a model into stages",
                 "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
             )
         only_data = sizes["tp"] == 1 and plan.precision is None
@@ -72,7 +72,7 @@ class Division:
         self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
         if self.divides_model and self._shares_state:
             raise HpctrainError(
-                "zero=1 divides the state of an optimizer of the whole model, and tp or the plan's precision divides "
+                "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's precision divides "
                 "the model",
                 "choose zero=2 or zero=3, which keep less",
             )
@@ -105,8 +105,8 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
     """
     if sizes["cp"] > 1:
         raise HpctrainError(
-            f"the mesh has cp {sizes['cp']}: PyTorch's context_parallel computes attention by the flash, efficient or "
-            "cuDNN kernels of NVIDIA GPUs only, and is not built in here",
+            f"the mesh has cp {sizes['cp']}: PyTorch's context_parallel computes attention only with the flash, "
+            "efficient or cuDNN kernels of NVIDIA GPUs, and is not built in here",
             "leave cp out, or divide long sequences over tp with SequenceParallel in the plan",
         )
     if sizes["tp"] > 1 and not plan.tensor:

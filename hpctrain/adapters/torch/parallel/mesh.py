@@ -28,8 +28,8 @@ def mesh(**sizes: int) -> DeviceMesh:
         tp_group = mesh["tp"].get_group()
 
     Args:
-        sizes: ranks along each axis; -1 takes what the others leave, and without it dp_replicate does. By default
-            those of ``hpctrain run --mesh``, else all ranks replicate.
+        sizes: ranks along each axis; -1 takes the ranks that the others leave, and without it dp_replicate does. By
+            default those of ``hpctrain run --mesh``, or else all ranks replicate.
 
     Raises:
         HpctrainError: an unknown axis, sizes that do not fit the number of ranks, or a backend that

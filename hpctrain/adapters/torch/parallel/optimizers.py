@@ -47,7 +47,7 @@ class Rewiring:
 def _check(optimizer: torch.optim.Optimizer, known: dict[int, list[str]]) -> None:
     if optimizer.state:
         raise HpctrainError(
-            f"{type(optimizer).__name__} has made steps already: its state is that of whole parameters, which are "
+            f"{type(optimizer).__name__} has already made steps: its state is that of whole parameters, which are "
             "about to be divided",
             "give ht.distribute a new optimizer, and load a checkpoint after it",
         )
@@ -58,7 +58,7 @@ def _check(optimizer: torch.optim.Optimizer, known: dict[int, list[str]]) -> Non
         raise HpctrainError(
             f"{type(optimizer).__name__} updates a parameter of shape {tuple(foreign.shape)} that the model does not "
             "have",
-            "make the optimizer of model.parameters(), after the model's last layer was added or replaced",
+            "make the optimizer from model.parameters(), after the model's last layer was added or replaced",
         )
 
 

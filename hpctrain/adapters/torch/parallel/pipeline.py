@@ -74,8 +74,9 @@ class Pipeline:
         mesh: what ``ht.mesh`` returned; by default the mesh of the run.
         plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
         schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
-        micro_batches: into which this rank's part of a batch is cut; by default as many as pp has ranks.
-        guard_every: steps between two comparisons of what several ranks have alike.
+        micro_batches: number of pieces into which this rank's part of a batch is cut; by default as many as pp has
+            ranks.
+        guard_every: steps between two comparisons of what several ranks hold in common.
 
     Attributes:
         stages: this rank's, modules of the model's class with the model's names.
@@ -185,8 +186,8 @@ class Pipeline:
         Args:
             inputs: samples along the first dimension.
             target: the same.
-            scale: a factor of the loss, such as 1 / steps where gradients are accumulated.
-            scaler: of an optimizer in 16 bits; what overflows in one stage is an overflow of all.
+            scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
+            scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
 
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
@@ -265,10 +266,10 @@ class Pipeline:
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients of all stages so that the norm over all of them is at most ``max_norm``. Collective.
 
-        ``torch.nn.utils.clip_grad_norm_`` knows of this rank's stages alone.
+        ``torch.nn.utils.clip_grad_norm_`` knows only this rank's stages.
 
         Returns:
-            The norm before that, the same on every rank.
+            The norm before clipping, the same on every rank.
         """
         total = self.grad_norm()
         parameters = [each for _, each in self.named_parameters() if each.grad is not None]

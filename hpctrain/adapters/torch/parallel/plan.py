@@ -29,10 +29,10 @@ class ParallelPlan:
 
     Attributes:
         shard: modules whose parameters are gathered and freed together (FSDP2's ``fully_shard``), usually the blocks;
-            what is in none of them is gathered for the whole model.
+            parameters in none of them are gathered with the whole model.
         tensor: how modules are divided over tp, by name: objects of torch.distributed.tensor.parallel. Parameters that
             it does not name are whole on every rank.
-        recompute: modules whose activations are computed again in the backward pass, and not kept until then.
+        recompute: modules whose activations are recomputed in the backward pass instead of being kept.
         precision: the type of parameters and activations while the model computes, such as torch.bfloat16; gradients
             are then reduced in float32, and the optimizer's parameters keep their own type.
         zero: along dp_shard, 3 divides parameters, gradients and the optimizer's state, 2 keeps the whole parameters
@@ -49,7 +49,7 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
-            raise HpctrainError(f"zero={self.zero!r} is no stage of ZeRO", "valid: 1, 2, 3")
+            raise HpctrainError(f"zero={self.zero!r} is not a stage of ZeRO", "valid: 1, 2, 3")
         for name, value in (("shard", self.shard), ("recompute", self.recompute)):
             if isinstance(value, str | type):
                 raise HpctrainError(f"{name} of a plan is a list of modules, not {value!r}", f"{name}=[{_text(value)}]")

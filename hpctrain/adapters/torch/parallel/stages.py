@@ -54,8 +54,9 @@ class Cut:
         keys = list(model.get_submodule(blocks))  # type: ignore[call-overload]
         if len(keys) < stages:
             raise HpctrainError(
-                f"{stages} pipeline stages need as many layers, and {type(model).__name__}.{blocks} has {len(keys)}",
-                "choose fewer ranks along pp, or a schedule of one stage a rank: gpipe or 1f1b",
+                f"{stages} pipeline stages need at least as many layers, but {type(model).__name__}.{blocks} has "
+                f"{len(keys)}",
+                "choose fewer ranks along pp, or a schedule with one stage per rank: gpipe or 1f1b",
             )
         size, more = divmod(len(keys), stages)
         starts = [stage * size + min(stage, more) for stage in range(stages + 1)]

@@ -168,7 +168,7 @@ def test_another_backend_is_refused(monkeypatch):
         ((np.zeros(3), np.zeros(3)), {}, "batch_size=None"),
         ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, r"\[3, 4\]"),
         (tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2), {}, "must yield batches"),
-        (adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1), {}, "sharded before"),
+        (adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1), {}, "already sharded"),
         (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "single samples"),
         (tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1), {"batch_size": 2}, "belong to arrays"),
     ],

@@ -91,7 +91,7 @@ def test_tp_that_does_not_divide_widths_or_heads_is_refused(tensor, tp, said):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"zero": 4}, "zero=4 is no stage of ZeRO"),
+        ({"zero": 4}, "zero=4 is not a stage of ZeRO"),
         ({"shard": Block}, "shard of a plan is a list"),
         ({"recompute": "Block"}, "recompute of a plan is a list"),
         ({"tensor": {"head": "column"}}, "the plan for 'head' is 'column'"),
@@ -138,7 +138,7 @@ def test_tied_parameters_of_two_stages_are_found():
 @pytest.mark.parametrize(
     ("blocks", "stages", "said"),
     [
-        ("blocks", 4, "4 pipeline stages need as many layers, and Model.blocks has 3"),
+        ("blocks", 4, "4 pipeline stages need at least as many layers, but Model.blocks has 3"),
         ("layers", 2, "Model has no nn.ModuleDict 'layers' to cut"),
         ("head", 2, "Model has no nn.ModuleDict 'head' to cut"),
     ],
