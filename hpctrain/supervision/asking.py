@@ -38,6 +38,8 @@ _REACH_SECONDS = 15.0
 # Python may come from a file system that is slow the first time.
 _ANSWER_SECONDS = 90.0
 _AT_ONCE = 64
+# ssh's exit status if it has an error of its own, such as a connection that was lost.
+_SSH_FAILED = 255
 # Ranks of an attempt that has failed may still be ending.
 _BUSY_SECONDS = 8.0
 # Before each line of an answer: a login shell may print what it likes.
@@ -69,7 +71,7 @@ class Answer:
     """What a host said of itself.
 
     Attributes:
-        reached: it runs a shell for whoever asks.
+        reached: it runs a shell for whoever asks, and did not go before it had answered.
         missing: paths that it does not see.
         program: whether it has the program that each rank executes.
         error: the last line of what was printed about what went wrong.
@@ -153,7 +155,8 @@ def ask_hosts(
         )
         asked.add(process)
         try:
-            return _answer(*_said(process, script.encode()), paths)
+            said = _said(process, script.encode())
+            return _answer(*said, paths, ended=process.returncode != _SSH_FAILED)
         finally:
             asked.answered(process)
 
@@ -253,7 +256,8 @@ def _said(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
     return output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _answer(output: str, errors: str, paths: Sequence[Path]) -> Answer:
+def _answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
+    """What a host said; one that went while it answered, before its program ``ended``, counts as one never reached."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     printed = [line.strip() for line in errors.splitlines() if line.strip()]
     told: dict[str, Any] = {}
@@ -265,7 +269,7 @@ def _answer(output: str, errors: str, paths: Sequence[Path]) -> Answer:
         for one in told.get("interfaces", ())
     )
     return Answer(
-        reached="reached" in words,
+        reached="reached" in words and (ended or bool(told)),
         missing=tuple(str(path) for number, path in enumerate(paths) if f"sees-{number}" not in words),
         program="program" in words,
         error=printed[-1] if printed else "",

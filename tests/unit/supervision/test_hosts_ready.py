@@ -24,7 +24,8 @@ from hpctrain.supervision.asking import Answer
 from hpctrain.supervision.hosts_ready import joinable_hosts, ready_hosts
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicc=None, mpicxx=None)
-# n2 does what it is told, in a folder of its own; the shell of n3 greets; n4 hangs, n5 has no shell.
+# n2 does what it is told, in a folder of its own; the shell of n3 greets; n4 hangs, n5 has no shell; n8 is switched off
+# while it answers.
 SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 echo "$1" >> asked
@@ -35,6 +36,7 @@ case $1 in
     n5) echo 'This account is not available'; exit 1 ;;
     n6) echo 'ssh: connect to host n6 port 22: Connection refused' >&2; exit 255 ;;
     n7) echo 'Host key verification failed.' >&2; exit 255 ;;
+    n8) echo hpctrain-answer:reached; echo 'Connection to n8 closed by remote host.' >&2; exit 255 ;;
 esac
 """
 
@@ -119,6 +121,13 @@ def test_faults_are_told_together() -> None:
     with pytest.raises(HpctrainError) as raised:
         ready(plan("n1", "n6"))
     assert raised.value.exit_code == 1
+
+
+def test_a_host_that_goes_while_it_answers() -> None:
+    with pytest.raises(HpctrainError) as raised:
+        ready(plan("n1", "n8"))
+    assert raised.value.exit_code == 1
+    assert raised.value.message == "n8 does not answer ssh: Connection to n8 closed by remote host."
 
 
 def test_a_program_that_is_there_and_does_not_load_hpctrain() -> None:
@@ -250,7 +259,7 @@ def test_ranks_are_seen_there(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import sys; sys.stdin.read()", "hpctrain.train", str(tmp_path / "run"))
     with subprocess.Popen(command, stdin=subprocess.PIPE) as rank:
         try:
-            with pytest.raises(HpctrainError, match=f"n2 still has ranks of this run, .*: process {rank.pid}\n"):
+            with pytest.raises(HpctrainError, match=f"n2 still has ranks of an earlier attempt of this run: process {rank.pid}\n"):
                 ready(plan("n1", "n2"))
         finally:
             rank.kill()
