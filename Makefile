@@ -20,7 +20,7 @@ train: .venv/train.stamp
 
 # For a look after each change: lint, and the unit tests that take no long time.
 check: lint
-	$(call tests,$(SIDE_BY_SIDE) -m 'not slow and not thorough' tests/unit)
+	$(call tests,$(SIDE_BY_SIDE) -m 'not (slow or long or thorough)' tests/unit)
 
 # Before a commit: of each subject what soonest shows that it works. Continuous integration leaves less out.
 LEAVE_OUT := long or thorough

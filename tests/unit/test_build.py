@@ -65,7 +65,7 @@ def link_base_dependencies(packages: Path) -> None:
             (packages / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_installed_command_tells_version_and_commit(built: Built) -> None:
     commit = of_checkout(ROOT)
     known = f"commit {commit}" if commit else "no commit known"
@@ -82,7 +82,7 @@ def test_the_installed_command_has_the_profiles(built: Built) -> None:
     assert [name for name in profile_names() if name not in listed] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_installed_command_renders_a_job(built: Built) -> None:
     script = built.hpctrain("submit", "digits", "--cluster", "dgx-h100", "--nodes", "2", "--dry-run")
     assert "#SBATCH --nodes=2" in script

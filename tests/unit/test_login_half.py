@@ -98,7 +98,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[st
     return codes, modules
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[str]]) -> None:
     answers = {" ".join(command): code for command, code in zip(COMMANDS, loaded[0], strict=True)}
     # It says that no Horovod is built.

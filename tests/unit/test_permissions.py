@@ -52,7 +52,7 @@ def test_a_run_and_what_is_resumed_of_it_are_private() -> None:
 
 
 # Those of 022 are fewer.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("_umask", [0o000], indirect=True)
 @needs.pytorch
 def test_a_recipe_leaves_nothing_open() -> None:

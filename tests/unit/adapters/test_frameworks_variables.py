@@ -76,6 +76,7 @@ def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
 @pytest.mark.parametrize(
     ("backend", "served"), [("mpi", True), ("horovod", False), ("deepspeed", False), ("single", False)]
 )
+@pytest.mark.long
 def test_a_script_gets_them_with_its_first_framework(tmp_path: Path, backend: str, served: bool) -> None:
     for name in ("accelerate", "lightning"):
         (tmp_path / f"{name}.py").touch()
@@ -96,6 +97,7 @@ def test_a_script_gets_them_with_its_first_framework(tmp_path: Path, backend: st
 
 
 @needs.pytorch
+@pytest.mark.long
 def test_ranks_of_torchrun_keep_its_variables(tmp_path: Path) -> None:
     for name in ("accelerate", "lightning"):
         (tmp_path / f"{name}.py").touch()
@@ -124,6 +126,7 @@ print(dist.get_rank(), dist.get_world_size())
 
 
 @needs.pytorch
+@pytest.mark.long
 def test_a_group_of_ones_own_is_left_alone() -> None:
     """One with a store of its own; and a second one is the error that it is without hpctrain."""
     done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=120, check=True)
@@ -147,6 +150,7 @@ ht.lightning
 
 
 @needs.pytorch
+@pytest.mark.long
 def test_without_lightning_its_strategies_name_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, check=False)
     assert "pip install 'hpctrain[lightning]'" in done.stderr

@@ -164,7 +164,7 @@ def test_steps_of_the_first_optimizer_count_by_themselves(directory):
     assert events[-1].values == {"loss": 2.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fit_tells_its_steps_and_the_metrics_of_its_epochs(directory):
     keras = pytest.importorskip("keras")
     comm = SingleCommunicator("test")

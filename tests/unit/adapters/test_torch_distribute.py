@@ -35,7 +35,7 @@ def test_a_layer_is_unfrozen_parameter_by_parameter():
     assert model.bias.grad.tolist() == [4, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_proves_a_model_lives_as_long_as_its_parts():
     comm, generator, critic = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
     optimizers = [sgd(generator), sgd(critic)]

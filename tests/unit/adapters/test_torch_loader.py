@@ -27,7 +27,7 @@ def loader(samples: int, batch: int, **settings) -> DataLoader:
     return DataLoader(TensorDataset(torch.arange(samples)), batch_size=batch, **settings)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7), epochs=st.integers(1, 3))
 def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
     comms = [rank_of(rank, ranks) for rank in range(ranks)]
@@ -61,7 +61,7 @@ def test_iterators_that_share_worker_processes_are_refused():
         next(first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7))
 def test_evaluation_sees_each_sample_once_in_order(samples, batch, ranks):
     comms = [rank_of(rank, ranks) for rank in range(ranks)]

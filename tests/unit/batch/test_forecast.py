@@ -103,7 +103,7 @@ def test_a_profile_that_names_no_gpu(capsys: pytest.CaptureFixture[str]) -> None
     assert "names no GPU" in lines(capsys, "digits", "--cluster", "dgx-h100", "--gpus-per-node", "0")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_cannot_be_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("")
     assert lines(capsys, "train.py", "--cluster", "dgx-h100") == []

@@ -113,7 +113,7 @@ def test_a_signal_before_hpctrain_starts_leaves_it_out(programs: Programs, tmp_p
     assert len(programs.calls("scontrol")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_that_never_get_to_hpctrain_are_not_requeued_for_ever(programs: Programs, tmp_path: Path) -> None:
     programs.add("hpctrain", "sys.exit(4)")
     end_too_late(programs, tmp_path)

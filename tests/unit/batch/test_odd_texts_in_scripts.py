@@ -27,7 +27,7 @@ LINE = TEXT.filter(lambda text: not any(mark in text for mark in [*map(chr, rang
 WORD = LINE.filter(lambda text: text and not text.startswith("-") and not any(map(str.isspace, text)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(run=NAME, folder=NAME, value=TEXT, module=WORD, image=NAME, staged=NAME, name=TEXT)
 def test_any_text_arrives(run: str, folder: str, value: str, module: str, image: str, staged: str, name: str) -> None:

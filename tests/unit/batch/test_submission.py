@@ -305,7 +305,7 @@ def test_misuse(arguments: list[str], words: str, programs: Programs, capsys: py
     assert not Path("runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs.pytorch
 def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
     """Its time is a matter of what is imported; the slow ones are not."""

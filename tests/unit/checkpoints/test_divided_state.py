@@ -64,7 +64,7 @@ def bits(array: np.ndarray) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(
     shapes=st.lists(
         st.tuples(st.lists(st.integers(1, 7), max_size=3).map(tuple), st.sampled_from(TYPES)), min_size=1, max_size=4

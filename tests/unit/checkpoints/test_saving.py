@@ -165,7 +165,7 @@ def test_what_training_changes_behind_a_save_is_not_in_it(tmp_path: Path) -> Non
     assert {name: set(value.tolist()) for name, value in state.items()} == {"model.a": {0}, "random.a": {0}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reader_finds_a_whole_one_at_each_moment(tmp_path: Path) -> None:
     training, done = Numbers(), threading.Event()
     found: list[Newest] = []

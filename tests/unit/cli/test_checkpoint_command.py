@@ -133,7 +133,7 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "does not belong to a recipe's model" in refused("o.pt", script)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_that_is_not_the_plans_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +147,7 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
     return float((logits.argmax(axis=1) == labels).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.thorough)])
 @needs.pytorch
 def test_an_exported_model_has_the_accuracy_of_the_run(hpctrain: Launch, tmp_path: Path, framework: str) -> None:

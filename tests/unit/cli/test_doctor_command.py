@@ -25,7 +25,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_this_machine_in_json(hpctrain: Launch) -> None:
     result = hpctrain("doctor", "--json")
     checks = json.loads(result.stdout)["checks"]

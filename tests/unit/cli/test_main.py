@@ -147,7 +147,7 @@ def test_only_the_whole_command_installs_completion(command: str, capsys: pytest
     assert "completion" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     RunDirectory(folder).create(recipe_plan())

@@ -106,7 +106,7 @@ def test_misuse(capsys: pytest.CaptureFixture[str], arguments: list[str], said: 
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -68,7 +68,7 @@ def test_names_of_other_variables(name: str) -> None:
     assert not is_secret(name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs.pytorch
 def test_a_run_writes_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
     """One that trains, with every variable named, and its report."""

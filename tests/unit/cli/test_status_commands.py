@@ -150,7 +150,7 @@ def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.Captur
     assert capsys.readouterr().out == "task 1\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

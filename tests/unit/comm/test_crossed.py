@@ -56,7 +56,7 @@ def test_all_ranks_are_told_where_they_wait_in_different_places_and_none_where_n
     assert len(set(ranks.errors)) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.data())
 def test_ranks_that_go_on_are_never_told_whatever_they_wait_in(data):
     """One rank works all the time, and waits for less than what is told of."""

@@ -106,7 +106,7 @@ def _exchange(slices: list[np.ndarray], wire: Any, message_bytes: int, *, eager:
     assert not any(network.awaited.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(
     nodes=st.integers(2, 7),
     length=st.integers(0, 400),

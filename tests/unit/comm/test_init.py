@@ -91,7 +91,7 @@ def test_backends_of_torch_need_torch():
     assert "pip install 'hpctrain[torch]'" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_that_the_script_made_is_refused():
     pytest.importorskip("torch")
     code = (
@@ -103,7 +103,7 @@ def test_a_group_that_the_script_made_is_refused():
     assert "leave init_process_group out" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interface_that_is_not_there_is_refused():
     pytest.importorskip("torch")
     result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")

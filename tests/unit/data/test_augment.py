@@ -252,7 +252,7 @@ def torchvisions_box(random: np.random.Generator) -> tuple[int, int]:
     return 0, 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_erased_rectangles_are_distributed_as_torchvisions():
     settings, random, other = Erasing(probability=0.25), rng(1), rng(2)
     boxes = []

@@ -93,7 +93,7 @@ def kept(folder: Path):
         yield source
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_who_makes_a_sample_does_not_change_a_bit_of_it(folder, reference, workers):
     order = epoch_order(29, seed=0, epoch=3)

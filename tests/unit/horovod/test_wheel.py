@@ -99,7 +99,7 @@ def fail_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(wheel, "adapt", lambda source, packages: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_build_shows_the_first_error_and_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_to_compile(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))

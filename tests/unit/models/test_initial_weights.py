@@ -85,7 +85,7 @@ def test_the_last_layer_of_pytorch_is_drawn_as_its_own_does():
     assert torch.equal(model.fc.bias, plain.bias)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
     for name, last, zero_gamma in (("resnet18", "bn2.weight", False), ("resnet18", "bn2.weight", True)):

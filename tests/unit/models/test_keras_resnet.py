@@ -67,7 +67,7 @@ def count(model) -> int:
     return sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_are_as_many_as_published(resnet50):
     assert count(resnet50[1]) == 25_557_032
     assert count(models.build(ModelSettings(name="resnet18"), "keras")) == 11_689_512

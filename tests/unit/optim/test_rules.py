@@ -344,7 +344,7 @@ def test_a_clipped_ratio_is_never_above_the_rate(framework):
     assert distance(path(settings("lars", **{**chosen, "trust_coefficient": 1e6})), path(plain)) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_norms_of_projected_shortcuts_are_decayed_where_a_recipe_says_so():
     """As a filter by "bn" in the name leaves downsample.1 out; in both frameworks the 8 vectors of 4 norms."""
     chosen = settings("sgd", weight_decay=1.0, undecayed=("main_path_norm",))

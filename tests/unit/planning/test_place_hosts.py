@@ -118,7 +118,7 @@ def test_uneven_slots_follow_their_hosts() -> None:
     assert {name for name, _ in hosts[:2]} in ({"n1", "n3"}, {"n2", "n4"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9), min_size=1), st.data())
 def test_fewer_ranks_fill_hosts_one_after_the_other(slots: dict[str, int], data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, sum(slots.values())))

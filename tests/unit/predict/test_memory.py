@@ -96,7 +96,7 @@ def test_a_transformer_takes_what_is_tracked(batch: int, optimizer: Optimizer) -
 
 
 @needs.pytorch
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("batch", "optimizer"),
     [
@@ -134,7 +134,7 @@ def test_rules_of_recipes_take_what_is_tracked(settings: dict[str, Any]) -> None
     check("digits_cnn", 2, Settings(optimizer=optimizer), within=0.002)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs.pytorch
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -151,7 +151,7 @@ def test_other_ways_to_train_take_what_is_tracked(name: str, settings: Settings)
     check(name, 32, settings, within=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_traced_until_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = trace_script(write(tmp_path, DIGITS), ["48"])
@@ -70,7 +70,7 @@ def test_a_script_is_traced_until_its_first_step(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "went_on").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "told"),
     [

@@ -232,7 +232,7 @@ def test_no_recipe_is_left_out() -> None:
     assert {recipe.name for recipe in runnable()} == {name for name, _ in PUBLISHED}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "ranks"), PUBLISHED)
 def test_rate_and_momentum_are_those_of_the_source(name: str, ranks: int) -> None:
     steps, epochs, warmup, expected = PUBLISHED[name, ranks]

@@ -183,7 +183,7 @@ def test_times_have_three_digits(seconds, text):
     assert time_text(seconds) == text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_picture_has_a_panel_for_each_number_of_ranks():
     rows = [row for ranks in (2, 4) for row in allreduce_rows(allreduce_seconds(), ranks, oversubscribed=ranks > 2)]
     both, one = (image.imread(io.BytesIO(plot(part))) for part in (rows, rows[:20]))

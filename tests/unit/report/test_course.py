@@ -138,7 +138,7 @@ def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     assert np.ptp(np.diff(levels)) <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, begin in (("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
         assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 0

@@ -33,7 +33,7 @@ def test_json_is_the_summary(finished: RunDirectory) -> None:
     assert not finished.report.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_prediction_becomes_the_run_s_own(
     finished: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

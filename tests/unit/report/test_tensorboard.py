@@ -74,7 +74,7 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
     assert not {"step/communication_share", "epoch/test_loss"} & set(tags)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from hpctrain.run.directory import RunDirectory\n"

@@ -115,6 +115,7 @@ def unfinished(cache: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.thorough), 2])
+@pytest.mark.long
 def test_an_epoch_from_the_server_equals_one_from_disk(
     server: S3Server, disk: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -156,6 +157,7 @@ train.close()
 """
 
 
+@pytest.mark.long
 def test_two_ranks_of_a_node_fetch_each_object_once(server: S3Server, disk: Path, tmp_path: Path) -> None:
     """Both begin at once, each with half of every batch, so that both want the same shards."""
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
@@ -217,6 +219,7 @@ def test_the_loader_names_an_object_whose_server_hangs(server: S3Server, impatie
     assert time.monotonic() - begin < impatient + _SPARE
 
 
+@pytest.mark.long
 def test_a_damaged_object_is_named(
     server: S3Server, disk: Path, tmp_path: Path, impatient: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_missing_object_is_named_at_once(server: S3Server) -> None:
         fetch_manifest(f"{server.url}/nowhere")
 
 
+@pytest.mark.long
 def test_a_set_that_was_written_anew_is_fetched_anew(server: S3Server, disk: Path) -> None:
     epochs(server.url, [0])
     manifest = read_manifest(disk)
@@ -276,6 +280,7 @@ def test_a_large_object_is_one_request(server: S3Server, tmp_path: Path) -> None
     assert server.requests == 1 and (tmp_path / "large").stat().st_size == len(content)
 
 
+@pytest.mark.long
 def test_staged_and_verified_from_the_server(
     server: S3Server, disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

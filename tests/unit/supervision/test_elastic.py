@@ -171,6 +171,7 @@ def n2_is_off_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts_change(monkeypatch, lambda: None, lambda: Path("off").write_text(""))
 
 
+@pytest.mark.long
 def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +191,7 @@ def test_it_begins_without_a_host_that_does_not_answer_and_goes_on_with_it(
     assert "resuming from step 0 on n[1-3]: 2 ranks until now, 3 from now on" in said
 
 
+@pytest.mark.long
 def test_a_host_that_is_lost_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("lose n2", "save")
     Path("off").write_text("n1x")
@@ -200,6 +202,7 @@ def test_a_host_that_is_lost_comes_back(monkeypatch: pytest.MonkeyPatch) -> None
     assert (plan["ranks"], plan["begun_ranks"]) == (4, None)
 
 
+@pytest.mark.long
 def test_a_hostfile_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     todo("save", "save")
     hosts_change(
@@ -219,6 +222,7 @@ def script(*options: str) -> int:
     return main(["run", "train.py", *ELASTIC, *options])
 
 
+@pytest.mark.long
 def test_a_script_is_started_again_on_hosts_that_come_and_go(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +241,7 @@ def test_a_script_is_started_again_on_hosts_that_come_and_go(
     assert "starting it again on n[1-4]: 3 ranks until now, 4 from now on" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_script_leaves_hosts_with_which_it_does_not_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +252,7 @@ def test_a_script_leaves_hosts_with_which_it_does_not_work(
     assert "starting it again as before, on n[1-3]" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_script_is_not_stopped_before_it_can_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,6 +269,7 @@ def test_a_script_is_not_stopped_before_it_can_be(
     assert said.count("warning: n4 joins, but not before the script has called ht.should_stop()") == 1
 
 
+@pytest.mark.long
 def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +284,7 @@ def test_a_half_written_hostfile_is_not_told_of_a_script_that_cannot_be_stopped(
     assert "n[2-3] leave, but" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_host_that_ends_a_script_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although steps are done on it."""
     todo("listen", "work n4")
@@ -285,6 +293,7 @@ def test_a_host_that_ends_a_script_again_and_again_is_left(monkeypatch: pytest.M
     assert [len(hosts) for hosts in starts()] == [3, 4, 3]
 
 
+@pytest.mark.long
 def test_restarts_are_counted_across_hosts_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("work n2", "listen", "work n3")
     hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
@@ -292,6 +301,7 @@ def test_restarts_are_counted_across_hosts_that_join(monkeypatch: pytest.MonkeyP
     assert [event.restart for event in events("start")] == [0, 1, 1]
 
 
+@pytest.mark.long
 def test_to_hang_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "WORK_SECONDS", 1.0)
     todo("hang n2", "hang n2", "hang n2")
@@ -322,6 +332,7 @@ def test_a_script_with_an_error_of_its_own_is_not_started_again() -> None:
     assert len(starts()) == 1
 
 
+@pytest.mark.long
 def test_a_script_can_be_resumed_however_often_its_hosts_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("listen", "listen", "lose n1")
     hosts_change(
@@ -358,6 +369,7 @@ def test_a_script_of_which_nothing_is_said_is_not_started_again() -> None:
 
 
 @pytest.mark.parametrize("limit", ["fault_tolerance.max_ranks=3", "fault_tolerance.min_ranks=3"])
+@pytest.mark.long
 def test_within_the_limits(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fourth host the largest number of ranks is exceeded, with two the smallest is not there."""
     looks = []
@@ -375,6 +387,7 @@ def test_within_the_limits(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [set(hosts) for hosts in starts()] == [{"n1", "n2", "n3"}, {"n1", "n2", "n4"}]
 
 
+@pytest.mark.long
 def test_a_rank_that_the_others_went_on_without_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("shrink n2")
     monkeypatch.setattr("hpctrain.supervision.start.require_mitigation", lambda *_: None)
@@ -383,6 +396,7 @@ def test_a_rank_that_the_others_went_on_without_is_started_again(monkeypatch: py
     assert [event.reason for event in events("stopped")] == ["hosts have room for more ranks"]
 
 
+@pytest.mark.long
 def test_a_host_that_is_not_fit_does_not_join_and_is_named_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +431,7 @@ def test_hosts_with_which_it_does_not_work_are_left_again(
     assert "resuming from step 0 as before, on n[1-3]" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_what_is_left_of_two_ranks_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the backend would be of one rank that stays alone."""
     todo("lose n2", "save")
@@ -427,6 +442,7 @@ def test_what_is_left_of_two_ranks_is_joined_again(monkeypatch: pytest.MonkeyPat
     assert starts() == [[host, "n2"], [host], [host, "n2"]]
 
 
+@pytest.mark.long
 def test_a_hostfile_that_names_nobody_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -469,6 +485,7 @@ def test_too_few_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("run").exists()
 
 
+@pytest.mark.long
 def test_a_resume_has_the_hosts_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("lose n2")
     assert run("--hostfile", "hosts.txt", "--restarts", "0") == 4

@@ -259,7 +259,9 @@ def test_ranks_are_seen_there(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import sys; sys.stdin.read()", "hpctrain.train", str(tmp_path / "run"))
     with subprocess.Popen(command, stdin=subprocess.PIPE) as rank:
         try:
-            with pytest.raises(HpctrainError, match=f"n2 still has ranks of an earlier attempt of this run: process {rank.pid}\n"):
+            with pytest.raises(
+                HpctrainError, match=f"n2 still has ranks of an earlier attempt of this run: process {rank.pid}\n"
+            ):
                 ready(plan("n1", "n2"))
         finally:
             rank.kill()

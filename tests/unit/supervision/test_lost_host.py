@@ -109,6 +109,7 @@ def test_a_host_that_answers_is_given_one_more_chance() -> None:
 
 
 @needs.pytorch
+@pytest.mark.long
 def test_a_host_that_is_back_takes_part_again() -> None:
     Path("lose").write_text("n2 n3")
     # n2 is silent once, whenever the others are asked.

@@ -204,7 +204,7 @@ def _damaged(draw: st.DrawFn, text: str) -> str:
     return text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tool", _READERS)
 def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
     read, valid = _READERS[tool]

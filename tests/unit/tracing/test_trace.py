@@ -22,7 +22,7 @@ def test_what_ships_is_what_a_trace_finds(name: str) -> None:
     assert other(name) == load_workload(name), "python -m hpctrain.rank_programs.workloads writes it anew"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),

@@ -118,7 +118,7 @@ def test_torch_averages_have_the_bits_of_torchs_own():
     assert trainer.evaluate(samples)[0] == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_keras_averages_by_the_same_formula():
     trainer = started("keras")
     expected = weights(trainer)
@@ -140,7 +140,7 @@ def test_keras_averages_by_the_same_formula():
     assert loss[0] == pytest.approx(plain.evaluate(samples)[0], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("framework", "model"), [("torch", "resnet18"), ("keras", "digits_cnn")])
 def test_a_training_goes_on_with_the_same_bits_from_its_state(framework, model):
     """And an update that is left out does not enter."""

@@ -62,7 +62,7 @@ def test_keras(tmp_path: Path) -> None:
     assert not np.allclose(plain, expected, rtol=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_divided_checkpoint_becomes_one_state_dict(tmp_path: Path) -> None:
     """As a run of three ranks with all arrays in pieces would leave it; a process of its own exports it."""
     torch = pytest.importorskip("torch")

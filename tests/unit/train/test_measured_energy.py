@@ -78,7 +78,7 @@ def begun(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_digits(begun: RunDirectory, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     zones = PowerZones(tmp_path, SERVER)

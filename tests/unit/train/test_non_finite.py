@@ -392,7 +392,7 @@ def test_fp16_and_a_loss_that_is_not_finite(framework, tmp_path):
     assert all(np.isfinite(value).all() for value in of_model(trainer).values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_going_back_and_resuming_are_bitwise_the_uninterrupted_run(framework, tmp_path):
     optimizer = {"name": "adam", "learning_rate": 0.01}
     settings = recipe(optimizer=optimizer, numbers={"non_finite": "roll_back"})

@@ -117,7 +117,7 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
     assert "rank.py" not in log
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_distributes_by_itself_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = """
@@ -151,7 +151,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_that_fills_up_during_the_run(hpctrain: Launch, tmp_path: Path, small_disk: Path) -> None:
     (tmp_path / "fill.py").write_text("while True:\n    print('x' * 1000)\n")
     result = hpctrain("run", "fill.py", "--run-dir", str(small_disk / "run"))

@@ -66,7 +66,7 @@ def step(trainer: Any, *parts: Samples, rate: float = 0.0) -> None:
     trainer.step(parts, len(parts), 1 / 7, rate, 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parts_leave_the_mean_of_what_they_leave_alone(trainer: Any) -> None:
     start, alone = copy(trainer.state()), []
     for part in PARTS:
@@ -81,7 +81,7 @@ def test_parts_leave_the_mean_of_what_they_leave_alone(trainer: Any) -> None:
         np.testing.assert_allclose(value, np.mean([each[name] for each in alone], axis=0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_goes_on_to_the_same_bits_and_a_ranks_own_may_be_missing(trainer: Any) -> None:
     step(trainer, *PARTS, rate=0.1)
     state, again = copy(trainer.state()), make(trainer.framework, 1)

@@ -102,7 +102,7 @@ def test_pytorch(name, micro_batches):
         np.testing.assert_allclose(parameter.detach().numpy(), value, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_keras(name):
     pytest.importorskip("keras")

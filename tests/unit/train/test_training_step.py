@@ -120,7 +120,7 @@ def test_bytes_are_normalised_as_the_recipe_says(framework):
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_share_of_sgd_reaches_the_rule(framework):
     transition = {"center": 5.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.99}
     changes = []
@@ -141,7 +141,7 @@ def test_the_share_of_sgd_reaches_the_rule(framework):
     np.testing.assert_allclose(sgd, np.concatenate([(after[n] - before[n]).ravel() for n in before]), atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_narrow_numbers_learn(framework, precision):
     optimizer = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
@@ -176,7 +176,7 @@ def scale_of(trainer: Any) -> float:
     return float(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_overflow_leaves_the_update_out_and_the_scaler_is_resumed(framework):
     trainer = make(framework, precision="fp16")
     one_step(trainer, TRAIN[:8])

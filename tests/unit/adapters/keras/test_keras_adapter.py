@@ -25,7 +25,7 @@ class Place(SingleCommunicator):
         self.rank, self.size = rank, size
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(
     samples=st.integers(1, 30),

@@ -90,6 +90,7 @@ def said(*command: object) -> str:
     return subprocess.run([*map(str, command)], env=variables, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_it_runs_without_the_original(environment: Path, tmp_path: Path) -> None:
     outside = tmp_path / "checkout" / "edited"
     outside.mkdir(parents=True)
@@ -133,6 +134,7 @@ def test_compiled_modules_are_taken_and_are_valid(environment: Path, tmp_path: P
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*.pyc")} == before, "nothing was compiled again"
 
 
+@pytest.mark.long
 def test_the_name_is_that_of_the_content(environment: Path, tmp_path: Path) -> None:
     first, archive = pack(environment, write=True)
     made = archive.stat().st_mtime_ns, archive.stat().st_ino
@@ -162,6 +164,7 @@ def test_the_name_is_that_of_the_content(environment: Path, tmp_path: Path) -> N
     assert pack(tmp_path / "other")[0] == first
 
 
+@pytest.mark.long
 def test_hashes_of_files_that_were_just_changed_are_not_remembered(environment: Path) -> None:
     """They may be changed again within what the file system tells apart."""
     fresh = site(environment) / "fresh.py"
@@ -174,6 +177,7 @@ def test_hashes_of_files_that_were_just_changed_are_not_remembered(environment: 
     assert str(fresh) not in known
 
 
+@pytest.mark.long
 def test_a_cut_off_archive_is_made_again(environment: Path) -> None:
     _, archive = pack(environment, write=True)
     whole = archive.read_bytes()
@@ -191,6 +195,7 @@ def add_finder(environment: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [": dict[str, str]", pytest.param("", marks=pytest.mark.thorough)])
+@pytest.mark.long
 def test_an_editable_of_setuptools(environment: Path, tmp_path: Path, kind: str) -> None:
     """Its table names modules without their suffix; older versions write it without its type."""
     source = tmp_path / "src"

@@ -61,6 +61,7 @@ def points(events: list[dict[str, object]], name: str) -> list[tuple[int, float,
     return [(int(str(step)), float(str(value)), round(float(str(at)) * 1000)) for step, value, at in found]
 
 
+@pytest.mark.long
 def test_run_parameters_and_curves_are_read_back(
     server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_run_parameters_and_curves_are_read_back(
     assert "geheim" not in "".join([output.out, output.err, *files])
 
 
+@pytest.mark.long
 def test_another_server_gets_all_of_it(server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does where the run was deleted: how much was sent is known of each run of a server."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)

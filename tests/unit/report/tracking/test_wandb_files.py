@@ -53,6 +53,7 @@ def _away_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "curves")
 
 
+@pytest.mark.long
 def test_wandb_reads_what_the_events_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also after a resume, which takes back steps that were written before."""
     lost = [START, *run_events(2)]
@@ -79,6 +80,7 @@ def test_wandb_reads_what_the_events_say(tmp_path: Path, capsys: pytest.CaptureF
     assert exit_codes(found) == [0]
 
 
+@pytest.mark.long
 def test_it_is_private_and_holds_no_key(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [START, *run_events()])
     assert main(["report", str(directory.path), "--tracking", "wandb"]) == 0
