@@ -57,7 +57,7 @@ def _printed(notebook: NotebookNode) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_run(folder: Path) -> None:
     printed = _printed(_run("01_first_run.ipynb", folder))
     losses = dict(re.findall(r"ranks: (\d), loss: ([\d.]+)", printed))

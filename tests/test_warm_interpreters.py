@@ -126,6 +126,7 @@ def test_no_state_goes_from_one_to_the_next(start):
     assert first != second
 
 
+@pytest.mark.long
 def test_ranks_side_by_side_hash_differently(start):
     outs = {start("print(hash('a'))", OMPI_COMM_WORLD_RANK=str(rank)).communicate(timeout=LIMIT)[0] for rank in (0, 1)}
     assert len(outs) == 2

@@ -44,6 +44,7 @@ def library() -> Iterator[Library]:
         for number, case in enumerate(CASES)
     ],
 )
+@pytest.mark.long
 def test_it_ends_as_promised(library: Library, number: int) -> None:
     name, framework, backend, *mesh = CASES[number]
     pytest.importorskip(framework)

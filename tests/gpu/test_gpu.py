@@ -86,6 +86,7 @@ def compare(folder: Path, note, *, backend: str, ranks: int, precision: str, **m
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "bf16", "fp16"])
+@pytest.mark.long
 def test_losses_are_those_of_one_process(tmp_path, note, precision):
     """Over NCCL with a rank a GPU; over Gloo where there is none."""
     if not GPUS and precision in ("float32", "fp16"):
@@ -126,6 +127,7 @@ def test_horovod_built_for_this_machine(tmp_path, note):
     compare(tmp_path, note, backend="horovod", ranks=ranks, precision="float64")
 
 
+@pytest.mark.long
 def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     """The guard's checksums are computed on the GPU."""
     ranks = max(2, GPUS)

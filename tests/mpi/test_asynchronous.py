@@ -39,6 +39,7 @@ def of_the_server(ran):
     return results
 
 
+@pytest.mark.long
 def test_every_addition_arrives(ran):
     for result in of_the_server(ran):
         for length in (2, 1001):

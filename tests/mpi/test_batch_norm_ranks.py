@@ -73,6 +73,7 @@ def folder(given, mpirun, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("framework", "backend"), WHERE)
+@pytest.mark.long
 def test_a_group_of_ranks_equals_one_process_on_the_joined_batch(folder, given, framework, backend):
     if framework == "keras":
         pytest.importorskip("tensorflow")

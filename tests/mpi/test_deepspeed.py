@@ -63,6 +63,7 @@ def _weights(path: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
+@pytest.mark.long
 def test_equals_one_process_on_the_full_batch(tmp_path: Path, environment: dict[str, str]) -> None:
     cases = ("zero1", "zero2", "zero3", "accumulated", "clipped", "bf16")
     done = _run(environment, tmp_path, *cases, "refused")

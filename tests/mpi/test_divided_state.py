@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parent / "programs" / "divided_state.py"
 LAYOUTS = ["fsdp", "hsdp", "stages", "tp_fsdp"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_saved_by_four_ranks_and_read_by_others(mpirun: Launch, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()

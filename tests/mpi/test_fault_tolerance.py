@@ -74,6 +74,7 @@ def trained(run: Path) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.long
 def test_a_run_of_which_four_ranks_died_is_the_uninterrupted_one(
     program: ModuleType, folder: Path, tmp_path: Path
 ) -> None:

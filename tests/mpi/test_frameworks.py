@@ -41,6 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
 )
+@pytest.mark.long
 def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone: Alone, ranks: int) -> None:
     options = ("-np", str(ranks), "--backend", "mpi", "--oversubscribe", "--run-dir", "run")
     result = hpctrain("run", write_all(tmp_path), *options, **LIMITED)
@@ -135,6 +136,7 @@ def _torchrun(script: Path) -> str:
     return output
 
 
+@pytest.mark.long
 def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--backend", "mpi", "--", str(tmp_path), **LIMITED)
     assert result.returncode == 0, result.stdout
@@ -166,6 +168,7 @@ def test_a_strategy_outside_of_a_run_says_how_to_start_one(tmp_path: Path) -> No
     assert "start as many ranks: hpctrain run SCRIPT -np 2" in done.stderr
 
 
+@pytest.mark.long
 def test_a_backend_without_process_groups_names_those_that_have_some(hpctrain: Launch, tmp_path: Path) -> None:
     pytest.importorskip("horovod")
     (tmp_path / "digits_fabric.py").write_text(SCRIPTS["digits_fabric.py"])

@@ -68,6 +68,7 @@ def _same_where_held_twice(tmp_path: Path, name: str, ranks: int) -> int:
         *(pytest.param(*other, marks=pytest.mark.thorough) for other in ((2, "gloo"), (2, "mpi"), (4, "gloo"))),
     ],
 )
+@pytest.mark.long
 def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks, backend):
     cases = [f"{number}:{mesh}:{ALL}" for number, mesh in enumerate(MESHES[ranks])]
     changed = CHANGES if ranks == 2 else {}

@@ -78,7 +78,7 @@ def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
     assert two[0].loss != two[1].loss
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("framework", "recipe"), [("torch", "goyal2017"), pytest.param("keras", "you2017-lars", marks=pytest.mark.thorough)]
 )

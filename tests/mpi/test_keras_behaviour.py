@@ -14,7 +14,7 @@ if importlib.util.find_spec("tensorflow") is None:
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_behaviour(mpirun, tmp_path):
     result = mpirun(PROGRAMS / "keras_behaviour.py", 3, "mpi,horovod", str(tmp_path), timeout=400)
     for backend in ("mpi", "horovod"):

@@ -42,7 +42,7 @@ TYPES = ("float32", "embedding", "overflow", "overflow_graph", "bfloat16", "wire
 
 
 # Three ranks can do everything: 17 samples do not divide over them, and of a batch of 2 one rank gets none.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "backends"),
     [

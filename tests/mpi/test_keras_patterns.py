@@ -50,7 +50,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     return values
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "backends"),
     [

@@ -69,6 +69,7 @@ def _weights(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", _RANKS)
+@pytest.mark.long
 def test_scripts_equal_one_process_on_the_full_batch(tmp_path: Path, plain: list[np.ndarray], backend: str) -> None:
     script = (str(_PROGRAM), "-np", str(_RANKS[backend]), "--oversubscribe", "--backend", backend)
     printed = _run(*script, "--run-dir", str(tmp_path / "run"), "--", str(tmp_path / "out"))

@@ -35,6 +35,7 @@ def ran(request, mpirun, tmp_path_factory):
     return framework, [dict(np.load(f"{output}-{rank}.npz")) for rank in range(ranks)], output
 
 
+@pytest.mark.long
 def test_equals_the_simulation(ran):
     framework, results, output = ran
     for case in program.CASES:

@@ -23,6 +23,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.long
 def test_reductions_agree_with_closed_forms_on_every_arrangement_of_nodes(mpirun):
     result = mpirun(PROGRAM, 4, *CHECKS, timeout=400)
     for check in CHECKS:
@@ -46,6 +47,7 @@ def places(tmp_path):
     assert [name for name in left if not name.startswith("torchinductor")] == []  # PyTorch's own cache
 
 
+@pytest.mark.long
 def test_a_hundred_cycles_leak_nothing_and_a_script_that_just_ends_leaves_nothing_behind(mpirun, places):
     output = mpirun(PROGRAM, 2, "cycles", "exit", **places).stdout
     assert output.count("cycles agrees") == output.count("exit agrees") == 2

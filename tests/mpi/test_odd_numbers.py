@@ -27,6 +27,7 @@ ALL = "flipped,stop,gone_back"
         pytest.param(3, "horovod", {"torch": "flipped,stop", "keras": "flipped"}, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.long
 def test_on_all_ranks_alike(mpirun: Launch, tmp_path: Path, ranks: int, backend: str, cases: dict[str, str]) -> None:
     for module in ("torch", "keras", *(["horovod"] if backend == "horovod" else [])):
         pytest.importorskip(module)

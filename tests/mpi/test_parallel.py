@@ -63,6 +63,7 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
         pytest.param(8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"], id="tp pp fsdp", marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.long
 def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, ranks, cases):
     # Features that make other calculations, and not other messages, are enough over one of them.
     over = {"gloo": cases, "mpi": [name for name in cases if name in ENGINES]}

@@ -32,6 +32,7 @@ def test_memory_is_that_of_the_formulas(mpirun, tmp_path):
         assert found["zero3"]["after_forward"] < found["zero2"]["after_forward"] / 2
 
 
+@pytest.mark.long
 def test_what_does_not_fit_into_one_rank_trains_on_four(mpirun, tmp_path):
     out = tmp_path / "losses.json"
     alone = mpirun(LIMITED, 1, str(out), check=False, MALLOC_MMAP_THRESHOLD_="131072")

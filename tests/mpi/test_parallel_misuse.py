@@ -44,6 +44,7 @@ def _said(result):
     return {name: text for name, _, text in lines if name in SAID}
 
 
+@pytest.mark.long
 def test_each_mistake_is_named(mpirun):
     said = _said(mpirun(PROGRAM, 4, "gloo"))
     for name, text in SAID.items():

@@ -18,6 +18,7 @@ TRAINING = ["epochs=6"]
 SET = [word for change in TRAINING for word in ("--set", change)]
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_ranks_of_this_machine(hpctrain: Launch, tmp_path: Path) -> None:
     done = hpctrain("run", "digits", "-np", "2", "--launcher", "torchrun", "--set", "epochs=1", "--run-dir", "run")
     assert done.returncode == 0, done.stdout

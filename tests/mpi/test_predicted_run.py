@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 SHORT = ("digits", "-np", "2", "--framework", "torch", "--backend", "mpi", "--set", "epochs=2", "--run-dir", "run")
 
 
+@pytest.mark.long
 def test_what_a_run_took_stands_beside_its_prediction(hpctrain, tmp_path):
     done = hpctrain("run", *SHORT, "--gpu", "cpu")
     assert done.returncode == 0, done.stdout

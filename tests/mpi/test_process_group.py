@@ -12,6 +12,7 @@ PROGRAM = Path(__file__).parent / "programs" / "process_group.py"
 CHECKS = ("layouts", "misuse", "growth", "different_calls")
 
 
+@pytest.mark.long
 def test_collectives_agree_with_numpy_on_every_arrangement_of_nodes(mpirun):
     result = mpirun(PROGRAM, 4, *CHECKS, timeout=500)
     for check in CHECKS:
@@ -58,6 +59,7 @@ def test_a_script_that_just_ends_gives_everything_back(mpirun):
     assert mpirun(PROGRAM, 2, "exit").stdout.count("exit agrees") == 2
 
 
+@pytest.mark.long
 def test_what_torch_builds_on_process_groups_equals_one_process(mpirun):
     output = mpirun(PROGRAM.with_name("parallel_over_group.py"), 4).stdout
     for what in ("ddp", "fsdp", "hsdp", "narrow", "tensor parallel", "gpipe", "1f1b"):

@@ -13,6 +13,7 @@ from launching import Launch
 from hpctrain.cli.main import main
 
 
+@pytest.mark.long
 def test_two_seeds_and_what_is_left_of_them(hpctrain: Launch, tmp_path: Path) -> None:
     command = ["run", "digits", "-np", "2", "--set", "epochs=2", "--set", "median_of=2", "--repeat", "2"]
     result = hpctrain(*command, "--run-dir", "series")

@@ -24,7 +24,7 @@ from hpctrain.run.records import read_records
 TORCH = ["--set", "epochs=6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pytorch_stopped_and_killed(hpctrain: Launch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     whole = hpctrain("run", "digits", "-np", "2", *TORCH, "--run-dir", "whole")
@@ -182,6 +182,7 @@ def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) ->
     assert done > first > 0
 
 
+@pytest.mark.long
 def test_a_fault_tolerant_run_begins_again_when_launcher_and_ranks_are_gone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 

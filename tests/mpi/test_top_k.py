@@ -11,6 +11,7 @@ PROGRAM = Path(__file__).parent / "programs" / "top_k.py"
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.long
 def test_parameters_are_those_of_the_method_by_hand(framework, mpirun, tmp_path, monkeypatch):
     pytest.importorskip(framework)
     mpirun(PROGRAM, 3, framework, str(tmp_path / "out"))

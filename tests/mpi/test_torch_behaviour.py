@@ -29,6 +29,7 @@ def ranks(request, folder):
     return [json.loads((folder / f"out-{request.param}-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.long
 def test_first_bucket_is_in_flight_before_the_last_gradient_exists(ranks):
     for rank in ranks:
         trace = rank["overlap"]

@@ -48,6 +48,7 @@ def test_the_planes_under_torchrun_then_a_rank_that_dies():
     assert result.returncode != 0
 
 
+@pytest.mark.long
 def test_the_readmes_script_under_torchrun(tmp_path):
     script = tmp_path / "digits_torch.py"
     script.write_text(scripts()["digits_torch.py"])

@@ -39,6 +39,7 @@ REFUSED_OVER_3 = REFUSED | {
         pytest.param(2, ("mpi", "gloo"), REFUSED, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.long
 def test_each_pattern_equals_one_process_or_is_refused(mpirun, tmp_path, ranks, backends, refused):
     # One start of the ranks serves every pattern, and a wait that does not end ends the test soon.
     mpirun(PROGRAM, ranks, ",".join(backends), str(tmp_path / "out"), timeout=600, HPCTRAIN_TIMEOUT="120")

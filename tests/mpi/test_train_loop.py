@@ -23,6 +23,7 @@ def program():
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
 )
+@pytest.mark.long
 def test_equals_a_plain_loop(program, mpirun, tmp_path, ranks):
     mpirun(PROGRAM, ranks, str(tmp_path / "out"))
     results = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(ranks)]
