@@ -62,6 +62,7 @@ def started(hosts: LocalHosts, folder: Path, *words: str) -> Iterator[Run]:
             process.kill()
 
 
+@pytest.mark.long
 def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
     """h3 is off at the beginning and boots, h2 is lost and boots again, h4 is added to the hostfile."""
     hostfile = tmp_path / "hosts.txt"

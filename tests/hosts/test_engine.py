@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parents[1] / "mpi" / "programs" / "torch_on_nodes.py"
 CASES = ("momentum", "odd", "float32", "bfloat16", "wire_fp16")
 
 
-@pytest.mark.parametrize("hosts_and_slots", ["h1,h2,h3,h4", "h1:2,h3:2"])
+@pytest.mark.parametrize("hosts_and_slots", ["h1:2,h3:2", pytest.param("h1,h2,h3,h4", marks=pytest.mark.long)])
 def test_ranks_on_several_hosts_equal_one_process(
     hosts_hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts_and_slots: str
 ):

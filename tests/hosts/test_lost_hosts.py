@@ -24,6 +24,7 @@ def _wait(what: str, condition: Callable[[], bool], seconds: float = 90) -> None
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_host_whose_cable_was_cut(hosts: LocalHosts, tmp_path: Path):
     arguments = ("digits", "-H", "h1,h2,h3", "--backend", "mpi", "--set", "epochs=2", "--run-dir", "run")
     command = hosts.command("h1", "hpctrain", "run", *arguments, cwd=tmp_path, HPCTRAIN_HOST_TIMEOUT=str(_TIMEOUT))

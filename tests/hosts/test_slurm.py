@@ -35,6 +35,7 @@ def test_each_node_is_a_host_of_its_own(slurm: SlurmOnHosts):
         assert slurm.run(*everywhere, "ls", folder).split().count("of-h2") == 1
 
 
+@pytest.mark.long
 def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path):
     pytest.importorskip("torch")
     size = ("--nodes=4", "--ntasks-per-node=1", f"--cpus-per-task={slurm.settings.cpus}", "--wait")

@@ -87,6 +87,7 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
     assert requeued == int(slurm.job(job)["Restarts"])
 
 
+@pytest.mark.long
 def test_three_jobs_of_a_chain_are_one_training(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
@@ -105,6 +106,7 @@ def test_three_jobs_of_a_chain_are_one_training(
     assert newest_state(run) == uninterrupted
 
 
+@pytest.mark.long
 def test_the_signal_to_every_process_of_a_job(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:
