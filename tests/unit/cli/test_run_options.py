@@ -109,7 +109,7 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train.py", "--resume", "--run-dir", "run", "--", "b"]) == 2
     assert "arguments  ['a']        ['b']\n  --resume without them" in capfd.readouterr().err
     assert main(["run", "digits", "--resume", "--run-dir", "run"]) == 2
-    assert "the run is of train.py, which is no recipe" in capfd.readouterr().err
+    assert "the run is of train.py, which is not a recipe" in capfd.readouterr().err
     assert main(["run", "--resume", "--run-dir", "run", "--set", "epochs=1"]) == 2
     assert "--set epochs is for recipes, and train.py is a script" in capfd.readouterr().err
     assert main(["run", "--resume", "--run-dir", "run", "--dry-run"]) == 0

@@ -96,7 +96,7 @@ def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFi
     assert (summary["status"], [fault["host"] for fault in summary["survived"]]) == ("done", ["n2", "n3"])
     said = capsys.readouterr().err
     assert "host n2 was lost, and its ranks with it; resuming from step 0 with 3 of 4 ranks on n[1,3] in 0 s" in said
-    assert "host n3 was lost, and its ranks with it; no answer from n2; going on" in said
+    assert "host n3 was lost, and its ranks with it; no answer from n2; resuming" in said
 
 
 @needs.pytorch
