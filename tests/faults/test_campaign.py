@@ -55,7 +55,7 @@ def test_it_ends_as_promised(library: Library, number: int) -> None:
     assert result.verdict.outcome in ("recovered", "resumed"), (result.verdict.faults, result.printed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_runs_that_others_are_compared_with_have_all_samples(library: Library) -> None:
     pytest.importorskip("torch")
     whole = library.whole(Setting(framework="torch", backend="mpi", ranks=2))

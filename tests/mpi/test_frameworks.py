@@ -156,6 +156,7 @@ def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) 
             assert told[name].startswith(text), told[name]
 
 
+@pytest.mark.long
 def test_a_strategy_outside_of_a_run_says_how_to_start_one(tmp_path: Path) -> None:
     script = "import hpctrain as ht, lightning\nlightning.Trainer(strategy=ht.lightning.Strategy(), devices=2)\n"
     command = [sys.executable, "-c", script]

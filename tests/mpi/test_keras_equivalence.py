@@ -71,5 +71,6 @@ def _compare(results, plain):
         assert error <= TOLERANCE.get(name, 1e-10), f"{name}: {error}"
 
 
+@pytest.mark.long
 def test_the_case_of_an_overflow_has_one(plain):
     assert plain["overflow"][-1] < 2.0**15

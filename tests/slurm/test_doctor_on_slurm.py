@@ -10,6 +10,8 @@ import pytest
 from launching import AS_ROOT
 from local_slurm import LocalSlurm
 
+pytestmark = pytest.mark.long
+
 _HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 # The limit is for a doctor that hangs; other tests share the machine, so that its own time says nothing here.
 _JOB = f"""\

@@ -47,7 +47,7 @@ def test_eight_ranks_on_four_nodes_equal_one_process(
         assert error <= program.TOLERANCE.get(name, 1e-10), f"{name}: {error}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_sends_what_a_single_rank_in_its_place_would(results: list[dict[str, np.ndarray]]) -> None:
     """Each byte of the sums leaves a node once in each half of the all-reduce, however many ranks the node has."""
     assert [int(found["nodes"]) for found in results] == [NODES] * RANKS

@@ -99,6 +99,7 @@ def test_a_killed_rank_and_a_time_limit(slurm: LocalSlurm, shard: Submitted, tmp
     assert {path: path.stat().st_mtime_ns for path in second} == second
 
 
+@pytest.mark.long
 def test_what_is_wrong_ends_the_job(slurm: LocalSlurm, slurm_main: Launch, source: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

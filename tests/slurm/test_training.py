@@ -93,6 +93,7 @@ def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], Non
 @pytest.mark.parametrize(
     "kept", [("--set", "fault_tolerance=shrink"), pytest.param(("--sbatch", "no-kill"), marks=pytest.mark.thorough)]
 )
+@pytest.mark.long
 def test_a_run_goes_on_without_a_lost_node(
     slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path, kept: tuple[str, str]
 ) -> None:

