@@ -38,7 +38,12 @@ def test_even_links_raise_no_alarm(hosts_hpctrain: Launch):
 
 
 @pytest.mark.parametrize(
-    ("direction", "words"), [("both", "both"), ("to", "receives"), ("from", "sends")], ids=["both", "to", "from"]
+    ("direction", "words"),
+    [
+        pytest.param("both", "both", id="both"),
+        pytest.param("to", "receives", id="to", marks=pytest.mark.long),
+        pytest.param("from", "sends", id="from", marks=pytest.mark.long),
+    ],
 )
 def test_one_slow_host_of_three(hosts: LocalHosts, hosts_hpctrain: Launch, direction: str, words: str):
     hosts.rate("h2", _TENTH, direction)
@@ -61,6 +66,7 @@ def test_one_slow_host_of_four_in_words(hosts: LocalHosts, hosts_hpctrain: Launc
     assert re.search(gain, result.stdout, re.M), result.stdout
 
 
+@pytest.mark.long
 def test_two_of_four_that_are_slow_in_one_direction_each(hosts: LocalHosts, hosts_hpctrain: Launch):
     hosts.rate("h2", _TENTH, "to")
     hosts.rate("h4", _TENTH, "from")
