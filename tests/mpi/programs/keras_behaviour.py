@@ -175,7 +175,7 @@ def a_model_saves_as_the_users_own(folder: Path) -> None:
     assert type(loaded.optimizer) is Mine and loaded.optimizer.beta_1 == 0.8
     for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-    refused(lambda: ht.distribute(model, optimizer), "before")
+    refused(lambda: ht.distribute(model, optimizer), "already given")
 
 
 def the_learning_rate_follows_the_schedule() -> None:

@@ -103,7 +103,7 @@ def misplaced_parts_and_compilers_are_refused(comm) -> None:
     data = ht.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(6))
     refused(lambda: model.predict(data, verbose=0), "ht.shard was given")
     refused(lambda: model.fit(tf.data.Dataset.zip((data, data)), verbose=0), "call ht.shard last")
-    refused(lambda: ht.shard(data), "before")
+    refused(lambda: ht.shard(data), "already sharded")
     refused(lambda: tf.function(update, jit_compile=True)(model, optimizer, x, y), "jit_compile=True")
 
 
