@@ -113,9 +113,7 @@ def test_what_cannot_be_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert line.startswith("none: 16 ranks share 8 GPUs of a node")
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\nsource: here\nnode: {gpus: 4, gpu: gh200}\n")
-    assert lines(capsys, "digits", "--cluster", "mine.yaml") == [
-        "none: no GPU is known as gh200, the node.gpu of mine"
-    ]
+    assert lines(capsys, "digits", "--cluster", "mine.yaml") == ["none: no GPU is known as gh200, the node.gpu of mine"]
     (tmp_path / "topology.conf").write_text("SwitchName=leaf Nodes=n[1-2]\n")
     nodes = ("--cluster", "generic", "--gpu", "h200", "--gpus-per-node", "4", "--nodes", "2")
     *found, key = lines(capsys, *RESNET, *nodes, "--fabric", "topology.conf")
