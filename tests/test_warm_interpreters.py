@@ -119,6 +119,7 @@ def test_memory_is_mapped_from_the_size_that_the_environment_says(start):
     assert out == "True True\n"
 
 
+@pytest.mark.long
 def test_no_state_goes_from_one_to_the_next(start):
     program = "print(torch.rand(3), hasattr(torch, 'left')); torch.left = 1"
     first, second = (start(program).communicate(timeout=LIMIT)[0] for _ in range(2))

@@ -166,6 +166,7 @@ def test_digits(tmp_path, note, precision):
         assert max(joules, default=0.0) > 0
 
 
+@pytest.mark.long
 def test_ranks_have_gpus_and_cores_of_their_own_next_to_each_other(tmp_path, note):
     """As the node map of this machine places them."""
     cores, ranks = os.sched_getaffinity(0), GPUS or 2

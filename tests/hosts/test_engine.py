@@ -38,6 +38,7 @@ def test_ranks_on_several_hosts_equal_one_process(
         assert error <= program.TOLERANCE.get(name, 1e-10), f"{name}: {error}"
 
 
+@pytest.mark.long
 def test_the_links_carry_what_an_all_reduce_has_to_send(hosts: LocalHosts, hosts_hpctrain: Launch):
     """Counted by the adapters, for 20 MB that the engine and five baselines reduce."""
 

@@ -55,6 +55,7 @@ def test_one_slow_host_of_three(hosts: LocalHosts, hosts_hpctrain: Launch, direc
     assert 60e6 < gain["bandwidth_without"] < 125e6
 
 
+@pytest.mark.long
 def test_one_slow_host_of_four_in_words(hosts: LocalHosts, hosts_hpctrain: Launch):
     hosts.rate("h3", _TENTH)
     result = hosts_hpctrain("topology", "verify", "-H", "h1,h2,h3,h4", "--interface", "eth0", *_SIZE)

@@ -40,6 +40,7 @@ def test_collectives_over_both_groups(hpctrain: Launch):
         assert (row["ratio_to_gloo"] == 1) == (row["group"] == "gloo")
 
 
+@pytest.mark.long
 def test_a_step_of_each_variant(hpctrain: Launch):
     result = hpctrain("bench", "step", "-np", "2", "--model", "digits", "--rounds", "1", "--batch", "1", "--json")
     assert result.returncode == 0, result.stdout
@@ -61,6 +62,7 @@ def test_a_step_of_each_variant(hpctrain: Launch):
         assert row["ratio_to_ddp"] > 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path: Path):
     result = hpctrain("bench", "checkpoint", "-np", "2", "--model", "resnet18", "--rounds", "1", "--json")
     assert result.returncode == 0, result.stdout

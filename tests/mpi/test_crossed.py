@@ -13,6 +13,7 @@ BACKENDS = ("mpi", "horovod", "gloo")
 
 
 @pytest.mark.parametrize("backend", ["mpi", *(pytest.param(each, marks=pytest.mark.thorough) for each in BACKENDS[1:])])
+@pytest.mark.long
 def test_a_loop_that_ends_early_on_one_rank(mpirun, backend):
     # Ranks that only waited would name nobody before 60 s, in other words, and give up after 600.
     result = mpirun(PROGRAM, 3, backend, "early", check=False)
@@ -28,5 +29,6 @@ def test_a_collective_of_one_rank_alone(mpirun):
     assert "in allreduce (max), after backward pass 1" in result.stdout
 
 
+@pytest.mark.long
 def test_a_rank_that_is_late_ends_nothing(mpirun):
     assert mpirun(PROGRAM, 2, "mpi", "slow").stdout.count("through") == 2

@@ -41,6 +41,7 @@ def test_a_script_that_forgets_a_line_is_told_so_at_its_end(hpctrain, tmp_path, 
     assert result.stdout.count(said) == 1, result.stdout
 
 
+@pytest.mark.long
 def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path):
     """Fewer steps than between two checks, the model local to a function, and an end by sys.exit."""
     script = "import sys\nimport hpctrain as ht\ncomm = ht.init()\n" + TRAINS.format(

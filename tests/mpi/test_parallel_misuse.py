@@ -52,6 +52,7 @@ def test_each_mistake_is_named(mpirun):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="needs Horovod")
+@pytest.mark.long
 def test_horovod_has_no_groups_for_a_mesh(mpirun):
     said = _said(mpirun(PROGRAM, 2, "horovod"))
     assert "backend 'horovod'" in said["no_such_module"]

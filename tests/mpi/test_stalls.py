@@ -33,6 +33,7 @@ def parts(mpirun) -> dict[str, str]:
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
+@pytest.mark.long
 def test_a_wait_below_the_limit_is_nobodys_business(parts):
     assert parts["below the limit"] == ""
 
@@ -89,6 +90,7 @@ def test_the_other_stage_of_a_pipeline_is_waited_for_so_long_and_no_longer(mpiru
     assert 2.5 < float(waited) < 8, result.stdout
 
 
+@pytest.mark.long
 def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     (tmp_path / "script.py").write_text(STOPS)
     result = hpctrain(

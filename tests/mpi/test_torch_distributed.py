@@ -34,6 +34,7 @@ def torchrun(program: Path, *arguments: str, **variables: str) -> subprocess.Com
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
+@pytest.mark.long
 def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
     result = mpirun(PROGRAMS / "torch_distributed.py", 3, "stall", check=False)
     assert result.stdout.count("engine agrees") == 3, result.stdout
@@ -41,6 +42,7 @@ def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
     assert result.returncode != 0
 
 
+@pytest.mark.long
 def test_the_planes_under_torchrun_then_a_rank_that_dies():
     result = torchrun(PROGRAMS / "torch_distributed.py", "die")
     assert result.stdout.count("engine agrees") == 2, result.stdout

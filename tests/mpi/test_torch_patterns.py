@@ -59,6 +59,7 @@ def _check(where, ranks):
         assert rank["refused"] or rank["updates"] == rank["expected"] > 0, where
 
 
+@pytest.mark.long
 def test_a_refusal_on_one_rank_ends_the_run(mpirun):
     result = mpirun(PROGRAM, 2, "mpi", "refuse", check=False, HPCTRAIN_TIMEOUT="400", timeout=200)
     assert result.returncode != 0

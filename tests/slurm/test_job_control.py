@@ -42,6 +42,7 @@ def log_of(run: Path) -> str:
     return "".join(log.read_text() for log in run.glob("logs/job-*.log"))
 
 
+@pytest.mark.long
 def test_a_chain_that_is_done_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     first, *later = submit("", "--chain", "3")
     assert slurm.wait_for(first, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path / "run")
@@ -100,6 +101,7 @@ print("staged:", open(stage + "/data.txt").read(), stage)
 """
 
 
+@pytest.mark.long
 def test_a_staged_file_is_there_and_then_gone(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     (tmp_path / "real.txt").write_text("content")
     (tmp_path / "data.txt").symlink_to("real.txt")

@@ -101,7 +101,7 @@ def test_pmi2_starts_ranks_that_do_not_see_each_other(slurm: LocalSlurm, tmp_pat
     assert "WHERE" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_process_in_a_batch_job(slurm: LocalSlurm, tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text("import hpctrain as ht; print('size', ht.init().size, flush=True)")
     script = tmp_path / "job"

@@ -35,6 +35,7 @@ with open(os.environ["SEEN"], "w") as file:
         for name, text in ODD.items()
     ],
 )
+@pytest.mark.long
 def test_it_arrives(text: str, slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
     folder = tmp_path / text
     folder.mkdir()

@@ -56,6 +56,7 @@ def test_trains_on_two_nodes(
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
+@pytest.mark.long
 def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path, launcher: str) -> None:
     """n1 and n3 share a leaf, n2 and n4 another: sorted names cross between them at every step."""
     script = tmp_path / "where.py"

@@ -34,7 +34,7 @@ def _open_to_others(run: Path) -> list[str]:
     return sorted(f"{path} {_mode(path):03o}" for path in run.rglob("*") if _mode(path) & _OTHERS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_and_what_is_resumed_of_it_are_private() -> None:
     """A script that leaves, and goes on; in a directory that is made, below folders that are made too."""
     Path("train.py").write_text("import sys\nprint('here')\nsys.exit(4)\n")

@@ -433,7 +433,7 @@ def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capf
     assert not Path("started").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun()
     # It ends its own child, as a launcher its ranks. A shell may miss a signal that comes just ahead of its `wait`.

@@ -73,7 +73,7 @@ def test_more_than_any_cluster_has_is_refused_at_once(text: str) -> None:
         expand_hosts(text, "f:7")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(
     st.lists(
         st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?", fullmatch=True)

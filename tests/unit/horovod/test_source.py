@@ -45,7 +45,7 @@ def test_a_package_with_another_hash_is_refused(package: Path, place: Path) -> N
     assert not (place / "horovod-0.28.1").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_package_with_the_pinned_hash_is_unpacked(
     package: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,7 +293,7 @@ def test_momentum_correction_makes_the_rate_inside_momentum_the_rate_outside(fra
     assert distance(inside, outside) > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -333,7 +333,7 @@ def test_goes_on_from_its_state(name, values):
     assert distance(keras_steps(net, second, first=25), whole[25:]) < 1e-13
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("framework", PATHS)
 def test_a_clipped_ratio_is_never_above_the_rate(framework):
     """min(lambda / rate, 1): no clipped path is the unclipped one, and a bound that no ratio reaches is plain SGD."""

@@ -87,7 +87,7 @@ def check(name: str, batch: int, settings: Settings, *, within: float) -> None:
     assert predicted.peak == pytest.approx(tracked(name, batch, settings), rel=within), predicted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs.pytorch
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda each: each.name)
 @pytest.mark.parametrize("batch", [2, 32, 256])

@@ -299,6 +299,7 @@ def test_staged_and_verified_from_the_server(
     assert main(["data", "verify", str(cache)]) == 0
 
 
+@pytest.mark.long
 def test_tokens_of_text(server: S3Server, tmp_path: Path) -> None:
     source = tmp_path / "source.jsonl"
     source.write_text("".join(json.dumps({"text": f"{number} bottles of beer " * 20}) + "\n" for number in range(40)))
@@ -327,6 +328,7 @@ def test_other_urls_of_fsspec(disk: Path, tmp_path: Path, monkeypatch: pytest.Mo
         fetch_manifest("nonsense://bucket/shards")
 
 
+@pytest.mark.long
 def test_a_cache_without_room_is_refused_before_the_start(
     server: S3Server, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

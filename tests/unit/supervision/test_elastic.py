@@ -318,6 +318,7 @@ def test_what_the_user_asks_for_comes_before_other_hosts(monkeypatch: pytest.Mon
     assert stop.read_text() == "mine"
 
 
+@pytest.mark.long
 def test_what_ranks_do_at_their_end_is_not_cut_off_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     todo("finish")
     hosts_change(monkeypatch, listed("n1", "n2", "n3", "n4"))
@@ -361,6 +362,7 @@ def test_what_a_script_cannot_be(setting: str, said: str, capsys: pytest.Capture
     assert not Path("run").exists()
 
 
+@pytest.mark.long
 def test_a_script_of_which_nothing_is_said_is_not_started_again() -> None:
     Path("train.py").touch()
     todo("lose n2")
@@ -468,6 +470,7 @@ def test_more_than_it_may_have_to_begin_with(capsys: pytest.CaptureFixture[str])
     assert "max_ranks is 2, and the run has 3 ranks" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_end_does_not_wait_for_a_silent_host() -> None:
     """Neither does a question outlive the run."""
     Path("off").write_text("n3")

@@ -253,7 +253,7 @@ def test_a_host_with_ranks_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch)
     assert raised.value.exit_code == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_seen_there(tmp_path: Path) -> None:
     """n2 is this host, where a process trains the run."""
     command = (sys.executable, "-c", "import sys; sys.stdin.read()", "hpctrain.train", str(tmp_path / "run"))

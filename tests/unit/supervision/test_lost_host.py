@@ -77,6 +77,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("options", [SHRINK, []])
 @needs.pytorch
+@pytest.mark.long
 def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whether or not the ranks of a run can go on without one that died: here all of a host's are gone."""
     Path("lose").write_text("n2 n3")
@@ -100,6 +101,7 @@ def test_on_the_hosts_that_are_left(options: list[str], capsys: pytest.CaptureFi
 
 
 @needs.pytorch
+@pytest.mark.long
 def test_a_host_that_answers_is_given_one_more_chance() -> None:
     Path("lose").write_text("n2 n2 n3")
     Path("mended").touch()

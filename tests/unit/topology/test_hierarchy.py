@@ -134,7 +134,7 @@ def slurm_families(text: str) -> tuple[set[Hosts], list[str]]:
     return {below(name) for name in groups}, [name for name in groups if name not in children]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(100, 1000, 100))]

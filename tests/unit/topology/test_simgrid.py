@@ -49,7 +49,7 @@ def simgrid() -> None:
         pytest.skip(f"{SYSTEM_PYTHON} has no simgrid: apt install python3-simgrid")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("simgrid")
 @pytest.mark.parametrize("name", TREES)
 def test_simgrid_measures_what_is_predicted_and_ranks_placements_the_same(name: str, tmp_path: Path) -> None:

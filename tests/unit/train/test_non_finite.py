@@ -289,7 +289,7 @@ def one_step(trainer: Any, part: Samples, scale: float | None = None, parts: int
 MOMENTUM = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [1, 2])
 def test_an_update_by_odd_numbers_is_left_out(framework, parts):
     trainer = real(framework, recipe(optimizer={**MOMENTUM, "clip_norm": 0.5}, numbers={"non_finite": "skip"}))

@@ -57,7 +57,7 @@ def logits(trainer: Any, samples: Samples) -> np.ndarray:
         return trainer.model(torch.from_numpy(samples.images).movedim(-1, 1)).double().numpy()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_parts_are_one_batch(framework):
     whole, cut = make(framework), make(framework)
     losses = [one_step(whole, TRAIN[:100]), one_step(cut, TRAIN[:100], parts=60)]
@@ -91,7 +91,7 @@ def test_label_smoothing_is_the_formula_and_for_training_alone(framework):
     np.testing.assert_allclose(gradient, (np.exp(log_p) - target).mean(axis=0), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_broken_samples_have_no_part(framework):
     images = np.concatenate([TRAIN.images[:9], np.full((3, 8, 8, 1), 7, np.float32)])
     some = Samples(images=images, labels=np.append(TRAIN.labels[:9], [BROKEN] * 3))

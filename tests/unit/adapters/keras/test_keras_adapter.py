@@ -85,7 +85,7 @@ def test_arrays_come_in_a_new_order_each_epoch():
     assert first != second and sorted(first) == sorted(second) == list(range(20))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_any_flipped_bit_changes_the_checksum(dtype):
     values = tf.cast(tf.random.stateless_normal((3, 5), seed=(1, 2)), dtype)

@@ -171,7 +171,7 @@ def train(comm, batches: list[int], validation: str, used: bool, graph: bool, pa
             run(x, y, part) if passed else run(x, y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("passed", [False, True])
 @pytest.mark.parametrize("graph", [False, True])
 def test_validation_does_not_stand_for_the_share_of_a_training_batch(graph, passed, monkeypatch):

@@ -251,6 +251,7 @@ def test_scripts_keep_the_options_of_their_python(environment: Path, tmp_path: P
     assert said(copy / "bin" / "short") == said(copy / "bin" / "long") == f"{copy} 1\n"
 
 
+@pytest.mark.long
 def test_a_link_to_itself_is_a_link(environment: Path) -> None:
     (site(environment) / "small" / "around").symlink_to("around")
     assert len(pack(environment)[0]) == 32
@@ -274,6 +275,7 @@ def test_what_cannot_be_read_is_named(environment: Path) -> None:
     assert f"cannot read {data.parent}: Permission denied" in pack(environment)[0]
 
 
+@pytest.mark.long
 def test_what_cannot_be_packed_is_refused(environment: Path, tmp_path: Path) -> None:
     info = site(environment) / "odd-1.dist-info"
     info.mkdir()

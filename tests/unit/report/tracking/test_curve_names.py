@@ -17,7 +17,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import LogEvent, StartEvent, StepEvent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs.mlflow
 @given(st.text(max_size=400) | st.text("./ab@:é", max_size=300))
 def test_mlflow_takes_every_name(name: str) -> None:

@@ -74,7 +74,7 @@ def test_an_unknown_tracker(command: list[str], capsys: pytest.CaptureFixture[st
     assert "did you mean 'mlflow'? valid: mlflow, none, tensorboard, wandb" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """What its program says is told, and how the curves get there later."""
     recipe_run = Path("train.py").resolve()
