@@ -18,16 +18,16 @@ unexport PYTHONDONTWRITEBYTECODE
 train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
-# For a look after each change: lint, and the unit tests that take no long time.
+# After each change: lint, and the quick unit tests.
 check: lint
 	$(call tests,$(SIDE_BY_SIDE) -m 'not (slow or long or thorough)' tests/unit)
 
-# Before a commit: of each subject what soonest shows that it works. Continuous integration leaves less out.
+# Before a commit: the cheapest tests of each subject. Continuous integration runs the long ones too (LEAVE_OUT=thorough).
 LEAVE_OUT := long or thorough
 test: test-setup
 	$(call suite,not ($(LEAVE_OUT)))
 
-# The rest: also further engines, frameworks, numbers of ranks, meshes and faults.
+# What `make test` leaves out: long tests, and further engines, frameworks, numbers of ranks, meshes and faults.
 thorough: test-setup
 	$(call suite,long or thorough)
 

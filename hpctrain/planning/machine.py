@@ -18,7 +18,8 @@ from hpctrain.cluster.gpus import usable_gpus
 from hpctrain.cluster.pod import pod_processors
 
 if TYPE_CHECKING:
-    # Every host that is asked for its versions would build the recipes' models, longer than all else that it does.
+    # At run time it would have every host that reports its versions build the recipes' models, which takes longer than
+    # everything else that the host does then.
     from hpctrain.recipes.schema import Framework
 
 # What each framework needs to be importable; Keras runs on TensorFlow here.

@@ -71,7 +71,7 @@ class Answer:
     """What a host said of itself.
 
     Attributes:
-        reached: it runs a shell for whoever asks, and did not go before it had answered.
+        reached: it runs a shell for whoever asks, and its connection was not lost before it had answered.
         missing: paths that it does not see.
         program: whether it has the program that each rank executes.
         error: the last line of what was printed about what went wrong.
@@ -257,7 +257,7 @@ def _said(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
 
 
 def _answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
-    """What a host said; one that went while it answered, before its program ``ended``, counts as one never reached."""
+    """What a host said. If its connection was lost before its program ``ended``, it counts as one never reached."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     printed = [line.strip() for line in errors.splitlines() if line.strip()]
     told: dict[str, Any] = {}

@@ -62,8 +62,7 @@ class Trainer(Stateful, Protocol):
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
-        bucket_mb: the size of a gradient bucket in MB (10^6 bytes); None where gradients are not reduced in buckets of
-            a given size.
+        bucket_mb: at what size a gradient bucket is closed, in MB (10^6 bytes); None where there are no buckets.
         gpu: what the driver calls the GPU that the rank computes on; None for cores.
         communication_seconds: how long the last step waited for reductions after its last gradient; None where that
             is not measured.

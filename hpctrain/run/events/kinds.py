@@ -122,8 +122,9 @@ class RunEvent(BaseEvent):
     parameters: Count | None = Field(description="how many; of a script, those of its first model")
     bucket_mb: Rate | None = Field(
         default=None,
-        description="size of a gradient bucket in MB (10^6 bytes); null where gradients are not reduced in buckets of "
-        "a given size",
+        description="size at which a gradient bucket is closed, in MB (10^6 bytes): a setting, recorded even where "
+        "nothing is reduced (one rank, local SGD); of a script, that of its first model; null without buckets (Keras, "
+        "a mesh that divides the model)",
     )
     tokens: Count | None = Field(default=None, description="of a sample of text")
     flops: Count | None = Field(
@@ -339,7 +340,7 @@ class StallEvent(BaseEvent):
     waiting_for: str = Field(description="what the others wait in")
     seconds: Seconds = Field(description="that the others have waited")
     state: str = Field(default="", description='of its process, in words; "" where it could not be seen')
-    stack: str = Field(default="", description='of its Python threads; "" where nobody could see it')
+    stack: str = Field(default="", description='of its Python threads; "" where it could not be seen')
 
 
 class FaultEvent(BaseEvent):
