@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,22 +11,31 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def would_run(*arguments: str) -> str:
+    """What make would run, as from a shell. Within a `make test VARIABLE=value`, MAKEFLAGS would hand that on."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    return subprocess.run(
+        ["make", "--dry-run", *arguments],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+
 @pytest.mark.parametrize(("target", "builds"), [("train", False), ("test", True)])
 def test_only_the_tests_build_horovod(target: str, builds: bool) -> None:
-    result = subprocess.run(
-        ["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-    )
-    assert ("horovod build" in result.stdout) == builds
-    assert ("hpctrain run digits -np 2" in result.stdout) != builds
+    printed = would_run(target)
+    assert ("horovod build" in printed) == builds
+    assert ("hpctrain run digits -np 2" in printed) != builds
 
 
 def test_what_one_tier_leaves_out_the_other_has() -> None:
     tiers = {}
     for target in ("test", "thorough", "test LEAVE_OUT=thorough"):
-        printed = subprocess.run(
-            ["make", "--dry-run", *target.split()], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-        ).stdout
-        tiers[target] = [line for line in printed.splitlines() if "-m pytest" in line]
+        tiers[target] = [line for line in would_run(*target.split()).splitlines() if "-m pytest" in line]
     assert len(tiers["test"]) == 3
     desk = "'not (long or thorough)'"
     assert [line.replace(desk, "'long or thorough'") for line in tiers["test"]] == tiers["thorough"]
