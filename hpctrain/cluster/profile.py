@@ -168,7 +168,7 @@ class ClusterProfile(Section):
     tried: bool = False
     remark: Annotated[str, AfterValidator(_line)] = ""
 
-    node: NodeProfile = NodeProfile()
+    node: NodeProfile = NodeProfile.defaults()
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,6 +25,11 @@ class Section(BaseModel):
     """A section of such a file: unknown keys are refused, and values cannot change after the check."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def defaults(cls) -> Self:
+        """A section that a file leaves out. It is not checked, so that pydantic need not build what checks it."""
+        return cls.model_construct()
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -57,8 +57,8 @@ class ModelSettings(GptSettings, SectionOfKind):
 
     name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
     zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
-    weights: InitialWeights = InitialWeights()
-    batch_norm: BatchNormSettings = BatchNormSettings()
+    weights: InitialWeights = InitialWeights.defaults()
+    batch_norm: BatchNormSettings = BatchNormSettings.defaults()
 
     @model_validator(mode="after")
     def _own_keys(self) -> ModelSettings:
@@ -343,10 +343,10 @@ class Recipe(Section):
     reported: tuple[Reported, ...] = Field(min_length=1)
     model: ModelSettings
     data: Data
-    images: Images = Images()
+    images: Images = Images.defaults()
     batch: Batch
     optimizer: Optimizer
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Schedule.defaults()
     mixing: Mixing | None = None
     stochastic_depth: Fraction = Field(
         0.0,
@@ -370,15 +370,15 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     smoke: bool = Field(False, description="made small by --smoke: nothing that the source reports applies to it")
     notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
-    communication: Communication = Communication()
-    mesh: Mesh = Mesh()
-    sharding: Sharding = Sharding()
-    pipeline: Pipeline = Pipeline()
+    communication: Communication = Communication.defaults()
+    mesh: Mesh = Mesh.defaults()
+    sharding: Sharding = Sharding.defaults()
+    pipeline: Pipeline = Pipeline.defaults()
     sync: Sync | None = Field(None, description="ranks take steps by themselves; null averages gradients in every step")
-    guard: GuardSettings = GuardSettings()
-    fault_tolerance: FaultTolerance = FaultTolerance()
-    checkpoints: Checkpointing = Checkpointing()
-    numbers: Numbers = Numbers()
+    guard: GuardSettings = GuardSettings.defaults()
+    fault_tolerance: FaultTolerance = FaultTolerance.defaults()
+    checkpoints: Checkpointing = Checkpointing.defaults()
+    numbers: Numbers = Numbers.defaults()
     tracking: Trackers | None = Field(
         None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
     )

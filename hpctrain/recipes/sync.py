@@ -45,7 +45,7 @@ class Sync(Section):
     mode: Literal["local", "async"] = "local"
     every: Count = Field(1, description="steps that a rank takes by itself in between")
     after_epochs: NotNegative = Field(0.0, description="for local: until then gradients are averaged in every step")
-    outer: Outer = Outer()
+    outer: Outer = Outer.defaults()
     rule: Literal["downpour", "easgd"] = Field(
         "downpour",
         description="for async: the server adds the rank's change / ranks (Dean et al. 2012), or rank and server move "
