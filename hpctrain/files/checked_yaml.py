@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -29,7 +29,7 @@ class Section(BaseModel):
     @classmethod
     def defaults(cls) -> Self:
         """A section that a file leaves out. It is not checked, so that pydantic need not build what checks it."""
-        return cls.model_construct()
+        return cast(Self, cls.model_construct())
 
 
 M = TypeVar("M", bound=BaseModel)
