@@ -71,7 +71,7 @@ class JobState(BaseModel):
         directory: where its script began.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     id: str
     number: str

@@ -49,7 +49,7 @@ class SavedProgress(BaseModel):
         skipped: how many steps in a row were left out (see hpctrain.train.non_finite).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
 
     iteration: int = Field(ge=1)
     epoch: int = Field(ge=1)
@@ -87,7 +87,7 @@ class CheckpointManifest(BaseModel):
         files: the ranks' shares, by their names.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
 
     format: Literal["hpctrain 2"] = "hpctrain 2"
     progress: SavedProgress

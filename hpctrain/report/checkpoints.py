@@ -38,7 +38,7 @@ class Row(BaseModel):
         time: when it was written, in seconds since the epoch.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     path: Path
     state: Literal["newest", "whole", "damaged", "set aside"]

@@ -17,7 +17,7 @@ _Figure = Annotated[float, Field(ge=0), AllowInfNan(False)]
 class Range(BaseModel):
     """A figure with its 80 % interval."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     value: _Figure
     low: _Figure
@@ -46,7 +46,7 @@ class PredictedRow(BaseModel):
         epochs, minutes, kwh: of a run to its result.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     nodes: Annotated[int, Field(ge=1)]
     gpus: Annotated[int, Field(ge=1)]

@@ -37,7 +37,7 @@ class Row(BaseModel):
         time: of what happened last, in seconds since the epoch.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str
     run_dir: str

@@ -63,7 +63,7 @@ class RunStatus(BaseModel):
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     run_dir: str
     title: str
@@ -102,7 +102,7 @@ class RunStatus(BaseModel):
 class ArrayStatus(BaseModel):
     """An array of runs."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     run_dir: str
     tasks: tuple[RunStatus, ...]

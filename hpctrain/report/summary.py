@@ -20,7 +20,7 @@ from hpctrain.run.plan import Plan
 class Summary(BaseModel):
     """The keys of ``summary.json`` that the report reads."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     status: str
     epochs: int | None

@@ -28,8 +28,10 @@ class Script(BaseModel):
 
     path: Path
     arguments: tuple[str, ...] = ()
-    mesh: Mesh = Field(Mesh(), description="that it makes with ht.mesh()")
-    fault_tolerance: FaultTolerance = Field(FaultTolerance(), description="as a recipe's, without lost_rank: shrink")
+    mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
+    fault_tolerance: FaultTolerance = Field(
+        FaultTolerance.defaults(), description="as a recipe's, without lost_rank: shrink"
+    )
     tracking: Trackers | None = Field(None, description="as a recipe's")
 
 

@@ -218,7 +218,7 @@ _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
 class EpochEvent(BaseEvent):
     """An epoch is done and evaluated. Further keys are other measurements of the model, all of them numbers."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
     __pydantic_extra__: dict[str, Number]
 
     event: Literal["epoch"] = "epoch"
@@ -375,7 +375,7 @@ class EndEvent(BaseEvent):
 class OtherEvent(BaseEvent):
     """A kind that this version does not know, with its keys as they are in the file."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     event: str
 
