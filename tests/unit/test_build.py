@@ -72,6 +72,7 @@ def test_the_installed_command_tells_version_and_commit(built: Built) -> None:
     assert built.hpctrain("--version") == f"{hpctrain.__version__} ({known})\n"
 
 
+@pytest.mark.slow
 def test_the_installed_command_has_the_recipes(built: Built) -> None:
     listed = built.hpctrain("recipes", "list")
     assert [name for name in recipe_names() if name not in listed] == []

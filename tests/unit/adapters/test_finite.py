@@ -26,6 +26,7 @@ def keras_says(arrays: list[np.ndarray]) -> bool:
     return bool(all_finite([tf.constant(array) for array in arrays]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [torch_says, keras_says])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

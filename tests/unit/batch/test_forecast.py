@@ -161,6 +161,7 @@ def test_each_task_of_an_array_has_its_own(capsys: pytest.CaptureFixture[str]) -
     assert not (directory / "prediction.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["--help"], ["submit", "digits", "--cluster", "generic", "--dry-run"]])
 def test_nothing_of_it_is_imported_without_need(command: list[str], tmp_path: Path) -> None:
     found = subprocess.run(

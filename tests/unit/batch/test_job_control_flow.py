@@ -69,6 +69,7 @@ def test_a_requeue_that_ends_the_job_is_no_failed_one(programs: Programs, tmp_pa
     assert programs.calls("sbatch") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 1, 4])
 def test_the_signal_is_passed_on_and_the_status_is_hpctrains(status: int, programs: Programs, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
@@ -220,6 +221,7 @@ def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_pa
     assert "next job of the chain" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
 def test_what_leaves_nothing_to_do_ends_the_chain(status: int, programs: Programs, tmp_path: Path) -> None:
     programs.add("hpctrain", f"sys.exit({status})")

@@ -108,6 +108,7 @@ def test_a_busy_machine_raises_no_alarm(ranks: int, monkeypatch: pytest.MonkeyPa
     assert not any(judged(monkeypatch, ranks, seed, None) for seed in range(200))
 
 
+@pytest.mark.slow
 def test_a_slow_host_of_a_busy_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(judged(monkeypatch, 8, seed, 5) == ["h5"] for seed in range(200))
 

@@ -38,6 +38,7 @@ def test_what_is_kept(policy: Policy, saves: list[tuple[bool, float | None]]) ->
     assert others <= every
 
 
+@pytest.mark.slow
 @given(POLICIES, SAVES, st.data())
 @settings(deadline=None, max_examples=40)
 def test_the_newest_is_there_after_each_save_and_after_a_crash(

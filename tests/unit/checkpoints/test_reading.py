@@ -249,6 +249,7 @@ class Slow(dict[str, np.ndarray]):
         return super().__getitem__(name)
 
 
+@pytest.mark.slow
 def test_writing_goes_on_beside_the_copying_and_ends_with_it(tmp_path: Path) -> None:
     tensors = Slow({name: np.random.default_rng(0).normal(size=(3 << 20)) for name in "ab"})
     share = CheckpointShare()

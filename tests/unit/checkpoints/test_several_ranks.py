@@ -101,6 +101,7 @@ class Training:
     def restore(self, state: State) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [(7, 7), (7, 8)], ids=["equal", "different"])
 @pytest.mark.parametrize("updated", [True, False], ids=["ahead of the next update", "at the end"])
 def test_what_differs_between_ranks_is_named_and_never_visible(
@@ -291,6 +292,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     answers.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("ending", [Checkpoints.wait, Checkpoints.abandon], ids=["wait", "abandon"])
 def test_a_disk_that_does_not_answer_is_named(

@@ -57,6 +57,7 @@ def test_import_hpctrain_loads_no_framework() -> None:
     assert loaded([]) == (1, "[]")
 
 
+@pytest.mark.slow
 def test_the_login_half_loads_no_framework() -> None:
     count, names = loaded(LOGIN_HALF)
     assert names == "[]"

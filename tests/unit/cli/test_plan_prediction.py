@@ -33,6 +33,7 @@ def test_one_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kg_co2"]["value"] == pytest.approx(0.3 * found["facility_kwh"]["value"])
 
 
+@pytest.mark.slow
 def test_a_table_of_several_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main(["plan", "goyal2017", *H100, "--nodes", "1..8", "--explain", "--plot", "found.png"]) == 0
@@ -43,6 +44,7 @@ def test_a_table_of_several_and_a_picture(capsys: pytest.CaptureFixture[str]) ->
     assert Path("found.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main(["plan", "goyal2017", *H100, "--nodes", "1,4", "--plot", "found.html"]) == 0

@@ -182,6 +182,7 @@ def test_what_the_recipe_has_no_use_for_is_not_shown(capsys: pytest.CaptureFixtu
     assert shown["data"]["workers"] == 2 and "test_fraction" not in shown["data"]
 
 
+@pytest.mark.slow
 def test_what_is_shown_of_any_recipe_is_that_recipe_again(tmp_path: Path) -> None:
     recipes = [entry for entry in all_entries() if isinstance(entry, Recipe)]
     assert len(recipes) > 30

@@ -215,6 +215,7 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert events()[3].differences == {"epochs": (20, 5), "guard.every": (100, 7)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -272,6 +273,7 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
 
 
+@pytest.mark.slow
 @needs.pytorch
 def test_photographs_may_be_elsewhere_but_not_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -175,6 +175,7 @@ def test_a_secret_in_a_profile_is_refused() -> None:
     assert "hush-hush" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_doctor_tells_none(capfd: pytest.CaptureFixture[str]) -> None:
     command = [str(Path(sys.executable).parent / "hpctrain"), "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -472,6 +472,7 @@ def test_a_missing_and_a_damaged_table(capsys: pytest.CaptureFixture[str], tmp_p
         assert "pairs" in text
 
 
+@pytest.mark.slow
 @needs_data
 def test_show_real_clusters(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     shown = json.loads(run(capsys, "show", str(DATA / "dgx-ndr-119.ibnetdiscover"), "--json"))

@@ -47,6 +47,7 @@ def test_packages_and_dram_are_counted_once(zones: PowerZones) -> None:
     assert reading.seconds >= 0
 
 
+@pytest.mark.slow
 @given(
     begin=st.integers(0, RANGE - 1),
     drawn=st.lists(st.integers(0, RANGE - 1), max_size=8),

@@ -69,6 +69,7 @@ def test_an_unknown_backend_names_the_valid_ones():
     )
 
 
+@pytest.mark.slow
 def test_the_backend_can_come_from_the_launch_with_its_reason():
     assert "backend single (asked for)" in init(HPCTRAIN_BACKEND="single").stderr
     launched = {"HPCTRAIN_BACKEND": "single", "HPCTRAIN_BACKEND_REASON": "one rank on n1"}

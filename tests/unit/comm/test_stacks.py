@@ -57,6 +57,7 @@ def test_a_stopped_process_is_not_asked(sleeper):
     assert "in reading_what_never_comes" in look_at(found)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"inode": 1}, {"descriptor": 0}, {"descriptor": 999}, {"descriptor": None}])
 def test_a_process_that_is_another_gets_no_signal(sleeper, other):
     with subprocess.Popen(["sleep", "60"]) as bystander:

@@ -118,6 +118,7 @@ def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
         ]
 
 
+@pytest.mark.slow
 def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(kept, reference):
     order = epoch_order(29, seed=0, epoch=3)
     batches = list(global_batches(order, 8, drop_last=False))
@@ -307,6 +308,7 @@ for piece in stream: pass
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_rank(folder):
     arguments = [sys.executable, "-c", _RANK, str(folder), recipe(2).model_dump_json()]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as rank:

@@ -120,6 +120,7 @@ def test_steps_with_repetitions_are_those_of_torchvisions_sampler(samples, ranks
         assert sorted(found) == sorted(sum((own[step * each : (step + 1) * each] for own in expected), []))
 
 
+@pytest.mark.slow
 @given(
     samples=st.integers(1, 3000),
     size=st.integers(1, 200),

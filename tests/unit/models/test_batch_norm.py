@@ -141,6 +141,7 @@ def of_keras(layers: Extent, images: int, kept: float, dtype: str) -> dict[str, 
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.9, 0.0])
 @pytest.mark.parametrize(("images", "part", "parts"), [(8, 4, 2), (7, 3, 3), (7, 2, 4), (3, 4, 1), (5, 1, 5)])
 @pytest.mark.parametrize("framework", ["torch", "keras"])

@@ -166,6 +166,7 @@ def of_every_parameter(reference) -> list[Arrays]:
     return [list(at_step) for at_step in zip(*each, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PATHS)
 @pytest.mark.parametrize("variant", SGD)
 def test_sgd(framework, variant):

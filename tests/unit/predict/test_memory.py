@@ -209,6 +209,7 @@ def test_buckets_take_what_is_tracked(name: str, batch: int, settings: Settings)
     assert found.peak == pytest.approx(peak, rel=0.001), found
 
 
+@pytest.mark.slow
 @given(batch=st.integers(1, 500), more=st.integers(1, 100), size=st.sampled_from([64, 160, 224]))
 def test_more_samples_take_more(batch: int, more: int, size: int) -> None:
     workload = load_workload("resnet18", image_size=size)

@@ -168,6 +168,7 @@ def test_a_cable_slower_than_the_adapters_slows_the_ring(one_uplink: Fabric) -> 
     assert network(one_uplink, [0, 1, 2], bytes_per_s=NDR / 2).ring_share == 1.0, "cables faster than adapters"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 50), share=st.floats(0, 0.9))
 def test_shares_are_shares_and_load_of_others_never_helps(seed: int, share: float) -> None:
     fabric = generated(hosts=12, leaf_down=3, leaf_up=2)

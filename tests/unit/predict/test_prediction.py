@@ -54,6 +54,7 @@ def test_a_run_lasts_as_long_as_its_steps_and_what_lies_between():
     assert row.minutes.value == pytest.approx(steps * row.step_s.value / 60, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_fixed_batch_is_shared_by_more_ranks_and_another_node_brings_less_and_less():
     found = of("mlperf-resnet50@8192", 1, 2, 4, 8, 16, 32, 64, 128)
     assert [row.batch_per_gpu for row in found.rows] == [1024, 512, 256, 128, 64, 32, 16, 8]
@@ -151,6 +152,7 @@ def test_a_sweep_replaces_what_was_assumed():
     assert "measured" in {each.kind for each in found.constants.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "between"), [("mpi", 4.0), ("gloo", 25.0)])
 def test_buckets_are_as_large_as_the_engine_makes_them_by_default(engine, between):
     def rows(*overrides):

@@ -100,6 +100,7 @@ def test_table_ends_with_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines()[-2].split() == ["end", "0", "0.9"]
 
 
+@pytest.mark.slow
 def test_picture() -> None:
     """Three panels, each with a curve in the one colour; the rate's falls to the panel's foot."""
     file = plot(at_world(load_recipe("goyal2017"), 256))

@@ -71,6 +71,7 @@ def test_finished_run(finished: RunDirectory) -> None:
     assert "has not ended" not in page.text
 
 
+@pytest.mark.slow
 def test_bytes_given_to_reductions(tmp_path: Path) -> None:
     events = [{**event, "communication_bytes": 10**6} if event["event"] == "step" else event for event in run_events()]
     page = _Page(write_run(tmp_path / "run", recipe_plan(), events))
@@ -183,12 +184,14 @@ def test_run_cut_off_within_its_first_epoch(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 3
 
 
+@pytest.mark.slow
 def test_diverged_run(tmp_path: Path) -> None:
     nan = float("nan")
     events = [{**event, "loss": nan, "test_loss": nan, "train_loss": float("inf")} for event in run_events()]
     assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 5
 
 
+@pytest.mark.slow
 def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     recipe = digits().model_copy(update={"name": attack, "source": attack})

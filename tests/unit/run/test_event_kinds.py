@@ -68,6 +68,7 @@ def an_event(draw: st.DrawFn) -> Event:
         raise
 
 
+@pytest.mark.slow
 @given(event=an_event())
 def test_what_is_written_is_read(event: Event) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -85,6 +85,7 @@ def test_counts_and_what_is_odd(folder: Path):
     assert np.median([max(size) for size in sizes]) == pytest.approx(48, abs=14)
 
 
+@pytest.mark.slow
 def test_classes_can_be_learnt(folder: Path):
     def features(pairs: list[tuple[str, bytes]]) -> tuple[np.ndarray, list[str]]:
         opened = [(wnid, image) for wnid, content in pairs if (image := _opened(content))]

@@ -57,6 +57,7 @@ def silent(plan: Plan, launcher: Launcher | None, **variables: str) -> tuple[str
     return silent_hosts(plan, launcher, MACHINE, {"PATH": os.environ["PATH"], **variables})
 
 
+@pytest.mark.slow
 def test_by_ssh() -> None:
     assert silent(plan("n1", "n2", "n3", "n4", start=Start(ssh_port=2222)), MPIRUN) == ("n3", "n4")
     options = "-o BatchMode=yes -o ConnectTimeout=2 -p 2222"

@@ -244,6 +244,7 @@ def test_nobody_joins_who_cannot_be_asked() -> None:
     assert asked() == []
 
 
+@pytest.mark.slow
 def test_a_host_with_ranks_of_an_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, n2={"busy": (17, 18)})
     with pytest.raises(

@@ -99,6 +99,7 @@ def test_tail_gives_each_line_once(tmp_path: Path) -> None:
     assert given == text.splitlines()
 
 
+@pytest.mark.slow
 def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
     monkeypatch.setattr(launching, "_TERMINATE_SECONDS", 0.5)
@@ -120,6 +121,7 @@ os._exit(0)
     assert [record.process() for record in records.values()] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault_tolerant", [False, True])
 @pytest.mark.parametrize(
     ("program", "message"),
@@ -141,6 +143,7 @@ def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
     assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
 
 
+@pytest.mark.slow
 def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory) -> None:
     program = """
 record(0, "running", joined=True); record(1, "running")
@@ -151,6 +154,7 @@ record(0, "done"); record(1, "done")
     assert failure is None
 
 
+@pytest.mark.slow
 def test_what_a_rank_left_behind_is_ended(directory: RunDirectory) -> None:
     """No record names it, and it is nobody's child any more: only its session tells whose it is."""
     failure, _, _ = start(
@@ -180,6 +184,7 @@ time.sleep(600)
     assert read_records(directory)[0].process() is None
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
     failure, _, _ = start(
@@ -195,6 +200,7 @@ time.sleep(600)
     assert failure.message == f"rank 1 on {socket.gethostname()} failed: ValueError: boom"
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the launcher itself takes no notice."""
     monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
@@ -213,6 +219,7 @@ time.sleep(600)
     assert failure.rank == 1
 
 
+@pytest.mark.slow
 def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than ranks have that are not fault-tolerant, after which they would be ended."""
     monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
@@ -306,6 +313,7 @@ def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["done", "resumable"])
 def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
@@ -313,6 +321,7 @@ def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytes
     assert (failure and (failure.message, failure.exit_code)) == (("stopped as asked", 4) if status != "done" else None)
 
 
+@pytest.mark.slow
 def test_ranks_stop_because_their_launcher_was_killed(directory: RunDirectory) -> None:
     """Nobody asked for that, so it is a failure, and the run is started again."""
     failure, _, _ = start(
@@ -336,6 +345,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listens", [False, True])
 def test_sigterm_waits_for_a_script_that_listens(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
@@ -360,6 +370,7 @@ time.sleep(600)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
 def test_a_second_signal_ends_ranks_that_do_not_stop(
     directory: RunDirectory, request: pytest.FixtureRequest, first: str
