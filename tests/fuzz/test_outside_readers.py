@@ -130,6 +130,7 @@ def test_what_is_right_is_read(name: str, tmp_path: Path) -> None:
     assert refused < len(seeds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.timeout(240)
 def test_anything_is_read_or_refused(name: str) -> None:

@@ -226,6 +226,7 @@ def test_the_doctor_names_the_host_too(hosts: LocalHosts, hosts_hpctrain: Launch
     assert "getent hosts NAME" in ranks["remedy"]
 
 
+@pytest.mark.long
 def test_a_recipe_trains_on_four_hosts(hosts: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
     everywhere = ("-H", "h1,h2,h3,h4", "--run-dir", "run", "--env", "OMP_NUM_THREADS=1")
     settings = ("--set", "epochs=6", "--set", "communication.bucket_mb=null")

@@ -29,6 +29,7 @@ def named(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(fault["kind"], fault["name"], fault["direction"]) for fault in found["faults"]]
 
 
+@pytest.mark.long
 def test_even_links_raise_no_alarm(hosts_hpctrain: Launch):
     found = measured(hosts_hpctrain, "h1,h2,h3,h4", 0)
     assert found["faults"] == []

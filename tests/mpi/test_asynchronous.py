@@ -98,6 +98,7 @@ def test_a_step_that_is_not_finite_ends_the_run(ran):
     assert "of epoch 1 has numbers that are not finite on rank" in messages.pop()
 
 
+@pytest.mark.long
 def test_one_rank_is_a_plain_training(alone):
     expected, _ = simulated("local", alone["downpour begun"], 1)
     np.testing.assert_allclose(alone["downpour"], expected, rtol=0, atol=2e-6)

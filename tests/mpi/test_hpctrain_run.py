@@ -112,7 +112,7 @@ def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
     assert failure(tmp_path / "run", "resumable")["host"] == HOST
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
     """Rank 1 ignores SIGTERM."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

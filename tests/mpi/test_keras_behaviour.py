@@ -21,6 +21,7 @@ def test_behaviour(mpirun, tmp_path):
         assert all(f"rank {rank} done with {backend}\n" in result.stdout for rank in range(3)), result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_horovods_own_optimizer_is_stopped_at_the_first_check(mpirun):
     result = mpirun(PROGRAMS / "keras_horovod_optimizer.py", 2, check=False)

@@ -22,6 +22,7 @@ def test_script_runs_on_two_ranks_as_printed(hpctrain, tmp_path, name):
     assert _accuracy(result.stdout) > 0.95
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "lines"), [("digits_torch.py", 4), ("digits_keras.py", 5)])
 def test_script_without_the_marked_lines_needs_no_hpctrain(tmp_path, name, lines):
     pytest.importorskip("torch" if "torch" in name else "keras")

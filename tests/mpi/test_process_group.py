@@ -27,6 +27,7 @@ STALLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "more"),
     [

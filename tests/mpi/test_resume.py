@@ -166,6 +166,7 @@ def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> s
     return output
 
 
+@pytest.mark.long
 def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) -> None:
     """SIGTERM to the launcher, which waits for a script that listens; then to one rank, as Slurm may deliver it."""
     (tmp_path / "train.py").write_text(SCRIPT)

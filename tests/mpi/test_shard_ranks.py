@@ -98,6 +98,7 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
     assert _contents(folder) == _contents(alone)
 
 
+@pytest.mark.long
 def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
     command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]

@@ -52,6 +52,7 @@ def test_a_chain_that_is_done_in_its_first_job(slurm: LocalSlurm, submit: Submit
     assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
 
 
+@pytest.mark.long
 def test_a_chain_that_fails_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     first, *later = submit("raise SystemExit(3)", "--chain", "3")
     slurm.wait_for(first, "FAILED")

@@ -252,6 +252,7 @@ def checkpoint_of_now(**progress: Any) -> Path:
     return write_checkpoint(Path("run/checkpoints"), of, {}, plan=plan().model_dump(mode="json"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs.pytorch
 def test_a_run_with_values_that_do_not_fit_is_taken_back(

@@ -44,6 +44,7 @@ def drawn(framework: str, model: ModelSettings) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in models.build(model, "torch").state_dict().items()}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 @pytest.mark.parametrize("name", WEIGHTS)

@@ -73,6 +73,7 @@ def test_parameters_are_as_many_as_published(resnet50):
     assert count(models.build(ModelSettings(name="resnet18"), "keras")) == 11_689_512
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_outputs_and_statistics_are_equal(resnet50):
     ours, theirs = resnet50

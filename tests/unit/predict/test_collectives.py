@@ -38,6 +38,7 @@ def test_times_on_tapered_trees_are_within_a_tenth(cases: list[dict[str, Any]]) 
         assert case["predicted"] == pytest.approx(case["simulated"], rel=0.1), case
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rings_and_overlapping_steps_are_exact(cases: list[dict[str, Any]]) -> None:
     for case in cases:

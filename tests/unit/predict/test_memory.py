@@ -109,6 +109,7 @@ def test_resnet50_takes_what_is_tracked(batch: int, optimizer: Optimizer) -> Non
     check("resnet50", batch, Settings(optimizer=optimizer), within=0.001)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs.pytorch
 @pytest.mark.parametrize(

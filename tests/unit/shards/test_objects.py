@@ -185,11 +185,11 @@ def test_two_ranks_of_a_node_fetch_each_object_once(server: S3Server, disk: Path
     ("kind", "words"),
     [
         ("503", "Please try again"),
-        ("cut", "payload is not completed"),
-        ("changed", "checksum"),
+        pytest.param("cut", "payload is not completed", marks=pytest.mark.long),
+        pytest.param("changed", "checksum", marks=pytest.mark.long),
         ("hang", "did not send it in time"),
-        ("silent", "did not send it in time"),
-        ("trickle", "did not send it in time"),
+        pytest.param("silent", "did not send it in time", marks=pytest.mark.long),
+        pytest.param("trickle", "did not send it in time", marks=pytest.mark.long),
     ],
 )
 def test_an_object_that_never_comes_is_named(

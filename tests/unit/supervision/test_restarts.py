@@ -151,6 +151,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.supervision.supervisor.wait_seconds", lambda number: 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_waits")
 @pytest.mark.parametrize(
@@ -182,6 +183,7 @@ def test_a_script(
         assert f"in 0 s (restart 1 of {options[1]})" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_waits")
 def test_restarts_are_none_of_the_resumes_that_are_counted() -> None:
