@@ -76,7 +76,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
         for child in group.switches:
             if child not in by_name:
                 raise HpctrainError(
-                    f"{group.where}: below {group.name!r} is {child!r}, not defined in this text: is it complete?",
+                    f"{group.where}: {group.name!r} contains {child!r}, which it does not define: is it complete?",
                     nearest(child, by_name) if len(by_name) <= 50 else "",
                 )
     try:
@@ -188,7 +188,8 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             raise HpctrainError(
-                f"{place}: block size {size}: each must be a larger power of two times the first one, {sizes[0]}"
+                f"{place}: block size {size} must be the first one, {sizes[0]}, times a power of two, and larger than "
+                "the one before"
             )
         step = ratio // members
         groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
