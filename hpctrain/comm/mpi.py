@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
 from hpctrain.comm.mpi_group import MpiGroup
-from hpctrain.comm.polled import allgather, duplicate
+from hpctrain.comm.polled import allgather, broadcast, duplicate
 from hpctrain.comm.stacks import StackFile
 from hpctrain.comm.stalls import FailureDetector, Peer
 from hpctrain.comm.survival import Survival, is_majority, missing_mitigation
@@ -65,7 +65,6 @@ class MpiControl(Communicator):
     def _take_place(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
-        self.timeout.first_ranks = first_ranks
         before = self._failure_detector
         member = Peer(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
         self._failure_detector = (
@@ -88,11 +87,11 @@ class MpiControl(Communicator):
         length = np.array([len(payload)], dtype=np.int64)
         self._wait(lambda: self._world.Ibcast(length, root=0), "broadcast")
         buffer = bytearray(payload) if self.rank == 0 else bytearray(int(length[0]))
-        self._wait(lambda: self._world.Ibcast(buffer, root=0), "broadcast")
+        self.broadcast_bytes(np.frombuffer(buffer, dtype=np.uint8))
         return value if self.rank == 0 else pickle.loads(buffer)  # nosec B301  # noqa: S301 - rank 0 of this very run
 
     def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
-        self._wait(lambda: self._world.Ibcast(buffer, root=root), "broadcast")
+        broadcast(self._world, self.timeout, buffer, root, "broadcast")
 
     def allgather_object(self, value: T) -> list[T]:
         return allgather(self._world, self.timeout, value, "allgather")

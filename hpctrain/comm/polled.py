@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle  # nosec B403  # objects of the ranks of one run
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -16,6 +18,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # MPI counts a message's bytes to 2^31 - 1.
 _MESSAGE_BYTES = 2**30
+
+
+def pieces(array: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Bytes in pieces that MPI can send."""
+    for begin in range(0, len(array), _MESSAGE_BYTES):
+        yield array[begin : begin + _MESSAGE_BYTES]
+
+
+def broadcast(comm: MPI.Intracomm, timeout: Timeout, buffer: NDArray[np.uint8], root: int, what: str) -> None:
+    """Overwrite ``buffer``, which is equally long on all ranks, with the root's."""
+    for piece in pieces(buffer):
+        timeout.finish(functools.partial(comm.Ibcast, piece, root), what)
 
 
 def duplicate(comm: MPI.Intracomm, timeout: Timeout, what: str) -> MPI.Intracomm:

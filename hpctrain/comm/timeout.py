@@ -105,8 +105,6 @@ class Timeout:
         seconds: how many a wait lasts at most.
         stalled: the ranks, by their numbers at the start of the run, that are known to be those that do not wait, with
             their names and hosts; see :mod:`hpctrain.comm.stalls`.
-        first_ranks: the ranks' numbers at the start of the run, by which messages name them; empty where they are the
-            numbers they have.
         leaving: this rank's work is done, and what it waits for is the others' end.
         crossed: what to raise in every wait, because none of them can end; see :mod:`hpctrain.comm.crossed`.
     """
@@ -122,7 +120,6 @@ class Timeout:
         self._explain = explain
         self.seconds = timeout_seconds()
         self.stalled: Callable[[], Mapping[int, str]] = dict
-        self.first_ranks: Sequence[int] = ()
         self.leaving = False
         self.crossed: Callable[[], HpctrainError | None] = lambda: None
         self._waits: dict[int, Wait] = {}
@@ -169,7 +166,8 @@ class Timeout:
         Args:
             done: a look that costs little.
             what: is waited for, in words.
-            missing: the ranks that are known not to have come yet, where that is known.
+            missing: the ranks, by their numbers at the start of the run, that are known not to have come yet, where
+                that is known.
             kind: of the wait, see :class:`Wait`.
             heed: a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two looks.
@@ -257,11 +255,10 @@ class Timeout:
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""
-        numbers = [self.first_ranks[rank] for rank in missing] if self.first_ranks else missing
         stalled = self.stalled()
         # Of those that do not wait, some may belong to another group.
-        awaited = [stalled[number] for number in numbers if number in stalled] or list(stalled.values())
-        ranks = ", ".join(awaited or [f"rank {number}" for number in numbers]) or "the other ranks"
+        awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
+        ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"
         return HpctrainError(
             f"{self._who} waited {self.seconds:g} s for {ranks} in {what}",
             "look in logs/ for the rank that stopped earlier; HPCTRAIN_TIMEOUT=SECONDS sets the limit",

@@ -108,3 +108,40 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "resumable"
     assert re.search(r"rank [12] on \S+ waited 5 s for rank 0 on \S+ in .*small bucket", summary["failure"]["message"])
+
+
+AFTER_A_DEATH = """
+import os, signal, time
+import torch
+import hpctrain as ht
+from hpctrain.comm.base import RanksLostError
+comm = ht.init("mpi")
+number = comm.rank
+def reduce(buffer):
+    comm.torch().allreduce(buffer, "small bucket").wait()
+buffer = comm.torch().allocate(10, torch.float32, torch.device("cpu"))
+if number == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    reduce(buffer)
+except RanksLostError:
+    comm.recover()
+buffer = comm.torch().allocate(10, torch.float32, torch.device("cpu"))
+reduce(buffer)
+if number == 2:
+    time.sleep(8)
+try:
+    reduce(buffer)
+except ht.HpctrainError as error:
+    print("after a death:", error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.long
+def test_a_rank_is_named_by_its_first_number_after_others_have_died(mpirun, tmp_path):
+    (tmp_path / "program.py").write_text(AFTER_A_DEATH)
+    result = mpirun(tmp_path / "program.py", 3, options=("--with-ft", "ulfm"), check=False, HPCTRAIN_TIMEOUT="3")
+    assert re.search(r"after a death: rank 1 on \S+ waited 3 s for rank 2 on \S+ in small bucket", result.stdout), (
+        result.stdout
+    )

@@ -18,7 +18,20 @@ def test_parameters_are_those_of_the_method_by_hand(framework, mpirun, tmp_path,
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     from top_k import reference
 
-    wanted = reference(framework)
+    compare(reference(framework), tmp_path)
+
+
+@pytest.mark.long
+def test_nothing_is_lost_of_a_parameter_that_only_some_steps_use(mpirun, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    mpirun(PROGRAM, 3, "now_and_then", str(tmp_path / "out"))
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    from top_k import reference_now_and_then
+
+    compare(reference_now_and_then(), tmp_path)
+
+
+def compare(wanted: list[np.ndarray], tmp_path: Path) -> None:
     ranks = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(3)]
     for number, parameter in enumerate(wanted):
         found = [rank[f"arr_{number}"] for rank in ranks]

@@ -161,8 +161,9 @@ def test_copies_of_a_model_are_plain_models(ranks):
 
 def test_what_differs_after_the_last_check_is_found_at_the_end(ranks):
     for rank in ranks:
-        present, gone = rank["an_end_before_the_next_check"]
+        present, again, gone = rank["an_end_before_the_next_check"]
         assert "after step 3" in present and "element [0, 1] is" in present
+        assert "given to ht.distribute before" in again
         assert "after step 3" in gone and "'weight' differs" in gone
 
 
@@ -170,6 +171,19 @@ def test_ranks_that_are_through_join_the_others_as_one_process_would(ranks):
     for rank in ranks:
         assert max(rank["loops_of_different_length"]) < 1e-6
         assert "which was not given to ht.distribute" in rank["join_of_what_was_not_given"]
+
+
+def test_gradients_added_to_a_mean_are_refused_in_a_join(ranks):
+    for rank in ranks:
+        small, *zeroed, large = rank["gradients_added_to_a_mean_in_a_join"]
+        assert "adds to the mean" in small and "adds to the mean" in large and zeroed == [""] * 4
+
+
+def test_a_sparse_embedding_that_is_used_densely_too_is_refused(ranks):
+    assert all(
+        "'weight'" in (text := rank["a_sparse_embedding_that_is_used_densely_too"]) and "sparse=False" in text
+        for rank in ranks
+    )
 
 
 def test_synchronised_batch_norm_equals_one_process_on_the_whole_batch(ranks):

@@ -12,7 +12,14 @@ from hpctrain.adapters.compression import Compression, wire_of
 from hpctrain.adapters.keras.batch_norm import take_moments
 from hpctrain.adapters.keras.distribution import Distribution, distribution_of, new_distribution
 from hpctrain.adapters.keras.fitting import take_fits
-from hpctrain.adapters.keras.reducing import Reducing, ScalingAlike, put_in_front, reduction_of, synchronise
+from hpctrain.adapters.keras.reducing import (
+    Reducing,
+    ScalingAlike,
+    check_scaling,
+    put_in_front,
+    reduction_of,
+    synchronise,
+)
 from hpctrain.adapters.keras.reduction import Reduction
 from hpctrain.adapters.keras.steps import take_shares, unwrap_errors
 from hpctrain.adapters.keras.strategy import refuse_keras_distribution
@@ -71,11 +78,8 @@ def distribute(
     comm = comm or current()
     _check_scope(model, comm)
     wire = wire_of(compression, top_k, _TYPES, comm)
-    if compression == "top_k" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise HpctrainError(
-            "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
-            "mixed_bfloat16 needs none; or choose compression 'bf16'",
-        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        check_scaling(wire)
     distribution = _distributed(model, comm)
     comm = distribution.comm
     inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -11,6 +11,8 @@ import tensorflow as tf
 from hpctrain.adapters.keras.distribution import distribution_of
 from hpctrain.adapters.keras.reduction import Reduction
 from hpctrain.adapters.keras.variables import broadcast
+from hpctrain.comm.base import TopK, Wire
+from hpctrain.errors import HpctrainError
 
 
 class Reducing:
@@ -24,7 +26,8 @@ class Reducing:
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        self._reduction.check_update(variables)
+        grads = list(grads)
+        self._reduction.check_update(variables, grads)
         return super().apply(  # type: ignore[misc]
             self._reduction.weighted(grads), trainable_variables if trainable_variables is None else variables
         )
@@ -73,10 +76,20 @@ def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimize
     return [model.optimizer if around and reduction_of(each) is around else each for each in known]
 
 
+def check_scaling(wire: Wire[tf.DType]) -> None:
+    """Raise HpctrainError where the loss must not be scaled."""
+    if isinstance(wire, TopK):
+        raise HpctrainError(
+            "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
+            "mixed_bfloat16 needs none; or choose compression 'bf16'",
+        )
+
+
 def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
     """Make a LossScaleOptimizer around a distributed optimizer skip the same steps on all ranks."""
     reduction = reduction_of(optimizer)
     if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        check_scaling(reduction.wire)
         put_in_front(optimizer, ScalingAlike, reduction)
         reduction.scaled_alike = True
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ class Reduction:
     """Averages the gradients of one optimizer over the ranks, and proves that the ranks stay equal.
 
     Attributes:
+        wire: how gradients travel between nodes.
         synchronised: every rank has rank 0's variables.
         scaled_alike: the ranks agree on skipping a step of loss scaling, or there is none.
         guarded: something else, the callback of ``fit``, checks the parameters.
@@ -45,34 +47,48 @@ class Reduction:
         comm = distribution.comm
         self.comm = comm
         self.synchronised = False
+        self.wire = wire
         self.scaled_alike = True
         self.guarded = False
         self.ahead = False
         self._distribution = distribution
-        self._seen: set[tuple[int, ...]] = set()
+        self._codes: dict[tuple[int, ...], str] = {}
         self._engine = comm.tensorflow()
         self._model = model
-        self._wire = wire
         self._every = guard_every
         self._guard = guard_of(comm, model, every=guard_every) if is_built(model) else None
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
+        self._present = "all"
         # Adding up repeated rows in parallel has no fixed order on a GPU, and ranks would drift apart by rounding.
         self._adds_rows = adds_rows or bool(tf.config.get_visible_devices("GPU"))
 
-    def check_update(self, variables: Sequence[Any]) -> None:
-        """Refuse, before it is made, an update that would differ between ranks."""
+    def check_update(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Refuse, before it is made, an update that would differ between ranks.
+
+        Args:
+            variables: what is updated.
+            gradients: None where a variable has none. The ranks compare which have one before they reduce.
+        """
         if self.comm.size == 1:
             return
         if self._distribution.share is None and not self.ahead:
             check_used()
         check_fitted(self._model)
         check_compiler()
-        identities = tuple(map(id, variables))
-        if identities not in self._seen:
+        present = [gradient is not None for gradient in gradients]
+        key = (*map(id, variables), *present)
+        if key not in self._codes:
             check_updated(self._model, variables)
-            self._seen.add(identities)
+            self._codes[key] = self._code(itertools.compress(variables, present))
+        self._present = self._codes[key]
+
+    def _code(self, variables: Iterable[Any]) -> str:
+        """A word for these variables, in this order, that is the same on all ranks."""
+        every = self._model.variables
+        places = {id(each): place for place, variable in enumerate(every) for each in (variable, variable.value)}
+        return f"{zlib.crc32(repr([places[id(variable)] for variable in variables]).encode()):x}"
 
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients times this rank's share of the global batch; None for a variable without a gradient.
@@ -91,14 +107,15 @@ class Reduction:
         clips and squares each occurrence by itself. Where that comes to the same, and on GPUs, they are added up.
         """
         self._check_ready()
+        name = f"{self._name}.{self._present}"
         as_rows = [isinstance(gradient, tf.IndexedSlices) and not self._adds_rows for gradient in gradients]
         dense = [tf.convert_to_tensor(each) for each, rows in zip(gradients, as_rows, strict=True) if not rows]
         slices = [each for each, rows in zip(gradients, as_rows, strict=True) if rows]
         own = dense + [part for each in slices for part in (each.values, each.indices)]
         with tf.control_dependencies(own):
             begin = tf.timestamp()
-        joined = [self._rows(each, number) for number, each in enumerate(slices)]
-        reduced = self._engine.allreduce(dense, self._name, self._wire) if dense else []
+        joined = [self._rows(each, f"{name}.{number}") for number, each in enumerate(slices)]
+        reduced = self._engine.allreduce(dense, name, self.wire) if dense else []
         with tf.control_dependencies(reduced + [part for each in joined for part in (each.values, each.indices)]):
             self.waited.assign(tf.timestamp() - begin)
             # Who changes a variable waits for who read it before: a reduction that fails leaves the counters alone.
@@ -107,9 +124,8 @@ class Reduction:
         sources = {True: iter(joined), False: iter(reduced)}
         return [next(sources[rows]) for rows in as_rows]
 
-    def _rows(self, slices: tf.IndexedSlices, number: int) -> tf.IndexedSlices:
+    def _rows(self, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         values = slices.values / self.comm.size
-        name = f"{self._name}.{number}"
         return tf.IndexedSlices(
             self._engine.allgather(values, f"{name}.values"),
             self._engine.allgather(slices.indices, f"{name}.indices"),

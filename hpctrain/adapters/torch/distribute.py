@@ -143,6 +143,13 @@ def _take_care(
 ) -> None:
     """Reduce what no call before this one did, and look at the steps."""
     for reducer in reducers_of(model):
+        if reducer.comm is not comm:
+            raise HpctrainError(
+                f"{type(model).__name__}, or a part of it, was given to ht.distribute before ht.shutdown(), or with "
+                "another comm",
+                "make a new model, load this one's state_dict() into it, and distribute that",
+                exit_code=1,
+            )
         if reducer.changed:
             reducer.rebuild()
     known = set[int]().union(*(reducer.managed for reducer in reducers()))

@@ -30,7 +30,8 @@ def join(
     rank that was active to the last. Within the loop, no other operation may involve all ranks (``ht.should_stop()``,
     batch normalisation over the ranks). Collective; costs one small all-reduce per backward pass. Step a scheduler
     after the loop: stepped with each batch, it ends at a different point on each rank, and learning rates differ in the
-    next loop.
+    next loop. Gradients that are accumulated over several calls of ``backward()`` need ``ht.no_sync()`` around all but
+    the last.
 
     Args:
         model: what is trained in the loop; one, or several.

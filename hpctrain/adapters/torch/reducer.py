@@ -18,12 +18,12 @@ from typing import Literal
 
 import torch
 
-from hpctrain.adapters.torch.buckets import differs, make_buckets
+from hpctrain.adapters.torch.buckets import BucketSlot, differs, make_buckets
 from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.sparse import reduce_sparse
 from hpctrain.adapters.torch.turns import turns_of
 from hpctrain.adapters.torch.weights import batch_weights
-from hpctrain.comm.base import Communicator, Wire
+from hpctrain.comm.base import Communicator, TopK, Wire
 from hpctrain.errors import HpctrainError
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -83,7 +83,7 @@ class GradientReducer:
     """The gradients of some parameters, reduced during each backward pass.
 
     Args:
-        comm: the ranks.
+        comm: the ranks, an attribute too.
         title: the model in a word, for messages.
         parameters: names and parameters that require a gradient, in the same order on every rank.
         sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
@@ -96,6 +96,7 @@ class GradientReducer:
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
         title: the model in a word.
+        defers: what a step does not send comes with a later one, see :class:`hpctrain.comm.base.TopK`.
     """
 
     def __init__(
@@ -108,12 +109,13 @@ class GradientReducer:
         bucket_bytes: float,
         wire: Wire[torch.dtype],
     ) -> None:
-        self._comm = comm
+        self.comm = comm
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
         self.title = title
         self.number = self._turns.enter(comm, self)
+        self.defers = isinstance(wire, TopK)
         self._sparse = [(name, parameter) for name, parameter in parameters if name in sparse]
         dense = [(name, parameter) for name, parameter in parameters if name not in sparse]
         self._make_buckets = functools.partial(
@@ -153,7 +155,7 @@ class GradientReducer:
         """
         for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
             parameter.grad = None
-        self._turns.renew(self._comm)
+        self._turns.renew(self.comm)
         self._take_buckets()
         self._launched = 0
         self._running = False
@@ -165,7 +167,10 @@ class GradientReducer:
 
     def _take_buckets(self) -> None:
         self._buckets, self._used = self._make_buckets()
+        self._used.fill_(1)
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        # How often the gradients of each had been changed when the last backward pass ended.
+        self._versions = [-2] * len(self._buckets)
         self._place = {slot.name: index for index, slot in enumerate(self._slots)}
 
     def _leave_buffers(self) -> None:
@@ -180,12 +185,12 @@ class GradientReducer:
     def _register(self) -> None:
         # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
         own = weakref.proxy(self)
-        weights = batch_weights(self._comm)
+        weights = batch_weights(self.comm)
         for slot in self._slots:
             slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
             weights.weigh(slot.parameter)
         for _, parameter in self._sparse:
-            parameter.register_post_accumulate_grad_hook(lambda _: own._begin())
+            parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
             weights.weigh(parameter)
 
     def _begin(self) -> None:
@@ -195,14 +200,22 @@ class GradientReducer:
         if self._left:
             raise HpctrainError("backward() of a model that ht.distribute got, after ht.shutdown()", exit_code=1)
         self._running = True
-        self._comm.passes += 1
+        self.comm.passes += 1
         self._start = time.perf_counter()
         self.timeline = []
-        self._used.fill_(1)
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._turns.begin(self)
 
+    def _sparse_arrived(self) -> None:
+        with self._turns.lock:
+            self._begin()
+
     def _arrived(self, name: str) -> None:
+        # Autograd has a thread for each device.
+        with self._turns.lock:
+            self._take(name)
+
+    def _take(self, name: str) -> None:
         if _paused:
             return
         self._begin()
@@ -214,12 +227,26 @@ class GradientReducer:
                 f"parameter {slot.name!r} got a second gradient in one backward pass, after its first was sent",
                 "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
             )
+        if self._turns.joined:
+            self._refuse_repeated(slot)
         slot.bucket.fill(slot)
         slot.ready = True
         slot.bucket.missing -= 1
         self._note("gradient", slot.bucket.index)
         if self._turns.has(self):
             self.launch_ready()
+
+    def _refuse_repeated(self, slot: BucketSlot) -> None:
+        """A rank without further batches cannot know what the others' gradients are added to."""
+        gradient, version = slot.parameter.grad, self._versions[slot.bucket.index]
+        first = slot.bucket.missing == len(slot.bucket.slots)
+        # The gradients of a bucket count their changes together: zero_grad() is one, or more.
+        if first and gradient is not None and gradient.data_ptr() == slot.address and gradient._version == version + 1:
+            raise HpctrainError(
+                f"in ht.join, backward() adds to the mean that {slot.name!r} already has from the one before",
+                "call zero_grad() before each backward(), or accumulate within ht.no_sync() and reduce with the last",
+                exit_code=1,
+            )
 
     def launch_ready(self) -> None:
         # Strictly in order, because ranks may fill their buckets in different orders.
@@ -249,7 +276,8 @@ class GradientReducer:
         unused = self._fill_rest()
         self._reduce_rest()
         for index in unused:
-            if self._used[index] > 0:
+            # What was deferred for a parameter can come in a step in which no rank uses it.
+            if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
                 self._slots[index].parameter.grad = self._slots[index].gradient
         self._end()
         self.communication_seconds = time.perf_counter() - begin
@@ -259,7 +287,6 @@ class GradientReducer:
         for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
             parameter.grad = None
         self.timeline = []
-        self._used.fill_(1)
         self._fill_rest()
         self._reduce_rest()
         for _, parameter in self._sparse:
@@ -276,7 +303,7 @@ class GradientReducer:
             bucket.finish()
             self._note("finished", bucket.index)
         for name, parameter in self._sparse:
-            reduce_sparse(self._comm, self._engine, parameter, f"{self._name}.{name}")
+            reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.{name}")
         if (factor := self._turns.factor) != 1:
             self._multiply(factor)
 
@@ -288,6 +315,8 @@ class GradientReducer:
                 parameter.grad *= factor
 
     def _end(self) -> None:
+        self._used.fill_(1)
+        self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hpctrain.comm.base import Communicator, TorchEngine
+from hpctrain.errors import HpctrainError
 
 
 def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
@@ -17,12 +18,29 @@ def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in sparse - dense)
 
 
-def reduce_sparse(comm: Communicator, engine: TorchEngine, parameter: torch.nn.Parameter, name: str) -> None:
-    """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps none."""
+def reduce_sparse(
+    comm: Communicator, engine: TorchEngine, title: str, parameter: torch.nn.Parameter, name: str
+) -> None:
+    """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps none.
+
+    Args:
+        title: of the parameter, for messages.
+        name: of the reduction, the same on every rank.
+
+    Raises:
+        HpctrainError: the gradient is dense.
+    """
     if parameter.grad is None:
         rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
         values = parameter.detach().new_empty((0, *parameter.shape[1:]))
     else:
+        if not parameter.grad.is_sparse:
+            raise HpctrainError(
+                f"{title!r} is the weight of a sparse embedding, and its gradient is dense: something else than the "
+                "embedding uses it too",
+                "make the embedding with sparse=False",
+                exit_code=1,
+            )
         gradient = parameter.grad.coalesce()
         rows, values = gradient.indices()[0], gradient.values()
     rows = engine.allgather(rows, f"{name}.rows")

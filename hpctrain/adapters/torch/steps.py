@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -102,13 +104,21 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     """Refuse gradients that are this rank's alone.
 
     Raises:
-        HpctrainError: a parameter that no call of ``distribute`` saw, or a backward pass that did not reach its end.
+        HpctrainError: a parameter that no call of ``distribute`` saw, a backward pass that did not reach its end, or a
+            GradScaler where gradients are deferred.
     """
     everyone = reducers()
     if not everyone or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
         return
     _check_ended(everyone)
     reduced = _reduced(everyone)
+    deferred = _reduced(reducer for reducer in everyone if reducer.defers)
+    if deferred and any(id(parameter) in deferred for parameter in _parameters(optimizer)) and _is_scaled():
+        raise HpctrainError(
+            "compression='top_k' keeps gradients for later steps, where a GradScaler scales differently",
+            "autocast in bfloat16 needs none; or choose compression 'bf16'",
+            exit_code=1,
+        )
     # A closure makes its gradients within the step.
     closure = any(callable(value) for value in (*arguments[1:], *named.values()))
     own, updates_reduced = [], False
@@ -141,6 +151,16 @@ def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool)
             f"{type(optimizer).__name__} updates {len(own)} parameters of no model that ht.distribute got: each rank "
             "trains its own copy of them, and the copies drift apart"
         )
+
+
+def _is_scaled() -> bool:
+    """Whether a GradScaler makes the step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back
+    return False
 
 
 def _check_ended(everyone: Iterable[GradientReducer]) -> None:

@@ -7,6 +7,7 @@ backward pass on which model it is: one small all-reduce, on connections of its 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Protocol
 
@@ -42,11 +43,13 @@ class Turns:
         of_active: means are over the ranks that still have batches.
         active: how many ranks had a batch of their own in the last backward pass.
         last_active: the lowest of them.
+        lock: held while a gradient is taken.
         uneven: some rank was through before another, since :meth:`begin_join`.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._rank, self.size = comm.rank, comm.size
+        self.lock = threading.RLock()
         self._entered = 0
         # A script can distribute any number of models one after another.
         self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hpctrain.comm.polled import pieces
 from hpctrain.comm.process_group.places import Places
 from hpctrain.comm.process_group.reductions import Reduction
 from hpctrain.comm.process_group.staging import Staging
@@ -249,8 +250,8 @@ class Collectives:
             return
         from mpi4py import MPI
 
-        requests = [self._comm.Irecv(part.numpy(), rank) for rank, part in receives]
-        requests += [self._comm.Isend(part.numpy(), rank) for rank, part in sends]
+        requests = [self._comm.Irecv(piece, rank) for rank, part in receives for piece in pieces(part.numpy())]
+        requests += [self._comm.Isend(piece, rank) for rank, part in sends for piece in pieces(part.numpy())]
         missing = [self._numbers[rank] for rank, _ in receives]
         try:
             self._timeout.wait(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # How long the thread sleeps between two looks at what is under way.
 _LEAST_SECONDS, _MOST_SECONDS = 50e-6, 0.002
+# MPI counts the bytes of a message in 32 bits, with a sign.
+_MOST_BYTES = 2**31 - 1
 
 
 class Messages:
@@ -93,6 +95,8 @@ class Messages:
     ) -> MessageWork:
         if self._closed:
             raise HpctrainError(f"{what}: the process group has been destroyed")
+        if buffer.nbytes > _MOST_BYTES:
+            raise HpctrainError(f"{what}: MPI sends at most {_MOST_BYTES} at once", "send the tensor in parts")
         work = MessageWork(self, start(), what, rank, buffer, finish)
         if not work.is_completed() and self._beside:
             with self._listing:

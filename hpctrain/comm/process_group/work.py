@@ -65,7 +65,8 @@ class CollectiveTask:
             # The tensors that it holds.
             self._body = None
             self.done = True
-        if self._future is not None:
+            asked = self._future is not None
+        if asked:
             self._settle()
 
     def wait(self) -> None:
@@ -86,7 +87,8 @@ class CollectiveTask:
             fresh = self._future is None
             if fresh:
                 self._future = torch.futures.Future()
-        if fresh and self.done:
+            over = self.done
+        if fresh and over:
             self._settle()
         return self._future
 

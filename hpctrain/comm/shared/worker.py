@@ -60,6 +60,8 @@ class Worker:
         self._woken = threading.Semaphore(0)
         # Whoever holds it runs the first task to its end, and takes it away then.
         self._running = threading.Lock()
+        # The thread in which a task is told that it has ended, and with it whoever waits for its future.
+        self._telling: int | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="hpctrain-worker", daemon=True) if beside else None
@@ -70,7 +72,11 @@ class Worker:
         """Queue a task, or run it at once if it is small and alone. Waits first for one that is still queued.
 
         By one thread at a time: ranks have to submit in one order anyway.
+
+        Raises:
+            HpctrainError: a callback of a task that ended submits it.
         """
+        self._refuse_callbacks()
         if task.small and not self._tasks:
             # Nothing is run either: a task leaves the queue only when it is done.
             self._run(task, self.pause)
@@ -83,7 +89,13 @@ class Worker:
             self._woken.release()
 
     def run_up_to(self, task: Task) -> None:
-        """Run queued tasks up to this one, or wait for them; each is told its error."""
+        """Run queued tasks up to this one, or wait for them; each is told its error.
+
+        Raises:
+            HpctrainError: a callback of a task that ended waits for it.
+        """
+        if not task.done:
+            self._refuse_callbacks()
         while not task.done:
             with self._running:
                 if not task.done:
@@ -104,7 +116,7 @@ class Worker:
         """Discard the queue and any failure."""
         with self._running:
             for task in self._tasks:
-                task.end(HpctrainError("this buffer was to be reduced by ranks, some of which died"))
+                self._end(task, HpctrainError("this buffer was to be reduced by ranks, some of which died"))
             self._tasks.clear()
             self._failure = None
 
@@ -134,7 +146,23 @@ class Worker:
             task.execute(pause)
         except BaseException as raised:
             error = self._failure = raised
-        task.end(error)
+        self._end(task, error)
+
+    def _end(self, task: Task, error: BaseException | None) -> None:
+        self._telling = threading.get_ident()
+        try:
+            task.end(error)
+        finally:
+            self._telling = None
+
+    def _refuse_callbacks(self) -> None:
+        """Those of different tasks run in no order that all ranks share."""
+        if self._telling == threading.get_ident():
+            raise HpctrainError(
+                "a callback that runs when a collective ends calls or awaits another one of the same ranks",
+                "wait for the first one in the script, then call the next; or do it in a group of its own "
+                "(torch.distributed.new_group)",
+            )
 
     def _serve(self) -> None:
         while True:

@@ -302,6 +302,8 @@ def main(folder: Path) -> None:
     reductions_of_one_graph_keep_their_order()
     a_failed_reduction_changes_nothing_and_raises_its_own_error()
     an_overflow_on_one_rank_leaves_the_update_out_on_all()
+    # The last: the ranks have parted.
+    keras_misuse.gradients_of_other_variables_are_refused(COMM)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,32 @@ def a_short_run_that_parts_is_stopped_at_its_end(comm) -> None:
     refused(lambda: model.fit(x, y, batch_size=4, verbose=0, callbacks=[parting]), "after step 3 the ranks hold")
 
 
+def deferred_gradients_are_not_scaled(comm) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1), compression="top_k")
+        around = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        refused(lambda: ht.distribute(model, around, compression="top_k"), "scales differently", ht.HpctrainError)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(optimizer, LOSS)
+    x, y, _ = samples(12, 0)
+    refused(lambda: model.fit(x, y, verbose=0), "scales differently", ht.HpctrainError)
+
+
+def gradients_of_other_variables_are_refused(comm) -> None:
+    """Equal in shape: nothing but their names tells them apart."""
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, use_bias=False) for _ in range(2))])
+    model, optimizer = ht.distribute(model, keras.optimizers.SGD(0.1))
+    gradient, (first, second) = tf.ones((4, 4)), model.trainable_variables
+    optimizer.apply_gradients([(gradient, first), (None, second)])
+    optimizer.apply_gradients([(gradient, second)])
+    own = second if comm.rank == 1 else first
+    refused(lambda: optimizer.apply_gradients([(gradient, own)]), "reduces")
+
+
 def check(comm, folder: Path) -> None:
+    deferred_gradients_are_not_scaled(comm)
     updates_on_one_rank_alone_are_refused(comm, folder)
     data_that_is_over_on_one_rank_stops_all_at_once(comm)
     ranks_stop_together(comm)

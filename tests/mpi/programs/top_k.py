@@ -1,7 +1,9 @@
 """Trains a small network whose largest gradients alone travel between nodes; each rank is a node of its own.
 
 ``python top_k.py FRAMEWORK OUT`` writes OUT-RANK.npz with the parameters after the last step. The tests import this
-file and call :func:`reference`, which is plain NumPy and PyTorch in one process: no hpctrain in it.
+file and call :func:`reference`, which is plain NumPy and PyTorch in one process: no hpctrain in it. ``python top_k.py
+now_and_then OUT`` has a parameter that only every other step uses (:func:`reference_now_and_then`), and tries a
+GradScaler.
 """
 
 from __future__ import annotations
@@ -82,6 +84,54 @@ def in_torch(comm) -> list[np.ndarray]:
     return [parameter.detach().numpy().T for parameter in model.parameters()]
 
 
+def vectors(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng((rank, step))
+    return random.normal(size=10), random.normal(size=10) * (step % 2 == 0)
+
+
+def reference_now_and_then() -> list[np.ndarray]:
+    kept, moved = np.zeros((RANKS, 20)), np.zeros(20)
+    for step in range(STEPS):
+        for rank in range(RANKS):
+            # The last parameter lies first.
+            kept[rank] += np.concatenate(vectors(rank, step)[::-1]) / RANKS
+            chosen = np.argsort(np.abs(kept[rank]))[18:]
+            moved[chosen] -= kept[rank, chosen]
+            kept[rank, chosen] = 0
+    return [moved[10:], moved[:10]]
+
+
+def now_and_then(comm) -> list[np.ndarray]:
+    import torch
+
+    import hpctrain as ht
+
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(10, dtype=torch.float64)) for _ in range(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ht.distribute(model, optimizer, comm=comm, compression="top_k", top_k=0.1)
+
+    def loss(step: int):
+        always, sometimes = map(torch.from_numpy, vectors(comm.rank, step))
+        return model[0] @ always + (model[1] @ sometimes if step % 2 == 0 else 0)
+
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
+    moved = [parameter.detach().numpy().copy() for parameter in model]
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(2):
+        scaler.scale(loss(0)).backward()
+        try:
+            scaler.step(optimizer)
+            refused = False
+        except ht.HpctrainError as error:
+            refused = "GradScaler scales differently" in str(error)
+        assert refused == scaler.is_enabled()
+        scaler = torch.amp.GradScaler("cpu")
+    return moved
+
+
 def in_keras(comm) -> list[np.ndarray]:
     import keras
     import tensorflow as tf
@@ -111,7 +161,8 @@ def main() -> None:
     from hpctrain.comm.mpi_engine import MpiCommunicator
 
     comm = MpiCommunicator(MPI.COMM_WORLD, "each rank a node", lambda rank: rank)
-    np.savez(f"{out}-{comm.rank}.npz", *(in_torch if framework == "torch" else in_keras)(comm))
+    train = {"torch": in_torch, "keras": in_keras, "now_and_then": now_and_then}[framework]
+    np.savez(f"{out}-{comm.rank}.npz", *train(comm))
     comm.shutdown()
 
 

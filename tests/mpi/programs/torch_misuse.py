@@ -274,6 +274,8 @@ def an_end_before_the_next_check(comm):
             del model, optimizer
         said.append(message(ht.shutdown))
         ht.init(comm.backend)
+        if keeps:
+            said.append(message(lambda model=model, optimizer=optimizer: ht.distribute(model, optimizer)))
     return said
 
 
@@ -350,6 +352,30 @@ def complex_parameters(comm):
         off.append(max(((ours.grad - its.grad).abs().max() / its.grad.abs().max()).item() for ours, its in pairs))
         optimizer.step()
     return off
+
+
+@check
+def gradients_added_to_a_mean_in_a_join(comm):
+    """Refused where the first mean is still there, whatever holds the gradient, and not where it was zeroed."""
+    said = []
+    for size, to_none, again in ((3, True, True), (3, False, False), (3, True, False), (1200, True, True)):
+        model, optimizer = distributed(size=size)
+        with ht.join(model):
+            loss_of(model, 1.0).backward()
+            for _ in range(2):
+                if not again:
+                    optimizer.zero_grad(set_to_none=to_none)
+                said.append(message(lambda model=model: loss_of(model, 1.0).backward()))
+                if again:
+                    break
+    return said
+
+
+@check
+def a_sparse_embedding_that_is_used_densely_too(comm):
+    model = nn.Embedding(5, 3, sparse=True)
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return message(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())
 
 
 @check

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 
 import pytest
@@ -11,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from hpctrain.adapters.torch.distribute import distribute  # noqa: E402
 from hpctrain.adapters.torch.guarding import guard_of  # noqa: E402
+from hpctrain.adapters.torch.reducer import GradientReducer  # noqa: E402
 from hpctrain.adapters.torch.turns import Turns, turns_of  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 
@@ -115,3 +118,33 @@ def test_connections_for_turns_are_made_anew_only_where_ranks_died():
     for _ in range(2):
         turns.renew(comm)
     assert comm.made == 2 and turns.size == turns.active == 2
+
+
+def test_gradients_of_several_devices_are_sent_in_one_order():
+    """Autograd has a thread for each device: one that is slow to send does not let another pass."""
+
+    class Engine:
+        in_place, sent = False, []
+
+        def allocate(self, numel, dtype, device):
+            return torch.zeros(numel, dtype=dtype)
+
+        def allreduce(self, buffer, name, wire):
+            if buffer.dtype is torch.float32:
+                time.sleep(0.2)
+            self.sent.append(buffer.dtype)
+
+    engine, comm = Engine(), SingleCommunicator("test")
+    comm.torch = lambda: engine
+    model = torch.nn.ParameterList([torch.ones(3, dtype=torch.float64), torch.ones(3)])
+    parameters = list(model.named_parameters())
+    reducer = GradientReducer(comm, "test", parameters, sparse=frozenset(), bucket_bytes=1e6, wire=None)
+    for _, parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    reducer._running = True
+    slow = threading.Thread(target=reducer._arrived, args=("1",))
+    slow.start()
+    time.sleep(0.05)
+    reducer._arrived("0")
+    slow.join()
+    assert engine.sent == [torch.float32, torch.float64]

@@ -28,6 +28,10 @@ class FakeComm:
             assert length == len(own)
             joined[start : start + length] = own
 
+    def Ibcast(self, piece: np.ndarray, root: int) -> None:
+        self.messages.append(len(piece))
+        piece[:] = root
+
 
 @pytest.mark.parametrize("most", [64, 10**6])
 def test_messages_are_cut_where_mpi_could_not_count_their_bytes(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -38,3 +42,11 @@ def test_messages_are_cut_where_mpi_could_not_count_their_bytes(monkeypatch: pyt
     assert polled.allgather(comm, timeout, value, "test") == [value, value]
     assert max(comm.messages) <= most
     assert (len(comm.messages) > 1) == (most == 64)
+
+
+@pytest.mark.parametrize(("length", "messages"), [(0, []), (64, [64]), (65, [64, 1]), (192, [64] * 3)])
+def test_a_broadcast_comes_in_pieces_to_its_last_byte(monkeypatch, length, messages):
+    monkeypatch.setattr(polled, "_MESSAGE_BYTES", 64)
+    comm, buffer = FakeComm(), np.zeros(length, dtype=np.uint8)
+    polled.broadcast(comm, SimpleNamespace(finish=lambda start, what: start()), buffer, 7, "test")
+    assert comm.messages == messages and (buffer == 7).all()
