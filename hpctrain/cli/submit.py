@@ -18,7 +18,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
-from hpctrain.cli.work import read_tasks
+from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.run.directory import default_directory
 from hpctrain.run.plan import Start
 
@@ -62,6 +62,7 @@ def submit(
         from hpctrain.supervision.repeats import require_no_series
 
         require_no_series(run_dir)
+    require_work(work)
     found = find_cluster(cluster, job.partition)
     request = job_request(found.profile, Path(work).stem, job.asked())
     if found.profile.kubernetes:

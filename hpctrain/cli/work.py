@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.utf8 import encodable
+from hpctrain.recipes.entries import find
 from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
 from hpctrain.recipes.mesh import Mesh, parse_mesh
 from hpctrain.recipes.reliability import FaultTolerance
@@ -16,6 +17,27 @@ from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.smoke import smoke
 from hpctrain.report.say import say
 from hpctrain.run.plan import Script
+
+
+def require_work(work: str) -> None:
+    """Refuse what is no recipe's name and no script, before a command asks a cluster about anything.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    if work.endswith(".py"):
+        _require_script(work)
+    else:
+        find(work)
+
+
+def _require_script(work: str) -> Path:
+    path = Path(work).resolve()
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+    return path
 
 
 def read_work(
@@ -46,11 +68,7 @@ def read_work(
     if small:
         raise HpctrainError(f"--smoke is for recipes, and {work} is a script", "its arguments go after --")
     faults = script_fault_tolerance(work, overrides, FaultTolerance())
-    path = Path(work).resolve()
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
+    path = _require_script(work)
     for text in (str(path), *arguments):
         if encodable(text) != text:
             hint = "rename the file" if text == str(path) else "give the script another argument"

@@ -32,7 +32,7 @@ class Listed(Section):
 def all_entries() -> Iterator[Recipe | Listed]:
     """Every published recipe in each of its variants; ``load_entry(entry.name)`` loads the same."""
     for name in recipe_names():
-        document = _document(_find(name)[0])
+        document = _document(find(name)[0])
         for variant in _variants(document) or ("",):
             yield _entry(document, variant)
 
@@ -43,8 +43,26 @@ def variant_names(name_or_path: str) -> tuple[str, ...]:
     Raises:
         HpctrainError: no such recipe, or no recipe in the file.
     """
-    path, variant = _find(name_or_path)
+    path, variant = find(name_or_path)
     return () if variant else tuple(_variants(_document(path)))
+
+
+def find(name_or_path: str) -> tuple[Path, str]:
+    """The file, and the variant that was asked for, or an empty string. The file is not read.
+
+    Raises:
+        HpctrainError: no published recipe has this name.
+    """
+    name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
+    if "/" in name_or_path or name.endswith((".yaml", ".yml")):
+        # A path may hold an @ of its own.
+        whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
+        return (Path(name_or_path), "") if whole else (Path(name), variant)
+    names = recipe_names()
+    if name not in names:
+        raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
+    with resources.as_file(resources.files("hpctrain.recipes") / f"{name}.yaml") as path:
+        return path, variant
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:
@@ -58,7 +76,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
         HpctrainError: no such recipe or variant, or something in it that the schema refuses; names the file, the line
             and the key.
     """
-    path, variant = _find(name_or_path)
+    path, variant = find(name_or_path)
     document = _document(path)
     variants = _variants(document)
     if variant and variant not in variants:
@@ -74,7 +92,7 @@ def known_values(name_or_path: str) -> dict[str, Any]:
     Raises:
         HpctrainError: as of :func:`load_entry`.
     """
-    path, variant = _find(name_or_path)
+    path, variant = find(name_or_path)
     document = _document(path)
     values, _ = _chosen(document, variant or next(iter(_variants(document)), ""))
     return {key: value for key, value in values.items() if key not in ("missing", "needs")}
@@ -104,20 +122,6 @@ def _chosen(document: Document, variant: str) -> tuple[dict[str, Any], dict[str,
     if variant and isinstance(values.get("name"), str):
         values["name"] = f"{values['name']}@{variant}"
     return values, changes
-
-
-def _find(name_or_path: str) -> tuple[Path, str]:
-    """The file, and the variant that was asked for, or an empty string."""
-    name, _, variant = name_or_path.rpartition("@") if "@" in name_or_path else (name_or_path, "", "")
-    if "/" in name_or_path or name.endswith((".yaml", ".yml")):
-        # A path may hold an @ of its own.
-        whole = not variant or os.path.exists(name_or_path)  # noqa: PTH110 - Path.exists raises for over-long names
-        return (Path(name_or_path), "") if whole else (Path(name), variant)
-    names = recipe_names()
-    if name not in names:
-        raise HpctrainError(f"unknown recipe {name!r}", f"{nearest(name, names)}; or the path of a .yaml or .py file")
-    with resources.as_file(resources.files("hpctrain.recipes") / f"{name}.yaml") as path:
-        return path, variant
 
 
 def _document(path: Path) -> Document:

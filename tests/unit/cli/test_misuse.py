@@ -48,6 +48,9 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digits", "-np", "3", "--mesh", "dp_shard=2"], "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
         (["run", "digits", "--dry-run", "--mesh", "tp=2"], "mesh.tp: digits_cnn has no plan by which its layers are"),
         (["submit", "digits", "--cluster", "cpu", "--dry-run", "--mesh", "tp"], "'tp' is not of the form AXIS=RANKS"),
+        # Whether there is a Slurm to ask or not.
+        (["submit", "digit", "--dry-run"], "unknown recipe 'digit'\n  did you mean 'digits'?"),
+        (["submit", "train.py"], "cannot read the script train.py: No such file"),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "--mesh dp=2: unknown axis 'dp'\n  valid: cp, dp_rep"),
         (
             ["plan", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
