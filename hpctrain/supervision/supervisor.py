@@ -250,8 +250,12 @@ class Supervisor:
         # Others may be wanted by the time at which the ranks have left.
         newest = self._watch and self._watch.wanted
         wanted = newest if newest and self._may_have(newest) else wanted
-        before, self._joined = self._now, (self._now, wanted)
+        before = self._now
         self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
+        # To save takes its time, and a host that was to join can be taken back meanwhile.
+        with contextlib.suppress(HpctrainError):
+            wanted = chosen_hosts(self._plan, given_hosts(self._plan), wanted.keys(), wanted) or wanted
+        self._joined = before, wanted
         try:
             plan, warnings = plan_on(self._plan, wanted, self._machine)
             plan = self._ready(plan, launcher)
@@ -259,7 +263,7 @@ class Supervisor:
         except HpctrainError as error:
             self._notice(f"warning: {change(before, wanted)} is not possible: {error.message}")
             plan, warnings, found = before, (), launcher
-        if plan.hosts == before.hosts:
+        if plan.hosts == before.hosts and wanted != before.ranks_of_hosts:
             self._refused.append((time.monotonic(), wanted))
         hosts = fold_hosts([host.host for host in plan.hosts])
         numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
