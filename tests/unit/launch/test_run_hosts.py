@@ -74,7 +74,7 @@ def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp
 
 def test_what_slurm_prints_is_not_passed_over_where_it_is_damaged(programs: Path) -> None:
     install(programs, "scontrol", "echo SwitchName=top Switches=a,b")
-    with pytest.raises(HpctrainError, match="scontrol show topology:1: below 'top' is 'a'"):
+    with pytest.raises(HpctrainError, match="scontrol show topology:1: 'top' contains 'a'"):
         known()
 
 

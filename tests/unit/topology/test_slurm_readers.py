@@ -156,7 +156,7 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
         (slurm.read, "SwitchName=a Nodse=n1\n", "f:1: SwitchName has no 'nodse'\n  did you mean 'Nodes'"),
         (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", "f:1: Nodes appears twice"),
         (slurm.read, "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", "f:2: 'a' is defined a second time, after f:1"),
-        (slurm.read, "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n", "f:1: below 'a' is 'c'"),
+        (slurm.read, "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n", "f:1: 'a' contains 'c'"),
         (slurm.read, "SwitchName=a Switches=b\nSwitchName=b Switches=a\n", "'a' is below itself|'b' is below itself"),
         (
             slurm.read,
@@ -175,7 +175,7 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
         (slurm_yaml.read, "- topology: a\n  tree:\n    switches: n1\n", "f:3: expected a list of switches"),
         (slurm_yaml.read, "- topology: a\n  tree: {}\n", "f:2: 'switches' is missing"),
         (slurm_yaml.read, YAML.replace("n3,n4", "n[3-4"), "f:17: nodes: 'n\\[3-4' is not a list of hosts"),
-        (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), "f:12: below 'core' is 's2'"),
+        (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), "f:12: 'core' contains 's2'"),
         (
             slurm_yaml.read,
             YAML.replace("blocks: [{block: x, nodes: y}]", "blocks: y"),
