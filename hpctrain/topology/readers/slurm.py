@@ -76,7 +76,8 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
         for child in group.switches:
             if child not in by_name:
                 raise HpctrainError(
-                    f"{group.where}: {group.name!r} contains {child!r}, which is defined nowhere in this text: is it complete?",
+                    f"{group.where}: {group.name!r} contains {child!r}, which is not defined in this text: is "
+                    "it complete?",
                     nearest(child, by_name) if len(by_name) <= 50 else "",
                 )
     try:
