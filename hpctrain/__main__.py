@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from hpctrain.cli.main import main
+from hpctrain.cli.program import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -1,0 +1,33 @@
+"""The ``hpctrain`` program: the command line in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from typing import NoReturn
+
+# A command is mostly imports, whose objects live to its end: to look for garbage among them is in vain.
+_COLLECT_AFTER = 50_000
+
+
+def program() -> NoReturn:
+    """Run the command line, and end without freeing each object, which the system does at once.
+
+    What is registered with :mod:`atexit` is called as ever.
+    """
+    gc.set_threshold(_COLLECT_AFTER)
+    status = 1
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    # The first that is registered is called last.
+    atexit.register(leave)
+    from hpctrain.cli.main import main
+
+    status = main()
+    sys.exit(status)
