@@ -96,10 +96,10 @@ gpu: .gpu/installed.stamp
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too.
 .gpu/installed.stamp: tests/gpu/wheels.txt
-	$(PYTHON) -m venv --clear .gpu
+	$(PYTHON) -m venv --clear --without-pip .gpu
 	{ $(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")'; echo $(CURDIR); } > \
 		"$$(.gpu/bin/python -c 'import site; print(site.getsitepackages()[0])')/machine.pth"
-	.gpu/bin/python -m pip install --no-index --find-links .wheels --requirement tests/gpu/wheels.txt
+	$(PYTHON) -m pip --python .gpu/bin/python install --no-index --find-links .wheels --requirement tests/gpu/wheels.txt
 	touch $@
 
 # On a machine with a network: to be carried to the one with GPUs, whose Python has this version.

@@ -115,11 +115,11 @@ class TorchDistributedCommunicator(Communicator):
 
     def barrier(self) -> None:
         # torch's own barrier would take the GPU where there is one.
-        self._reduce(torch.zeros(1), dist.ReduceOp.SUM, "barrier")
+        self._reduce(torch.zeros(1, device="cpu"), dist.ReduceOp.SUM, "barrier")
 
     def broadcast_object(self, value: T) -> T:
         payload = bytearray(pickle.dumps(value)) if self.rank == 0 else bytearray()
-        length = torch.tensor([len(payload)])
+        length = torch.tensor([len(payload)], device="cpu")
         self.run(dist.broadcast, length, 0, what="broadcast")
         payload = payload or bytearray(int(length))
         self.run(dist.broadcast, torch.frombuffer(payload, dtype=torch.uint8), 0, what="broadcast")
@@ -156,9 +156,9 @@ class TorchDistributedCommunicator(Communicator):
 
     def gather(self, flat: torch.Tensor, what: str, members: Any = None) -> list[torch.Tensor]:
         """The flat tensors of all ranks, which may differ in length; ``members``: the group whose connections it is."""
-        lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         kind = REDUCTION if members is not None else CONTROL
-        self.run(dist.all_gather, lengths, torch.tensor([len(flat)]), members, what=what, kind=kind)
+        self.run(dist.all_gather, lengths, torch.tensor([len(flat)], device="cpu"), members, what=what, kind=kind)
         longest = max(1, *(int(length) for length in lengths))
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat

@@ -38,6 +38,8 @@ if(DEFINED ENV{HPCTRAIN_MPI_PREFIX})
     set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 """
 
+_HEADERS = "the headers of GCC 13 and later include fewer others"
+
 ADAPTATIONS = (
     Adaptation(
         file="CMakeLists.txt",
@@ -52,6 +54,30 @@ ADAPTATIONS = (
         new="set(CMAKE_CXX_STANDARD 20)",
         reason="the headers of PyTorch 2.12 and later are C++20",
         package="torch",
+    ),
+    Adaptation(
+        file="horovod/common/common.h",
+        old="#include <memory>\n",
+        new="#include <memory>\n#include <stdexcept>\n",
+        reason=_HEADERS,
+    ),
+    Adaptation(
+        file="horovod/common/group_table.h",
+        old="#include <queue>\n",
+        new="#include <cstdint>\n#include <queue>\n#include <string>\n",
+        reason=_HEADERS,
+    ),
+    Adaptation(
+        file="horovod/common/nvtx_op_range.h",
+        old="#define HOROVOD_NVTX_OP_RANGE_H\n",
+        new="#define HOROVOD_NVTX_OP_RANGE_H\n\n#include <cstdint>\n",
+        reason=_HEADERS,
+    ),
+    Adaptation(
+        file="third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+        old="  const size_type count_;\n",
+        new="  size_type count_;\n",
+        reason="GCC 14 refuses the assignment to a constant in an operator that nothing calls",
     ),
     Adaptation(
         file="horovod/tensorflow/CMakeLists.txt",

@@ -21,11 +21,12 @@ from hpctrain.run.bucket_groups import BUCKET_BYTES
 # float32; autocast to bf16 or fp16, where weights and gradients stay float32; weights, gradients and all in bf16.
 Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
 
-# Assumed: what the caching allocator of CUDA cannot use because of rounding and holes, of all that it holds. It rounds
-# to 512 bytes, and takes 2 or 20 MiB at once (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
-FRAGMENTATION = 0.05
-# Assumed: what a process's CUDA context with the kernels of cuDNN, cuBLAS and NCCL takes.
-CONTEXT_BYTES = 600_000_000
+# What the caching allocator of CUDA cannot use because of rounding and holes, as a share of what tensors take: on an
+# H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
+# (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+FRAGMENTATION = 0.1
+# What a process's CUDA context takes (0.81 GB there), and the workspaces of cuBLAS and cuDNN (0.07 to 0.17 GB).
+CONTEXT_BYTES = 930_000_000
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
 _LARGEST_BATCH = 1 << 24
 
@@ -46,8 +47,8 @@ class Memory:
         weight_copies: narrow ones that autocast keeps.
         temporary: in use at that moment only: activations and gradients between two layers, a gradient before it is
             in its bucket, what the optimizer needs for an update.
-        margin: assumed, for what the allocator of a GPU cannot use (:data:`FRAGMENTATION`).
-        context: assumed, a process on a GPU takes it whatever it does (:data:`CONTEXT_BYTES`).
+        margin: for what the allocator of a GPU cannot use (:data:`FRAGMENTATION`).
+        context: a process on a GPU takes it whatever it does (:data:`CONTEXT_BYTES`).
     """
 
     moment: str

@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,42 +19,44 @@ import hpctrain
 
 REPORT = "GPU_REPORT"
 _PACKAGES = ("torch", "horovod", "mpi4py", "nvidia-nccl-cu13")
-_found = pytest.StashKey[dict[str, Any]]()
-_checks = pytest.StashKey[list[dict[str, Any]]]()
 
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[..., None]:
     """``note(key=value, …)`` adds figures to this test's entry in the report."""
-    request.node.stash[_found] = {}
-    update: Callable[..., None] = request.node.stash[_found].update
-    return update
+
+    def add(**found: Any) -> None:
+        # A worker of pytest can send plain types only.
+        request.node.user_properties += json.loads(json.dumps(found, default=float)).items()
+
+    return add
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_checks] = []
+class _Report:
+    """What became of each test, as pytest's own process hears of it, whichever worker ran it."""
 
+    def __init__(self) -> None:
+        self._checks: list[dict[str, Any]] = []
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.when == "call" or not report.passed:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.location[2]
+        if not report.nodeid.startswith("tests/gpu/") or (report.when != "call" and report.passed):
+            return
         if report.skipped and isinstance(report.longrepr, tuple):
             why = report.longrepr[2].removeprefix("Skipped: ")
         else:
             why = str(report.longrepr or "")
-        name = item.name.removeprefix("test_").replace("_", " ")
-        entry = {"name": name, "outcome": report.outcome, "why": why, "seconds": round(report.duration, 1)}
-        if item.path.parent == Path(__file__).parent:
-            item.config.stash[_checks].append({**entry, "found": item.stash.get(_found, {})})
-    return report
+        entry = {"name": name.removeprefix("test_").replace("_", " "), "outcome": report.outcome, "why": why}
+        self._checks.append({**entry, "seconds": round(report.duration, 1), "found": dict(report.user_properties)})
+
+    def pytest_sessionfinish(self) -> None:
+        if folder := os.environ.get(REPORT):
+            _write(Path(folder), self._checks)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if folder := os.environ.get(REPORT):
-        _write(Path(folder), session.config.stash[_checks])
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report())
 
 
 def _write(folder: Path, checks: list[dict[str, Any]]) -> None:

@@ -10,20 +10,29 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from framework_scripts import REPORT as GROUP
+from framework_scripts import SCRIPTS, VARIABLES
+from framework_scripts import losses as framework_losses
+from framework_scripts import missing as frameworks_missing
+from imported_programs import imported
+from launching import Launch
 
 from hpctrain.horovod.cuda import find_toolkit
 from hpctrain.run.events import read_events
 
 PROGRAMS = Path(__file__).with_name("programs")
+OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
 GPUS = torch.cuda.device_count()
 DEVICE = "cuda" if GPUS else "cpu"
 on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
@@ -33,11 +42,17 @@ on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
 _TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 
 
-def launch(folder: Path, *arguments: str, seconds: float = 300) -> str:
+def launch(folder: Path, *arguments: str, seconds: float = 300, **variables: str) -> str:
     """Run a command of hpctrain in a folder; returns what it printed."""
-    command = [sys.executable, "-m", "hpctrain", *arguments]
     done = subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, check=False
+        [sys.executable, "-m", "hpctrain", *arguments],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -106,6 +121,199 @@ _WAYS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("way", _WAYS)
 def test_steps_that_are_compiled_or_replayed(tmp_path, note, way):
     compare(tmp_path, note, backend="nccl", ranks=GPUS, precision="float32", **_WAYS[way])
+
+
+def scripts_on_a_gpu(mpirun: Launch, program: str, ranks: int, *arguments: str) -> str:
+    """A program of tests/mpi, whose ranks share a GPU where there are more of them; returns what it printed."""
+    output: str = mpirun(PROGRAMS / "on_gpu.py", ranks, str(OF_RANKS / program), *arguments, timeout=500).stdout
+    return output
+
+
+@on_gpus
+@pytest.mark.parametrize(("backend", "ranks"), [("mpi", 3), ("nccl", 1)])
+def test_scripts_equal_one_process_on_a_cpu(mpirun, tmp_path, note, backend, ranks):
+    """Optimizers, clipping, accumulation, unused, tied and sparse parameters, loss scaling, narrow types."""
+    program = imported(OF_RANKS / "torch_equivalence.py")
+    # Within 1e-10 of a CPU, also where a network is converted to float64.
+    cases = [name for name in program.CASES if name != "compiled"]
+    scripts_on_a_gpu(mpirun, "torch_equivalence.py", ranks, str(tmp_path / "out"), f"{backend}={','.join(cases)}")
+    results = [np.load(tmp_path / f"out-{backend}-{rank}.npz") for rank in range(ranks)]
+    apart = {name: float(np.abs(results[0][name] - program.reference(name)).max()) for name in cases}
+    note(**{name: f"{each:.1e}" for name, each in apart.items()})
+    assert all(np.array_equal(each[name], results[0][name]) for each in results for name in cases)
+    assert not {name: each for name, each in apart.items() if not each <= program.TOLERANCE.get(name, 1e-10)}
+
+
+@on_gpus
+def test_patterns_of_scripts_equal_one_process_or_are_refused(mpirun, tmp_path, note):
+    """As in tests/mpi/test_torch_patterns.py; worker processes cannot use the GPU of the process that started them."""
+    program = imported(OF_RANKS / "torch_patterns.py")
+    names = [name for name in program.PATTERNS if name != "worker_processes"]
+    scripts_on_a_gpu(mpirun, "torch_patterns.py", 2, "mpi", str(tmp_path / "out"), *names)
+    results = [json.loads((tmp_path / f"out-mpi-{rank}.json").read_text()) for rank in range(2)]
+    wrong = {
+        f"{name}, {division}": each
+        for result in results
+        for name, divisions in result.items()
+        for division, each in divisions.items()
+        if each["error"] >= 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
+    }
+    refused = {name for name, each in results[0].items() if each["even"]["refused"]}
+    note(patterns=len(names), wrong=wrong, refused=sorted(refused))
+    assert len(results[0]) == len(names) > 50
+    assert not wrong and not refused
+
+
+@on_gpus
+def test_misuse_is_noticed_as_on_a_cpu(mpirun, tmp_path, note):
+    """Both behaviours are compared; what they should be is in tests/mpi/test_torch_behaviour.py."""
+    on_gpu = tmp_path / "gpu"
+    scripts_on_a_gpu(mpirun, "torch_behaviour.py", 2, "mpi", str(on_gpu))
+    mpirun(OF_RANKS / "torch_behaviour.py", 2, "mpi", str(tmp_path / "cpu"))
+    found, wanted = (
+        [json.loads((tmp_path / f"{where}-mpi-{rank}.json").read_text()) for rank in range(2)]
+        for where in ("gpu", "cpu")
+    )
+    different = {
+        f"{name} on rank {rank}": {"gpu": found[rank].get(name), "cpu": value}
+        for rank in range(2)
+        for name, value in wanted[rank].items()
+        if name not in _DRAWN and not _same(found[rank].get(name), value)
+    }
+    note(checks=len(wanted[0]), different=different)
+    assert not different
+
+
+# Times, and what comes of random numbers, which a GPU draws otherwise.
+_DRAWN = ("overlap", "start_from_rank_0", "back")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, or almost, or the same words where a checksum, an address or a random number is among them."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in other if name not in _DRAWN)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
+    if isinstance(one, str) and isinstance(other, str):
+        return _words(one) == _words(other)
+    return bool(one == other)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]{4,}", re.sub(r"\b[0-9a-f]{6,}\b|cuda", "", text))
+
+
+@on_gpus
+@pytest.mark.parametrize("what", ["torch", "now_and_then"])
+def test_top_k_is_the_method_by_hand(mpirun, tmp_path, what):
+    program = imported(OF_RANKS / "top_k.py")
+    scripts_on_a_gpu(mpirun, "top_k.py", 3, what, str(tmp_path / "out"))
+    wanted = program.reference("torch") if what == "torch" else program.reference_now_and_then()
+    ranks = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(3)]
+    for number, parameter in enumerate(wanted):
+        for each in ranks:
+            np.testing.assert_allclose(each[f"arr_{number}"], parameter, rtol=1e-10, atol=1e-12)
+
+
+@on_gpus
+@pytest.mark.skipif(frameworks_missing() is not None, reason=str(frameworks_missing()))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_frameworks_over_nccl(tmp_path, note, name):
+    """The pages' scripts with the GPU for the CPU, with and without hpctrain."""
+    text = SCRIPTS[name].replace('accelerator="cpu"', 'accelerator="gpu"')
+    (tmp_path / name).write_text(text + GROUP)
+    output = launch(tmp_path, "run", name, "-np", str(GPUS), "--backend", "nccl", "--run-dir", "run", **VARIABLES)
+    note(said=[line for line in output.splitlines() if "group of" in line or "warning" in line.lower()][:6])
+    if GPUS > 1:
+        assert f"group of {GPUS} over" in output
+    alone = "".join(line for line in text.splitlines(keepends=True) if not line.endswith("  #\n"))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / name).write_text(alone)
+    # By itself a framework takes all GPUs that it sees.
+    variables = {**os.environ, **VARIABLES, "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(
+        [sys.executable, name],
+        cwd=tmp_path / "alone",
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses, wanted = framework_losses(output), framework_losses(done.stdout)
+    note(losses=losses, alone=wanted)
+    assert len(wanted) >= 3
+    assert losses == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """A small ImageNet: 99 images to train on and 11 for validation."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    launch(folder, "data", "fake", "archives", "--images", "110", "--size", "80")
+    launch(folder, "data", "shard", "archives", "shards")
+    return folder / "shards"
+
+
+# Each has something that no other here has: an optimizer, a loss, a way to mix or to average, a precision.
+@on_gpus
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("goyal2017", "you2017-lars@8192", "lamb", "akiba2017", "nvidia-dle", "mlperf-resnet50@3264"),
+        *("torchvision-v2", "rsb2021@A2", "ffcv-rn50@16"),
+    ],
+)
+def test_published_recipes_made_small(tmp_path, note, shards, recipe):
+    """The first steps on a GPU and on the CPU have almost the same losses: dropped branches are others there."""
+    small = ("model.name=resnet18", "images.size=32", "images.test_resize=37", "images.test_size=32", "data.limit=32")
+    settings = [word for each in (f"data.path={shards}", "data.workers=1", *small) for word in ("--set", each)]
+    losses = {}
+    for backend, ranks in (("nccl", GPUS), ("mpi", 1)):
+        start = ["run", recipe, "--smoke", "-np", str(ranks), "--framework", "torch", "--backend", backend]
+        launch(tmp_path, *start, *settings, "--run-dir", backend)
+        events = read_events(tmp_path / backend / "events.jsonl")
+        losses[backend] = [event.loss for event in events if event.event == "step"]
+    note(nccl=losses["nccl"], cpu=losses["mpi"])
+    assert len(losses["nccl"]) == len(losses["mpi"]) >= 2
+    assert all(map(math.isfinite, losses["nccl"]))
+    assert losses["nccl"][0] == pytest.approx(losses["mpi"][0], rel=0.02)
+
+
+@on_gpus
+def test_a_gpt_resumes_to_the_same_bits(tmp_path, note):
+    """In bf16 with its optimizer's state and the GPU's random numbers; asked to stop, and gone on with."""
+    start = ["run", "gpt2-124m", "--smoke", "-np", str(GPUS), "--backend", "nccl", "--set", "precision=bf16"]
+    launch(tmp_path, *start, "--run-dir", "whole")
+    steps = [event.iteration for event in read_events(tmp_path / "whole" / "events.jsonl") if event.event == "step"]
+    stop = ["--set", "checkpoints.every_steps=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpctrain", *start, *stop, "--run-dir", "cut"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    events = tmp_path / "cut" / "events.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if events.exists() and '"event":"step"' in events.read_text().replace(" ", ""):
+            (tmp_path / "cut" / "stop").touch()
+            break
+        time.sleep(0.02)
+    output, _ = process.communicate(timeout=120)
+    note(cut=output.splitlines()[-3:], status=process.returncode, steps=len(steps))
+    if process.returncode:
+        launch(tmp_path, "run", "--resume", "--run-dir", "cut")
+    losses = [
+        {e.iteration: e.loss for e in read_events(tmp_path / name / "events.jsonl") if e.event == "step"}
+        for name in ("whole", "cut")
+    ]
+    note(apart=max(abs(losses[0][each] - losses[1][each]) for each in losses[0]))
+    assert losses[0] == losses[1]
 
 
 @on_gpus

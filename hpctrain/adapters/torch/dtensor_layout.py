@@ -61,7 +61,7 @@ def _indices(tensor: DTensor, dimension: int) -> torch.Tensor:
         axes = [axis for axis, each in enumerate(placements) if _divides(each) and each.dim == dimension]
     else:
         axes = [axis for entry in order if entry.tensor_dim == dimension for axis in entry.mesh_dims]
-    indices = torch.arange(tensor.shape[dimension])
+    indices = torch.arange(tensor.shape[dimension], device="cpu")
     for axis in axes:
         placement = placements[axis]
         factor = placement.split_factor if order is None and isinstance(placement, _StridedShard) else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -105,11 +106,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
 
         In an evaluation, which reduces nothing, a rank skips a batch it has no sample of.
         """
-        order = (
-            epoch_order(self._samples, seed=self._seed, epoch=epoch)
-            if self._shuffled
-            else torch.arange(self._samples).numpy()
-        )
+        order = epoch_order(self._samples, seed=self._seed, epoch=epoch) if self._shuffled else np.arange(self._samples)
         place = data_place(self._comm)
         for batch in global_batches(order, self._size, drop_last=self._drop_last):
             own = share(batch, *place)

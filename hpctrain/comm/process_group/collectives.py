@@ -202,10 +202,10 @@ class Collectives:
         sends = []
         for rank in range(places.size):
             if places.node_of(rank) != places.node and places.partner(rank, places.node) == places.rank:
-                total = torch.empty(len(parts[rank]), dtype=reduction.within)
+                total = torch.empty(len(parts[rank]), dtype=reduction.within, device="cpu")
                 reduction.into(total, terms(rank), last=False)
                 sends.append((rank, total))
-        totals = [torch.empty(len(out), dtype=reduction.within) for _ in places.nodes]
+        totals = [torch.empty(len(out), dtype=reduction.within, device="cpu") for _ in places.nodes]
         reduction.into(totals[places.node], terms(places.rank), last=False)
         receives = [
             (places.partner(places.rank, node), total) for node, total in enumerate(totals) if node != places.node

@@ -81,7 +81,8 @@ class Reduction:
             last: scale the result.
         """
         step = _BLOCK_BYTES // self.within.itemsize
-        scratch = None if self._direct(out, terms) else torch.empty(min(step, len(out)), dtype=self.within)
+        length = min(step, len(out))
+        scratch = None if self._direct(out, terms) else torch.empty(length, dtype=self.within, device="cpu")
         for start in range(0, len(out), step):
             block = out[start : start + step]
             total = block if scratch is None else scratch[: len(block)]

@@ -53,8 +53,8 @@ class Run:
     def loader(self, samples=None, batch=None, *, evaluation=False, seed=0, shape=(FEATURES,), **settings):
         samples, batch = samples or self.samples, batch or self.batch
         random = np.random.default_rng(seed)
-        x = torch.from_numpy(random.random((samples, *shape)))
-        data = TensorDataset(x, torch.from_numpy(random.integers(0, 5, samples)))
+        x = torch.tensor(random.random((samples, *shape)))
+        data = TensorDataset(x, torch.tensor(random.integers(0, 5, samples)))
         loader = DataLoader(data, batch_size=batch, shuffle=not evaluation, **settings)
         return ht.shard(loader, evaluation=evaluation, seed=SEED) if self.comm else Whole(loader, not evaluation)
 

@@ -302,7 +302,7 @@ def gradients_asked_for(run):
     for x, y in list(run.loader()):
         gradients = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
         mean = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        run.states.append(torch.from_numpy(run.comm.allreduce(mean.numpy())) if run.comm else mean)
+        run.states.append(torch.from_numpy(run.comm.allreduce(mean.cpu().numpy())).to(mean) if run.comm else mean)
 
 
 @pattern

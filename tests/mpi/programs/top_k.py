@@ -77,11 +77,11 @@ def in_torch(comm) -> list[np.ndarray]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     ht.distribute(model, optimizer, comm=comm, compression="top_k", top_k=FRACTION)
     for step in range(STEPS):
-        x, y = map(torch.from_numpy, data(comm.rank, step))
+        x, y = map(torch.tensor, data(comm.rank, step))
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-    return [parameter.detach().numpy().T for parameter in model.parameters()]
+    return [parameter.detach().cpu().numpy().T for parameter in model.parameters()]
 
 
 def vectors(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,15 +111,16 @@ def now_and_then(comm) -> list[np.ndarray]:
     ht.distribute(model, optimizer, comm=comm, compression="top_k", top_k=0.1)
 
     def loss(step: int):
-        always, sometimes = map(torch.from_numpy, vectors(comm.rank, step))
+        always, sometimes = map(torch.tensor, vectors(comm.rank, step))
         return model[0] @ always + (model[1] @ sometimes if step % 2 == 0 else 0)
 
     for step in range(STEPS):
         optimizer.zero_grad()
         loss(step).backward()
         optimizer.step()
-    moved = [parameter.detach().numpy().copy() for parameter in model]
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    moved = [parameter.detach().cpu().numpy().copy() for parameter in model]
+    device = torch.get_default_device().type
+    scaler = torch.amp.GradScaler(device, enabled=False)
     for _ in range(2):
         scaler.scale(loss(0)).backward()
         try:
@@ -128,7 +129,7 @@ def now_and_then(comm) -> list[np.ndarray]:
         except ht.HpctrainError as error:
             refused = "GradScaler scales differently" in str(error)
         assert refused == scaler.is_enabled()
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(device)
     return moved
 
 

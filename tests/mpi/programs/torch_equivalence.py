@@ -2,6 +2,7 @@
 
 ``python torch_equivalence.py OUT BACKEND=CASE,… …`` writes OUT-BACKEND-RANK.npz with each case's parameters. The
 tests import this file and call :func:`reference`, which is plain PyTorch on the full batch: no hpctrain in it.
+The ranks train on PyTorch's default device, and the reference on the CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 SAMPLES, BATCH, EPOCHS = 70, 17, 4  # batches of 17, 17, 17, 17 and 2: none divides over 2, 3 or 4 ranks, bar the last
 UPDATES = 20  # 5 batches in each of 4 epochs
 SEED = 3
+CPU = torch.device("cpu")
 # The sum of a batch in another order: rounding, and what 20 steps make of it.
 TOLERANCE = {"float32": 1e-5, "scaler_overflow": 1e-5, "bfloat16": 0.05, "wire_fp16": 2e-3, "wire_bf16": 2e-2}
 
@@ -145,17 +147,21 @@ def full_batches(data: TensorDataset, epoch: int) -> Iterator[tuple[torch.Tensor
         yield x, y
 
 
-def build(case: Case, seed: int) -> tuple[nn.Module, torch.optim.Optimizer | list[torch.optim.Optimizer]]:
+def build(
+    case: Case, seed: int, device: torch.device
+) -> tuple[nn.Module, torch.optim.Optimizer | list[torch.optim.Optimizer]]:
     torch.manual_seed(seed)
-    model = case.network().to(case.dtype)
+    with CPU:  # whose random numbers are not a GPU's
+        model = case.network()
+    model = model.to(device, case.dtype)
     if case.channels_last:
         model = model.to(memory_format=torch.channels_last)
     return model, case.optimizer(model.parameters())
 
 
-def steps(case, model, optimizers, epochs, no_sync, rank) -> None:
+def steps(case, model, optimizers, epochs, no_sync, rank, device) -> None:
     """A training script like any other: nothing in it knows how many ranks there are."""
-    scaler = torch.amp.GradScaler("cpu", enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
+    scaler = torch.amp.GradScaler(device.type, enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     forward = torch.compile(model) if case.compiled else model
     step = 0
     for epoch in range(EPOCHS * case.accumulate):
@@ -163,7 +169,7 @@ def steps(case, model, optimizers, epochs, no_sync, rank) -> None:
             step += 1
             last = step % case.accumulate == 0
             with contextlib.nullcontext() if last else no_sync():
-                loss = nn.functional.cross_entropy(forward(x), y) / case.accumulate
+                loss = nn.functional.cross_entropy(forward(x.to(device)), y.to(device)) / case.accumulate
                 if step == case.overflow_at and rank == 0:
                     loss = loss * torch.inf
                 scaler.scale(loss).backward()
@@ -180,31 +186,33 @@ def steps(case, model, optimizers, epochs, no_sync, rank) -> None:
 
 
 def state(model: nn.Module) -> np.ndarray:
-    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).numpy()
+    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()]).cpu().numpy()
 
 
 def reference(name: str) -> np.ndarray:
     case = CASES[name]
-    model, optimizer = build(case, seed=5)
+    model, optimizer = build(case, seed=5, device=CPU)
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     data = samples(case.dtype)
     # without a message to send, an accumulated gradient is the same in one backward or in two
-    steps(case, model, optimizers, lambda epoch: full_batches(data, epoch), contextlib.nullcontext, rank=0)
+    steps(case, model, optimizers, lambda epoch: full_batches(data, epoch), contextlib.nullcontext, 0, CPU)
     return state(model)
 
 
 def distributed(name: str) -> np.ndarray:
     import hpctrain as ht
 
-    case = CASES[name]
+    case, device = CASES[name], torch.get_default_device()
     comm = ht.init()
-    model, optimizer = build(case, seed=5 + comm.rank)  # other weights on each rank: the broadcast must mend that
+    model, optimizer = build(
+        case, seed=5 + comm.rank, device=device
+    )  # other weights on each rank: the broadcast must mend that
     kind = type(optimizer)
     model, optimizer = ht.distribute(model, optimizer, bucket_mb=case.bucket_mb, compression=case.compression)
     assert type(optimizer) is kind
     loader = ht.shard(DataLoader(samples(case.dtype), batch_size=BATCH, shuffle=True), seed=SEED)
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-    steps(case, model, optimizers, lambda _: loader, ht.no_sync, comm.rank)
+    steps(case, model, optimizers, lambda _: loader, ht.no_sync, comm.rank, device)
     return state(model)
 
 

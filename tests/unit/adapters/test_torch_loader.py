@@ -71,6 +71,13 @@ def test_evaluation_sees_each_sample_once_in_order(samples, batch, ranks):
     assert all(len(each) == len(list(each)) for each in loaders)
 
 
+def test_an_order_is_not_on_the_device_that_a_script_chose_for_what_it_makes():
+    sharded = shard(loader(5, 2), comm=rank_of(0, 1), evaluation=True)
+    with torch.device("meta"):
+        # Drawing a batch asks PyTorch for a random number too, which this device has none of.
+        assert len(sharded) == 3
+
+
 def test_worker_processes_read_ahead_in_the_same_order():
     settings = {"shuffle": True, "num_workers": 1}
     ahead, alone = (shard(loader(9, 4, **each), comm=rank_of(0, 2)) for each in (settings, {"shuffle": True}))
