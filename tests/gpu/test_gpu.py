@@ -14,7 +14,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,12 @@ from framework_scripts import SCRIPTS, VARIABLES
 from framework_scripts import losses as framework_losses
 from framework_scripts import missing as frameworks_missing
 from imported_programs import imported
+from interrupted_runs import assert_same_bits, interrupted
 from launching import Launch
 
 from hpctrain.horovod.cuda import find_toolkit
 from hpctrain.run.events import read_events
+from hpctrain.run.stopping import RESUMABLE
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
@@ -286,34 +287,14 @@ def test_published_recipes_made_small(tmp_path, note, shards, recipe):
 @on_gpus
 def test_a_gpt_resumes_to_the_same_bits(tmp_path, note):
     """In bf16 with its optimizer's state and the GPU's random numbers; asked to stop, and gone on with."""
-    start = ["run", "gpt2-124m", "--smoke", "-np", str(GPUS), "--backend", "nccl", "--set", "precision=bf16"]
-    launch(tmp_path, *start, "--run-dir", "whole")
-    steps = [event.iteration for event in read_events(tmp_path / "whole" / "events.jsonl") if event.event == "step"]
-    stop = ["--set", "checkpoints.every_steps=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hpctrain", *start, *stop, "--run-dir", "cut"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    events = tmp_path / "cut" / "events.jsonl"
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if events.exists() and '"event":"step"' in events.read_text().replace(" ", ""):
-            (tmp_path / "cut" / "stop").touch()
-            break
-        time.sleep(0.02)
-    output, _ = process.communicate(timeout=120)
-    note(cut=output.splitlines()[-3:], status=process.returncode, steps=len(steps))
-    if process.returncode:
-        launch(tmp_path, "run", "--resume", "--run-dir", "cut")
-    losses = [
-        {e.iteration: e.loss for e in read_events(tmp_path / name / "events.jsonl") if e.event == "step"}
-        for name in ("whole", "cut")
-    ]
-    note(apart=max(abs(losses[0][each] - losses[1][each]) for each in losses[0]))
-    assert losses[0] == losses[1]
+    settings = [word for each in ("precision=bf16", "model.layers=2") for word in ("--set", each)]
+    start = ["gpt2-124m", "--smoke", "-np", str(GPUS), "--backend", "nccl", *settings]
+    launch(tmp_path, "run", *start, "--run-dir", "whole")
+    status, output = interrupted(tmp_path, 5, start, lambda pid: (tmp_path / "run" / "stop").touch())
+    note(status=status, said=output.splitlines()[-3:])
+    assert status == RESUMABLE, output
+    launch(tmp_path, "run", "--resume", "--run-dir", "run")
+    assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
 @on_gpus

@@ -204,9 +204,8 @@ def distributed(name: str) -> np.ndarray:
 
     case, device = CASES[name], torch.get_default_device()
     comm = ht.init()
-    model, optimizer = build(
-        case, seed=5 + comm.rank, device=device
-    )  # other weights on each rank: the broadcast must mend that
+    # other weights on each rank: the broadcast must mend that
+    model, optimizer = build(case, seed=5 + comm.rank, device=device)
     kind = type(optimizer)
     model, optimizer = ht.distribute(model, optimizer, bucket_mb=case.bucket_mb, compression=case.compression)
     assert type(optimizer) is kind
