@@ -41,6 +41,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/rank_programs/trace.py": "the user's own script is what the user wants traced",
         "hpctrain/train/rank.py": "the user's own script is what the user wants executed",
         "tests/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
+        "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
         "tests/warm_interpreters.py": "the program that a rank was started to run",
     },
     "text for a shell": {
