@@ -201,7 +201,7 @@ def _plan(
     def planned(backend: str, launcher: str, more: HostOptions) -> Plan:
         return unplaced_plan(
             work,
-            machine,
+            machine.frameworks,
             ranks=request.ranks,
             backend=backend,
             framework=framework,

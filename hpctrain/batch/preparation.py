@@ -18,7 +18,7 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.fault_tolerance import require_choices
-from hpctrain.planning.machine import as_if_installed, this_machine
+from hpctrain.planning.machine import as_if_installed, installed_frameworks
 from hpctrain.planning.planner import unplaced_plan
 from hpctrain.recipes.schema import Recipe
 from hpctrain.run.plan import HostOptions, Plan, Script, Start, Stop
@@ -116,14 +116,14 @@ def prepare(
     packed, placed = plan_pack(cluster.profile, start.container) if pack else (None, None)
     stop = Stop(signal=request.signal, seconds=request.signal_seconds * _STOP_SHARE, restarts=restarts)
     folder = Path.cwd()
-    machine, missing = this_machine(), tuple[str, ...]()
+    frameworks, missing = installed_frameworks(), tuple[str, ...]()
     if look_only and start.container is None:
-        machine, missing = as_if_installed(machine)
+        frameworks, missing = as_if_installed(frameworks)
 
     def plan(work: Recipe | Script) -> Plan:
         return unplaced_plan(
             work,
-            machine,
+            frameworks,
             ranks=request.ranks,
             backend=backend,
             framework=framework,

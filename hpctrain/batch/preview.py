@@ -5,7 +5,6 @@ from __future__ import annotations
 from hpctrain.batch.request import JobRequest
 from hpctrain.batch.submission import Job
 from hpctrain.launch.command import rank_environment
-from hpctrain.launch.hosts import arrange
 from hpctrain.planning.machine import this_machine
 from hpctrain.planning.mesh import mesh_lines
 from hpctrain.planning.planner import place_plan
@@ -51,6 +50,9 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     if named is None and options.fabric is None:
         source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
         return plan, [f"made in the job, from its hosts and {source}"]
+    # The readers of fabrics, which nobody else needs here.
+    from hpctrain.launch.hosts import arrange
+
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})
     machine = this_machine()
     # Not the allocation of a job that this may be run in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -74,7 +75,9 @@ def plan(
         return
     if arguments:
         raise HpctrainError("arguments after -- are for the prediction of a script", "add --gpu NAME")
-    machine, missing = as_if_installed(this_machine())
+    machine = this_machine()
+    frameworks, missing = as_if_installed(machine.frameworks)
+    machine = replace(machine, frameworks=frameworks)
     work = load_recipe(recipe, training.of_recipe)
     arranged, warnings = arrange(
         HostOptions(**hosts.given(), nodes=_one(nodes)), machine.host, ranks, work=work, whole_fabric=True

@@ -7,12 +7,10 @@ import platform
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
-
-import psutil
 
 from hpctrain.cluster.gpus import usable_gpus
 from hpctrain.cluster.pod import pod_processors
@@ -69,23 +67,31 @@ def this_machine() -> Machine:
     return Machine(
         host=socket.gethostname(),
         cores=usable_cores(),
-        frameworks=frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules)),
+        frameworks=installed_frameworks(),
         versions=versions(),
         processors=usable_processors(),
         gpus=usable_gpus(),
     )
 
 
-def as_if_installed(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
-    """For a plan that is only shown: a machine without frameworks as if it had both, and a warning."""
-    if machine.frameworks:
-        return machine, ()
+def installed_frameworks() -> frozenset[Framework]:
+    """Those that this Python can import; none is imported."""
+    return frozenset(name for name, modules in _MODULES.items() if all(find_spec(m) for m in modules))
+
+
+def as_if_installed(frameworks: frozenset[Framework]) -> tuple[frozenset[Framework], tuple[str, ...]]:
+    """For a plan that is only shown: if no framework is installed, both of them, and a warning."""
+    if frameworks:
+        return frameworks, ()
     warning = "this Python has neither PyTorch nor Keras, so nothing can train in it: pip install 'hpctrain[torch]'"
-    return replace(machine, frameworks=frozenset(_MODULES)), (warning,)
+    return frozenset(_MODULES), (warning,)
 
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
     """The physical cores that this process may use, which a batch system or container may restrict."""
+    # Whoever counts no cores, as a job for other hosts does not, is spared what its import takes.
+    import psutil
+
     logical = psutil.cpu_count()
     physical = psutil.cpu_count(logical=False)
     allowed = usable_processors(environment)

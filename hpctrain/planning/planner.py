@@ -43,7 +43,7 @@ def make_plan(
         hosts = Hosts(slots=(Slots(host=machine.host, slots=ranks),))
     unplaced = unplaced_plan(
         work,
-        machine,
+        machine.frameworks,
         ranks=sum(host.slots for host in hosts.slots),
         backend=backend,
         framework=framework,
@@ -56,7 +56,7 @@ def make_plan(
 
 def unplaced_plan(
     work: Recipe | Script,
-    machine: Machine,
+    frameworks: frozenset[Framework],
     *,
     ranks: int,
     backend: str = "auto",
@@ -69,7 +69,7 @@ def unplaced_plan(
 
     Args:
         work: what ``ranks`` processes are to run.
-        machine: where.
+        frameworks: that are installed; what a container has cannot be seen from outside, and is taken to be both.
         backend: one of :data:`hpctrain.cluster.backends.BACKENDS`; ``auto`` is ``single`` for one rank on this
             machine, else ``mpi`` where the recipe goes on without ranks that die, else that of
             :func:`hpctrain.cluster.gpus.fitting_backend`.
@@ -86,7 +86,7 @@ def unplaced_plan(
     plan = Plan(
         recipe=work.at(ranks) if isinstance(work, Recipe) else None,
         script=work if isinstance(work, Script) else None,
-        framework=_framework(work, _installed(machine, start), framework),
+        framework=_framework(work, frozenset(FRAMEWORKS) if start.container else frameworks, framework),
         backend=backend,
         asked_backend=backend,
         ranks=ranks,
@@ -308,11 +308,6 @@ def _gpus(host: Slots, machine: Machine) -> int:
     if host.places:
         return sum(place.gpu is not None for place in host.places)
     return machine.gpus
-
-
-def _installed(machine: Machine, start: Start) -> frozenset[Framework]:
-    # What a container has cannot be seen from outside.
-    return frozenset(FRAMEWORKS) if start.container else machine.frameworks
 
 
 def _framework(work: Recipe | Script, installed: frozenset[Framework], framework: str | None) -> Framework | None:

@@ -161,9 +161,9 @@ class Plan(BaseModel):
         None,
         description="that it was started with, where this attempt has another number; what the recipe's batch is for",
     )
-    host_options: HostOptions = HostOptions()
-    start: Start = Start()
-    stop: Stop = Stop()
+    host_options: HostOptions = Field(default_factory=HostOptions)
+    start: Start = Field(default_factory=Start)
+    stop: Stop = Field(default_factory=Stop)
     hosts: tuple[Slots, ...] = ()
     host_order: HostOrder | None = Field(None, description="None for one host")
     mesh_traffic: MeshTraffic | None = Field(None, description="None where ranks only replicate")

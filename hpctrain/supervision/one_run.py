@@ -61,7 +61,8 @@ def new_plan(request: RunRequest, machine: Machine, notice: Callable[[str], None
     options, start = HostOptions(**request.host_options), Start(**request.start)
     arranged, warnings = arrange(options, machine.host, request.ranks, work=request.work)
     if request.dry_run and start.container is None:
-        machine, missing = as_if_installed(machine)
+        frameworks, missing = as_if_installed(machine.frameworks)
+        machine = replace(machine, frameworks=frameworks)
         warnings += missing
     plan = make_plan(
         request.work,

@@ -25,7 +25,6 @@ from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
 
 _LARGEST_SEED = 2**32 - 1
-MOST = 1000
 _FILE = "repeats.json"
 
 

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpctrain.launch.attempts import Attempt
-from hpctrain.launch.command import Launcher
-from hpctrain.planning.machine import Machine
-from hpctrain.recipes.schema import Recipe
-from hpctrain.recipes.tracking import Tracker
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.plan import Plan, Script
-
 if TYPE_CHECKING:
+    from hpctrain.launch.attempts import Attempt
+    from hpctrain.launch.command import Launcher
+    from hpctrain.planning.machine import Machine
+    from hpctrain.recipes.schema import Recipe
+    from hpctrain.recipes.tracking import Tracker
+    from hpctrain.run.directory import RunDirectory
+    from hpctrain.run.plan import Plan, Script
     from hpctrain.supervision.execution import Audience, Summary
     from hpctrain.supervision.failure import Failure
     from hpctrain.supervision.repeats import Series
+
+MOST_SEEDS = 1000
+"""In a series."""
 
 
 @dataclass(frozen=True, kw_only=True)
