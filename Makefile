@@ -88,8 +88,8 @@ fuzz: .fuzz/installed.stamp
 	.fuzz/bin/python -m pip install --editable '.[imagenet]' 'atheris>=3' pytest
 	touch $@
 
-# What only a machine with GPUs shows, in ten minutes, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one
-# that has PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed.
+# What only a machine with GPUs shows, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch
+# with CUDA there. What else it lacks comes from .wheels, so that no network is needed.
 gpu: .gpu/installed.stamp
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
 		.gpu/bin/python -m pytest tests/gpu

@@ -72,8 +72,8 @@ def seconds(run: Callable[[], None], rounds: int) -> float:
 
 
 def eager(name: str, precision: str, batch: int, rounds: int) -> tuple[float, int, int, int]:
-    """Seconds of a step; and bytes: of tensors at their peak, that the allocator then held, and that the process took
-    of the GPU, its CUDA context included.
+    """Seconds of a step; and bytes: of tensors at their peak, that the allocator then held, and that were taken of the
+    GPU: by this process, its CUDA context included, if nobody else uses it.
     """
     run = step(name, precision, batch)
     for _ in range(_WARM_UP):

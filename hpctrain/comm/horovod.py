@@ -121,7 +121,7 @@ class _Bfloat16Work:
         self._name = name
         ranks = horovod.size()
         whole, rest = divmod(len(buffer), ranks)
-        splits = torch.tensor([2 * (whole + (rank < rest)) for rank in range(ranks)], dtype=torch.int32, device="cpu")
+        splits = [2 * (whole + (rank < rest)) for rank in range(ranks)]
         self._handle = horovod.alltoall_async(buffer.view(torch.uint8), splits, name=f"{name}.slices")
 
     def wait(self) -> None:

@@ -25,7 +25,8 @@ Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
 # H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
 FRAGMENTATION = 0.1
-# What a process's CUDA context takes (0.81 GB there), and the workspaces of cuBLAS and cuDNN (0.07 to 0.17 GB).
+# What a process's CUDA context takes (0.81 GB there), and the workspaces of cuBLAS and cuDNN (0.06 to 0.2 GB). NCCL's
+# buffers are not in it.
 CONTEXT_BYTES = 930_000_000
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
 _LARGEST_BATCH = 1 << 24
@@ -48,7 +49,7 @@ class Memory:
         temporary: in use at that moment only: activations and gradients between two layers, a gradient before it is
             in its bucket, what the optimizer needs for an update.
         margin: for what the allocator of a GPU cannot use (:data:`FRAGMENTATION`).
-        context: a process on a GPU takes it whatever it does (:data:`CONTEXT_BYTES`).
+        context: a process's CUDA context and the workspaces of its libraries (:data:`CONTEXT_BYTES`).
     """
 
     moment: str
@@ -66,7 +67,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """What tensors take at most, without what is assumed."""
+        """What tensors take at most, without what the allocator, the context and workspaces add."""
         return (
             self.parameters
             + self.gradients

@@ -111,7 +111,7 @@ class PipelineTrainer(MeshTrainer):
         own = scale * len(tokens)
         with self._autocast():
             # The mean over all samples of what is returned here is the mean loss, whatever each rank's factor is.
-            return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own * self._scaler.get_scale()))
+            return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
 
     def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Of a micro-batch on the last stage; notes what an evaluation asks for."""

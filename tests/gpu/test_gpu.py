@@ -27,6 +27,7 @@ from framework_scripts import missing as frameworks_missing
 from imported_programs import imported
 from interrupted_runs import assert_same_bits, interrupted
 from launching import Launch
+from refused_patterns import REFUSED
 
 from hpctrain.horovod.cuda import find_toolkit
 from hpctrain.run.events import read_events
@@ -131,7 +132,7 @@ def scripts_on_a_gpu(mpirun: Launch, program: str, ranks: int, *arguments: str) 
 
 
 @on_gpus
-@pytest.mark.parametrize(("backend", "ranks"), [("mpi", 3), ("nccl", 1)])
+@pytest.mark.parametrize(("backend", "ranks"), [("mpi", 3), ("nccl", max(1, GPUS))])
 def test_scripts_equal_one_process_on_a_cpu(mpirun, tmp_path, note, backend, ranks):
     """Optimizers, clipping, accumulation, unused, tied and sparse parameters, loss scaling, narrow types."""
     program = imported(OF_RANKS / "torch_equivalence.py")
@@ -157,12 +158,15 @@ def test_patterns_of_scripts_equal_one_process_or_are_refused(mpirun, tmp_path, 
         for result in results
         for name, divisions in result.items()
         for division, each in divisions.items()
-        if each["error"] >= 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
+        if not each["error"] < 1e-10 or not (each["refused"] or each["updates"] == each["expected"] > 0)
     }
-    refused = {name for name, each in results[0].items() if each["even"]["refused"]}
-    note(patterns=len(names), wrong=wrong, refused=sorted(refused))
+    refused = {
+        kind: {name for name, each in results[0].items() if each[kind]["refused"]} for kind in ("even", "uneven")
+    }
+    note(patterns=len(names), wrong=wrong, refused=sorted(refused["uneven"]))
     assert len(results[0]) == len(names) > 50
-    assert not wrong and not refused
+    assert not wrong
+    assert refused == {"even": set(), "uneven": REFUSED & set(names)}
 
 
 @on_gpus
@@ -206,8 +210,9 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[A-Za-z_]{4,}", re.sub(r"\b[0-9a-f]{6,}\b|cuda", "", text))
 
 
-@on_gpus
-@pytest.mark.parametrize("what", ["torch", "now_and_then"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("torch", marks=pytest.mark.thorough), pytest.param("now_and_then", marks=on_gpus)]
+)
 def test_top_k_is_the_method_by_hand(mpirun, tmp_path, what):
     program = imported(OF_RANKS / "top_k.py")
     scripts_on_a_gpu(mpirun, "top_k.py", 3, what, str(tmp_path / "out"))
@@ -224,9 +229,10 @@ def test_top_k_is_the_method_by_hand(mpirun, tmp_path, what):
 def test_frameworks_over_nccl(tmp_path, note, name):
     """The pages' scripts with the GPU for the CPU, with and without hpctrain."""
     text = SCRIPTS[name].replace('accelerator="cpu"', 'accelerator="gpu"')
-    (tmp_path / name).write_text(text + GROUP)
+    (tmp_path / name).write_text(text + GROUP + 'print(f"of the GPU {torch.cuda.max_memory_allocated()} bytes")\n')
     output = launch(tmp_path, "run", name, "-np", str(GPUS), "--backend", "nccl", "--run-dir", "run", **VARIABLES)
     note(said=[line for line in output.splitlines() if "group of" in line or "warning" in line.lower()][:6])
+    assert re.search(r"of the GPU [1-9]", output)
     if GPUS > 1:
         assert f"group of {GPUS} over" in output
     alone = "".join(line for line in text.splitlines(keepends=True) if not line.endswith("  #\n"))
@@ -259,7 +265,7 @@ def shards(tmp_path_factory):
     return folder / "shards"
 
 
-# Each has something that no other here has: an optimizer, a loss, a way to mix or to average, a precision.
+# Each has something that no other here has: an optimizer, a loss, a way to mix or to average.
 @on_gpus
 @pytest.mark.parametrize(
     "recipe",
@@ -269,19 +275,23 @@ def shards(tmp_path_factory):
     ],
 )
 def test_published_recipes_made_small(tmp_path, note, shards, recipe):
-    """The first steps on a GPU and on the CPU have almost the same losses: dropped branches are others there."""
+    """The first losses on a GPU are those on the CPU, in float32; later ones drift apart where a recipe learns fast.
+
+    Sums in another order change them by 2e-5 of themselves, other samples by 5e-2 and more.
+    """
     small = ("model.name=resnet18", "images.size=32", "images.test_resize=37", "images.test_size=32", "data.limit=32")
-    settings = [word for each in (f"data.path={shards}", "data.workers=1", *small) for word in ("--set", each)]
+    settings = (f"data.path={shards}", "data.workers=1", "precision=float32", *small)
     losses = {}
-    for backend, ranks in (("nccl", GPUS), ("mpi", 1)):
-        start = ["run", recipe, "--smoke", "-np", str(ranks), "--framework", "torch", "--backend", backend]
-        launch(tmp_path, *start, *settings, "--run-dir", backend)
+    for backend in ("nccl", "mpi"):
+        start = ["run", recipe, "--smoke", "-np", str(GPUS), "--oversubscribe", "--framework", "torch"]
+        options = [word for each in settings for word in ("--set", each)]
+        launch(tmp_path, *start, "--backend", backend, *options, "--run-dir", backend, NVIDIA_TF32_OVERRIDE="0")
         events = read_events(tmp_path / backend / "events.jsonl")
         losses[backend] = [event.loss for event in events if event.event == "step"]
     note(nccl=losses["nccl"], cpu=losses["mpi"])
     assert len(losses["nccl"]) == len(losses["mpi"]) >= 2
     assert all(map(math.isfinite, losses["nccl"]))
-    assert losses["nccl"][0] == pytest.approx(losses["mpi"][0], rel=0.02)
+    assert losses["nccl"][:2] == pytest.approx(losses["mpi"][:2], rel=1e-3)
 
 
 @on_gpus

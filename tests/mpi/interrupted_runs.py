@@ -26,7 +26,7 @@ def interrupted(folder: Path, steps: int, arguments: list[str], interrupt: Calla
     events = folder / "run" / "events.jsonl"
     before = events.read_bytes().count(b'"event": "step"') if events.exists() else 0
     with subprocess.Popen(
-        [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"],
+        [sys.executable, "-m", "hpctrain", "run", *arguments, "--run-dir", "run"],
         cwd=folder,
         env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,

@@ -176,7 +176,7 @@ class FlatBucket(Bucket):
 class LargeGradient(Bucket):
     """One gradient so large that it is reduced where autograd put it."""
 
-    _nothing: ClassVar[torch.Tensor] = torch.empty(0)
+    _nothing: ClassVar[torch.Tensor] = torch.empty(0, device="cpu")
 
     def __init__(self, index: int, parameter: Named, engine: TorchEngine, name: str) -> None:
         super().__init__(index, engine, name)
@@ -234,7 +234,7 @@ def make_buckets(
         else:
             buckets.append(FlatBucket(index, together, engine, f"{name}.{index}", flags=found.flags, wire=wire))
     tail = buckets[-1] if buckets else None
-    return buckets, tail.flags if isinstance(tail, FlatBucket) else torch.empty(0)
+    return buckets, tail.flags if isinstance(tail, FlatBucket) else torch.empty(0, device="cpu")
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

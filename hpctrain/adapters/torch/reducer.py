@@ -179,7 +179,7 @@ class GradientReducer:
             gradient = slot.parameter.grad
             if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
                 slot.parameter.grad = gradient.clone()
-        self._buckets, self._slots, self._used = [], [], torch.empty(0)
+        self._buckets, self._slots, self._used = [], [], torch.empty(0, device="cpu")
         self._left = True
 
     def _register(self) -> None:

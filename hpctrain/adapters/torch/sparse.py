@@ -46,5 +46,5 @@ def reduce_sparse(
     rows = engine.allgather(rows, f"{name}.rows")
     values = engine.allgather(values, f"{name}.values")
     if len(rows):
-        mean = torch.sparse_coo_tensor(rows.unsqueeze(0), values / comm.size, parameter.shape)
+        mean = torch.sparse_coo_tensor(rows.unsqueeze(0), values / comm.size, parameter.shape, device=values.device)
         parameter.grad = mean.coalesce()

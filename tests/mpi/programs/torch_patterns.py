@@ -14,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import patterns_of_computing  # noqa: F401 - fills PATTERNS
 import torch
 from pattern_runs import PATTERNS, Run
@@ -71,7 +72,8 @@ def outcome(function, comm, division: str) -> dict[str, object]:
         "refused": refused,
         "updates": len(shared.states),
         "expected": len(alone.states),
-        "error": max(errors, default=0.0),
+        # Unlike max, it keeps what is not a number.
+        "error": float(np.max(errors)) if errors else 0.0,
     }
 
 

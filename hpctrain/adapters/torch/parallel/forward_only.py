@@ -50,7 +50,8 @@ def run_forward(
 def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
     first = tensors[0]
     header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=first.device)
-    header[: 2 + first.dim()] = torch.tensor([_DTYPES.index(first.dtype), first.dim(), *first.shape])
+    known = [_DTYPES.index(first.dtype), first.dim(), *first.shape]
+    header[: len(known)] = torch.tensor(known, device=first.device)
     for each in (header, *tensors):
         dist.send(each.contiguous(), group=group, group_dst=rank)
 

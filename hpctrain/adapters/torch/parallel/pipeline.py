@@ -192,8 +192,8 @@ class Pipeline:
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
         """
-        # Its first call makes the scale.
-        factor = scale if scaler is None else float(scaler.scale(torch.tensor(scale)))
+        # The first call decides where the scaler keeps its scale: on the CPU, it would not wait for a GPU's overflow.
+        factor = scale if scaler is None else scale * float(scaler.scale(torch.ones((), device=inputs.device)))
         found = self._run(inputs, target, factor)
         self._tied.expect()
         self.accept_gradients()
@@ -273,7 +273,8 @@ class Pipeline:
         """
         total = self.grad_norm()
         parameters = [each for _, each in self.named_parameters() if each.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(total, dtype=parameters[0].dtype))
+        norm = torch.tensor(total, dtype=parameters[0].dtype, device=parameters[0].device)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         if self._taken is not None:
             self.accept_gradients()
         return total
