@@ -36,7 +36,7 @@ def horovod_by_hand(work: Workload) -> Call:
     """Horovod as its documentation shows it."""
     import horovod.torch as hvd
 
-    model = _contiguous(work.build())
+    model = work.build()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return _step(work, model, hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters()))
 
@@ -51,7 +51,7 @@ def deepspeed_zero(work: Workload, stage: int) -> Call:
     """DeepSpeed's engine with this stage of ZeRO and its defaults, but for clipping, which no other variant does."""
     import deepspeed
 
-    model = _contiguous(work.build())
+    model = work.build()
     configuration = {
         "train_micro_batch_size_per_gpu": len(work.x),
         "gradient_clipping": 0.0,
@@ -65,12 +65,6 @@ def deepspeed_zero(work: Workload, stage: int) -> Call:
         engine.step()
 
     return step
-
-
-def _contiguous(model: nn.Module) -> nn.Module:
-    """With the channels of weights outermost, for libraries that take no others."""
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    return model
 
 
 def adapted(work: Workload, comm: Communicator, **settings: Any) -> Call:

@@ -52,7 +52,7 @@ def residual(name: str, model: torch.nn.Module, size: int) -> Workload:
 def other(name: str) -> Workload:
     """The step of a network with samples of one size, those of ``hpctrain bench step``."""
     made = benchmark(_BENCHMARKS.get(name, name), batch=_SAMPLES, image_size=_IMAGE, rank=0)
-    # In the layout of the weights: with two, backward passes of convolutions make copies that real steps do not.
+    # In the layout of the weights: with two layouts, a CPU's convolutions have copies that a trace should not count.
     return trace(OTHERS[name](), (made.x.contiguous(), made.y), cross_entropy, name=name)
 
 

@@ -60,9 +60,6 @@ class TorchTrainer:
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
-        if recipe.mesh.replicates_only:
-            # As its images lie; with other weights convolutions take a tenth longer. FSDP takes no such weights.
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
         self._mean, self._deviation = (
             255 * torch.tensor(each, device=self._device).view(3, 1, 1)

@@ -277,7 +277,7 @@ def shards(tmp_path_factory):
 def test_published_recipes_made_small(tmp_path, note, shards, recipe):
     """The first losses on a GPU are those on the CPU, in float32; later ones drift apart where a recipe learns fast.
 
-    Sums in another order change them by 2e-5 of themselves, other samples by 5e-2 and more.
+    On CPUs, sums in another order change them by 2e-5 of themselves, other samples by 5e-2 and more.
     """
     small = ("model.name=resnet18", "images.size=32", "images.test_resize=37", "images.test_size=32", "data.limit=32")
     settings = (f"data.path={shards}", "data.workers=1", "precision=float32", *small)

@@ -192,8 +192,10 @@ class Pipeline:
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
         """
-        # The first call decides where the scaler keeps its scale: on the CPU, it would not wait for a GPU's overflow.
-        factor = scale if scaler is None else scale * float(scaler.scale(torch.ones((), device=inputs.device)))
+        # A GradScaler keeps its scale where its first tensor is. On the CPU, its update would not wait for a GPU to
+        # report an overflow.
+        one = torch.ones((), device=self._mesh.device_type)
+        factor = scale if scaler is None else scale * float(scaler.scale(one))
         found = self._run(inputs, target, factor)
         self._tied.expect()
         self.accept_gradients()
