@@ -50,7 +50,7 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     if named is None and options.fabric is None:
         source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
         return plan, [f"made in the job, from its hosts and {source}"]
-    # The readers of fabrics, which nobody else needs here.
+    # Imported here, because it brings the readers of fabrics, which no other preview needs.
     from hpctrain.launch.hosts import arrange
 
     chosen = options.model_copy(update={"hosts": named, "nodes": request.nodes})

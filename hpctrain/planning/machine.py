@@ -89,7 +89,7 @@ def as_if_installed(frameworks: frozenset[Framework]) -> tuple[frozenset[Framewo
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> int:
     """The physical cores that this process may use, which a batch system or container may restrict."""
-    # Whoever counts no cores, as a job for other hosts does not, is spared what its import takes.
+    # Imported here, because a job for other hosts counts no cores.
     import psutil
 
     logical = psutil.cpu_count()

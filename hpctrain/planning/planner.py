@@ -59,11 +59,11 @@ def unplaced_plan(
     frameworks: frozenset[Framework],
     *,
     ranks: int,
-    backend: str = "auto",
-    framework: str | None = None,
-    host_options: HostOptions = HostOptions(),
-    start: Start = Start(),
-    stop: Stop = Stop(),
+    backend: str,
+    framework: str | None,
+    host_options: HostOptions,
+    start: Start,
+    stop: Stop,
 ) -> Plan:
     """The plan of a run whose hosts are not known yet.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpctrain.supervision.repeats import Series
 
 MOST_SEEDS = 1000
-"""In a series."""
+"""How many runs a series can have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,12 +280,12 @@ def test_published_recipes_made_small(tmp_path, note, shards, recipe):
     On CPUs, sums in another order change them by 2e-5 of themselves, other samples by 5e-2 and more.
     """
     small = ("model.name=resnet18", "images.size=32", "images.test_resize=37", "images.test_size=32", "data.limit=32")
-    settings = (f"data.path={shards}", "data.workers=1", "precision=float32", *small)
+    chosen = (f"data.path={shards}", "data.workers=1", "precision=float32", *small)
+    settings = [word for each in chosen for word in ("--set", each)]
     losses = {}
     for backend in ("nccl", "mpi"):
         start = ["run", recipe, "--smoke", "-np", str(GPUS), "--oversubscribe", "--framework", "torch"]
-        options = [word for each in settings for word in ("--set", each)]
-        launch(tmp_path, *start, "--backend", backend, *options, "--run-dir", backend, NVIDIA_TF32_OVERRIDE="0")
+        launch(tmp_path, *start, "--backend", backend, *settings, "--run-dir", backend, NVIDIA_TF32_OVERRIDE="0")
         events = read_events(tmp_path / backend / "events.jsonl")
         losses[backend] = [event.loss for event in events if event.event == "step"]
     note(nccl=losses["nccl"], cpu=losses["mpi"])
