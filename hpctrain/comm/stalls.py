@@ -35,7 +35,7 @@ _ANSWER_SECONDS = 2.0
 # Until a wait that goes on is looked into again.
 _AGAIN_SECONDS = 10.0
 # How long a rank of the stalled one's host has for a look at it.
-_LOOK_SECONDS = 3.0
+_LOOK_SECONDS = 4.0
 # Of how many stalled ranks the process is looked at. A host that hangs has many that do the same.
 _LOOKS = 4
 _TAG = 1

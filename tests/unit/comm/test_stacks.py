@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import psutil
@@ -15,27 +15,65 @@ import pytest
 
 from hpctrain.comm.stacks import STACK_SIGNAL, Process, StackFile, look_at
 
-SLEEPER = """
-import dataclasses, json, sys
+BEGIN = """
+import dataclasses, json, os, sys, threading
 from hpctrain.comm.stacks import StackFile
 file = StackFile()
-def reading_what_never_comes():
+def say():
     print(json.dumps(dataclasses.asdict(file.process)), flush=True)
+"""
+SLEEPER = """
+def reading_what_never_comes():
+    say()
     sys.stdin.readline()
 reading_what_never_comes()
 file.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
+KEEPS_THE_LOCK = """
+def computing_in_an_extension():
+    say()
+    sum(range(10**12))
+computing_in_an_extension()
+"""
+BUSY = """
+def recursing(depth):
+    return depth and recursing(depth - 1) + sum(map(len, "frames that come and go".split()))
+def being_busy():
+    while True:
+        recursing(4)
+for _ in range(3):
+    threading.Thread(target=being_busy, daemon=True).start()
+say()
+being_busy()
+"""
+FORKS = (
+    """
+if os.fork() == 0:
+    file.close()
+    os._exit(0)
+os.wait()
+"""
+    + SLEEPER
+)
+
+
+@contextmanager
+def started(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGIN + program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process, Process(**json.loads(process.stdout.readline()))
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def sleeper() -> Iterator[tuple[subprocess.Popen[str], Process]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process, Process(**json.loads(process.stdout.readline()))
-        process.kill()
+    with started(SLEEPER) as both:
+        yield both
 
 
 def test_the_stack_says_where_a_process_is_however_often_it_is_asked(sleeper):
@@ -45,6 +83,26 @@ def test_the_stack_says_where_a_process_is_however_often_it_is_asked(sleeper):
         assert state in ("S (sleeping)", "R (running)")
         assert stack.count("in reading_what_never_comes") == 1
     assert process.poll() is None
+
+
+def test_the_main_thread_answers_where_an_extension_keeps_the_interpreters_lock():
+    with started(KEEPS_THE_LOCK) as (process, found):
+        assert look_at(found)[1].count("in computing_in_an_extension") == 1
+        assert process.poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.thorough)])
+def test_no_report_harms_a_process_with_busy_threads(times):
+    with started(BUSY) as (process, found):
+        for _ in range(times):
+            assert "in being_busy" in look_at(found)[1]
+        assert process.poll() is None
+
+
+def test_a_fork_that_ends_leaves_its_parent_able_to_answer():
+    with started(FORKS) as (_, found):
+        assert "in reading_what_never_comes" in look_at(found)[1]
 
 
 def test_a_stopped_process_is_not_asked(sleeper):
@@ -85,7 +143,7 @@ def test_a_program_that_uses_the_signal_keeps_it():
     before = signal.signal(STACK_SIGNAL, handler)
     try:
         file = StackFile()
-        assert file.process == Process(pid=os.getpid())
+        assert not file.process.signalled
         file.close()
         assert signal.getsignal(STACK_SIGNAL) is handler
     finally:
