@@ -25,7 +25,7 @@ FSDP = ["fsdp", *(f"fsdp{feature}" for feature in FEATURES), "fsdp_all", "fsdp_z
 FSDP += ["fsdp_zero1", "fsdp_zero1_tied", "replicas_recompute"]
 TP = ["tp", *(f"tp{feature}" for feature in FEATURES), "tp_all", "tp_bare", "tp_sequence"]
 PP = [f"pp_{schedule}" for schedule in program.PIPELINES] + [f"pp_{schedule}_all" for schedule in program.PIPELINES]
-PP += ["pp_sgd", "pp_recompute", "pp_frozen", "pp_frozen_zbv", "pp_float32", "pp_scaler"]
+PP += ["pp_sgd", "pp_recompute", "pp_recompute_zbv", "pp_frozen", "pp_frozen_zbv", "pp_float32", "pp_scaler"]
 
 ENGINES = {"fsdp", "fsdp_all", "fsdp_zero1", "fsdp_bfloat16", "tp", "tp_all", "tp_sequence", "hsdp", "hsdp_all"}
 ENGINES |= {"tp_fsdp_all", "pp_fsdp_zbv_all", "pp_tp_1f1b_all", "tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"}

@@ -175,6 +175,7 @@ def _pipelines(mesh: dict[str, int], prefix: str) -> dict[str, Case]:
         **{f"{prefix}_{name}_all": replace(every, schedule=name) for name in PIPELINES},
         f"{prefix}_sgd": replace(plain, optimizer=_sgd, micro_batches=4),
         f"{prefix}_recompute": replace(plain, recompute=True),
+        f"{prefix}_recompute_zbv": replace(plain, recompute=True, schedule="zbv"),
         f"{prefix}_frozen": replace(plain, network={"frozen": True}, optimizer=_sgd),
         f"{prefix}_frozen_zbv": replace(plain, network={"frozen": True}, optimizer=_sgd, schedule="zbv"),
         f"{prefix}_float32": replace(plain, dtype=torch.float32, optimizer=_sgd),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from hpctrain.adapters.torch.parallel.mesh import sizes_of
 from hpctrain.adapters.torch.parallel.overflow import agree_on_overflow
@@ -43,10 +44,15 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
 
 
 def recompute(module: nn.Module, plan: ParallelPlan) -> None:
-    """Have the activations of the plan's modules computed again in the backward pass."""
+    """Have the activations of the plan's modules computed again in the backward pass.
+
+    Schedules that compute the gradients of inputs and of weights apart recompute twice, which PyTorch's composable
+    ``checkpoint`` cannot.
+    """
     modules = dict(module.named_modules())
     for name in present(modules, plan.recompute):
-        checkpoint(modules[name])
+        part = modules[name]
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
 
 
 def _precision(plan: ParallelPlan) -> MixedPrecisionPolicy:
