@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from hpctrain.adapters import lightning as lightning
     from hpctrain.adapters import log as log
     from hpctrain.adapters import mean as mean
+    from hpctrain.adapters import mean_loss as mean_loss
     from hpctrain.adapters import no_sync as no_sync
     from hpctrain.adapters import shard as shard
+    from hpctrain.adapters import sum_loss as sum_loss
     from hpctrain.adapters.torch.parallel import ParallelPlan as ParallelPlan
     from hpctrain.adapters.torch.parallel import Pipeline as Pipeline
     from hpctrain.adapters.torch.parallel import mesh as mesh
@@ -50,11 +52,13 @@ _HOME = {
     "join": "hpctrain.adapters",
     "log": "hpctrain.adapters",
     "mean": "hpctrain.adapters",
+    "mean_loss": "hpctrain.adapters",
     "mesh": "hpctrain.adapters.torch.parallel",
     "no_sync": "hpctrain.adapters",
     "shard": "hpctrain.adapters",
     "should_stop": "hpctrain.comm",
     "shutdown": "hpctrain.comm",
+    "sum_loss": "hpctrain.adapters",
     "trace": "hpctrain.tracing.trace",
 }
 _MODULES = ("keras", "lightning")
@@ -74,11 +78,13 @@ __all__ = [
     "lightning",
     "log",
     "mean",
+    "mean_loss",
     "mesh",
     "no_sync",
     "shard",
     "should_stop",
     "shutdown",
+    "sum_loss",
     "trace",
 ]
 

@@ -12,7 +12,18 @@ from hpctrain.adapters.recording import log
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError
 
-__all__ = ["average_statistics", "distribute", "gather", "join", "log", "mean", "no_sync", "shard"]
+__all__ = [
+    "average_statistics",
+    "distribute",
+    "gather",
+    "join",
+    "log",
+    "mean",
+    "mean_loss",
+    "no_sync",
+    "shard",
+    "sum_loss",
+]
 
 _MODEL = "a torch.nn.Module or a keras.Model"
 
@@ -46,6 +57,58 @@ def join(model: Any, **settings: Any) -> AbstractContextManager[None]:
     from hpctrain.adapters import torch as adapter
 
     return adapter.join(model, **settings)
+
+
+def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
+    """A loss that is a mean over something other than samples: the sum of the ranks' ``total`` / that of ``count``.
+
+    For losses that are divided by a number of tokens, pixels or boxes, or by the sum of weights: with ``ignore_index``,
+    with the class weights of a cross entropy, or multiplied by a mask. Ranks have different numbers of them, so the
+    mean over the ranks of their own means is not the mean of the batch. Give the sum over this rank's samples, and what
+    this rank's part of that sum counts::
+
+        total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = ht.mean_loss(total, (labels != -100).sum())
+        loss.backward()
+
+    Where only the mean is at hand, as with the loss that a model returns, multiply it:
+    ``ht.mean_loss(loss * count, count)``. After ``backward()`` the gradients are those of the mean of the whole batch,
+    however its samples are divided over the ranks; the weights of uneven batches are not applied on top. Such losses
+    can be added to each other, and to losses that are means over samples.
+
+    Where gradients are accumulated, give each part the ``count`` of all parts of the update that this rank computes:
+    the values then add up to the mean. With one ``count`` a part each part is divided by its own, as in one process.
+
+    Collective: all ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the
+    ranks that still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
+
+    Args:
+        total: a number with a gradient, in either framework: the sum over this rank's samples.
+        count: what this rank's part of the sum is divided by, at least 0. It may have a gradient.
+        settings: ``comm``, the ranks, by default those that :func:`hpctrain.init` joined; in Keras ``share`` too, see
+            :func:`hpctrain.adapters.keras.mean_loss`.
+
+    Returns:
+        The mean over all ranks, the same number on each of them. 0 without a gradient where nothing was counted on any
+        rank.
+
+    Raises:
+        HpctrainError: a total that is not one number, a count below 0, or a batch that cannot be known.
+    """
+    return _adapter(total, "a tensor").mean_loss(total, count, **settings)
+
+
+def sum_loss(total: Any, **settings: Any) -> Any:
+    """A loss that is a sum over all samples of the batch (``reduction="sum"``), not divided by anything. Collective.
+
+    After ``backward()`` the gradients are those of the sum over all ranks, which is also the value that is returned;
+    without it they would be those of the mean over the ranks, too small by the number of ranks. See :func:`mean_loss`.
+
+    Args:
+        total: the sum over this rank's samples.
+        settings: as for :func:`mean_loss`.
+    """
+    return _adapter(total, "a tensor").sum_loss(total, **settings)
 
 
 def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:

@@ -40,6 +40,12 @@ def data_place(comm: Communicator) -> DataPlace:
     return _place(_given_to(comm), comm.rank, comm.size)
 
 
+def is_first_of_data(comm: Communicator) -> bool:
+    """Whether this rank counts for all that compute the same samples: the first of each tp, cp and pp group."""
+    at = mesh_of(comm).coordinates(comm.rank)
+    return not any(at[axis] for axis in ("tp", "cp", "pp"))
+
+
 def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
     """Of the ranks that computed the same samples and have a value of them, the first: it counts once.
 

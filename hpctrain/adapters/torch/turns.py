@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from hpctrain.comm.base import Communicator, Group
 from hpctrain.errors import HpctrainError
 
+# In place of a model's number: the ranks add up the numbers of a loss.
+_SUM = 1 << 40
+
 _all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
 
 
@@ -84,6 +87,8 @@ class Turns:
 
     def model(self, number: int) -> str:
         """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
+        if number == _SUM:
+            return "ht.mean_loss"
         # Another rank may still have one that is gone here.
         reducer = self._living.get(number)
         return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
@@ -153,8 +158,16 @@ class Turns:
         """The model that the other ranks reduce next, for a rank without further batches; None when all are done.
         Collective.
         """
-        everyone = self.who(None)
-        return int(everyone.max()) if (everyone >= 0).any() else None
+        while (number := int(self.who(None).max())) == _SUM:
+            assert self._group is not None
+            self._group.allreduce(np.zeros(2))
+        return number if number >= 0 else None
+
+    def add_up(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of two numbers over the ranks that still have batches, in a loop that ranks leave one by one."""
+        self.who(_SUM)
+        assert self._group is not None
+        return self._group.allreduce(own)
 
     def _agree(self, reducer: TakesTurns) -> None:
         try:

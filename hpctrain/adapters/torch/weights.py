@@ -105,6 +105,7 @@ class BatchWeights:
         self._last: int | None = None
         self._unused_draws = 0
         self._passes = 0
+        self._draws_of_pass = self._smallest = self._passes_before_draw = 0
         self._in_step = True
         self._one_thread = True
         self._backward: list[_Forward] | None = None
@@ -156,6 +157,7 @@ class BatchWeights:
                 self._one_thread = False
             if not self._watching:
                 self._count_passes()
+            self._count_draw(total)
             self._in_step &= self._unused_draws == 0
             self._unused_draws += 1
             self._last = total
@@ -216,6 +218,39 @@ class BatchWeights:
             return value
 
         return known
+
+    def of_loss(self, loss: torch.Tensor) -> tuple[float, bool]:
+        """The weight that the gradients of a loss will get, and whether it is known by what it was computed from.
+
+        Raises:
+            HpctrainError: several batches were drawn since the last gradients, and one of them has no sample for some
+                rank: counted together, the samples which that rank computes in its place would count too.
+        """
+        with self._lock:
+            if self._draws_of_pass > 1 and self._smallest < self._ranks:
+                raise HpctrainError(
+                    f"ht.mean_loss: a batch of {self._smallest} samples has none for some of {self._ranks} ranks, and "
+                    "the samples that they compute in their place would be counted",
+                    "use drop_last=True, or a larger batch_size",
+                )
+            if not self._watching or not loss.requires_grad:
+                return 1.0, True
+            weights = {origin.weight for origin in self._outputs.origins(loss) if not origin.problem}
+            if len(weights) == 1:
+                return weights.pop(), True
+            # Within a model's forward pass, or of a function that was compiled as a whole. What is not certain is
+            # refused in the backward pass.
+            return (1.0 if self._last is None else self._weights[self._last]), False
+
+    def check_assumed(self, weight: float) -> None:
+        """Within a backward pass: refuse a weight that was taken for a loss if its forward pass has another one.
+
+        Raises:
+            HpctrainError: it has.
+        """
+        with self._lock:
+            if self._watching and {forward.weight for forward in self._forwards()} - {weight}:
+                raise self._refusal("ht.mean_loss, called within a forward pass, took it for one of another batch")
 
     def _weight_of(self, tensors: list[torch.Tensor]) -> tuple[float, str]:
         """The weight of what a forward pass with these inputs computes, or why it cannot be known."""
@@ -309,6 +344,15 @@ class BatchWeights:
 
     def _backward_done(self) -> None:
         self._backward = None
+
+    def _count_draw(self, total: int) -> None:
+        """Count what is drawn for one update, as far as that can be known."""
+        comm = self._comm()
+        passes = 0 if comm is None else comm.passes
+        if passes != self._passes_before_draw:
+            self._passes_before_draw, self._draws_of_pass = passes, 0
+        self._draws_of_pass += 1
+        self._smallest = total if self._draws_of_pass == 1 else min(total, self._smallest)
 
     def _count_passes(self) -> None:
         """Where no gradient is watched, backward passes that reduce tell that what was drawn was used."""

@@ -160,6 +160,10 @@ def watch_steps(
             note(optimizer)
         guard.step_done()
 
+    def step_begins(*_: object) -> None:
+        comm.passes += 1
+
+    first.register_step_pre_hook(step_begins)
     first.register_step_post_hook(step_done)
     for each in others:
         each.register_step_post_hook(lambda *_: guard.updated())

@@ -70,13 +70,20 @@ class Pipeline:
     Args:
         model: the same on every rank.
         optimizer: one or several, of the model's parameters.
-        loss: of outputs and targets, the mean over their samples.
+        loss: of outputs and targets, the mean over their samples; with ``count`` the sum over them.
         mesh: what ``ht.mesh`` returned; by default the mesh of the run.
         plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
         schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
         micro_batches: number of pieces into which this rank's part of a batch is cut; by default as many as pp has
             ranks.
         guard_every: steps between two comparisons of what several ranks hold in common.
+        count: of targets, what the loss is divided by where that is not the number of samples: tokens, or the sum of
+            weights. The loss of a step is the sum over all micro-batches and ranks, divided by the sum of the counts::
+
+                def total(output, target):
+                    return F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+
+                pipeline = ht.Pipeline(model, optimizer, total, count=lambda target: (target != -100).sum())
 
     Attributes:
         stages: this rank's, modules of the model's class with the model's names.
@@ -96,6 +103,7 @@ class Pipeline:
         schedule: str = "1f1b",
         micro_batches: int | None = None,
         guard_every: int = 100,
+        count: Callable[[torch.Tensor], torch.Tensor | float] | None = None,
         comm: Communicator | None = None,
     ) -> None:
         if guard_every < 1:
@@ -108,7 +116,7 @@ class Pipeline:
         self._name = schedule
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
-        self._loss_of, self._plan = loss, plan or ParallelPlan()
+        self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers)
         check_plan(model, sizes, self._plan)
@@ -177,6 +185,7 @@ class Pipeline:
         *,
         scale: float = 1.0,
         scaler: torch.amp.GradScaler | None = None,
+        count: torch.Tensor | float | None = None,
     ) -> float:
         """Forward and backward passes of this rank's part of a batch; adds the mean gradient over the whole batch to
         the parameters'. Collective.
@@ -188,6 +197,8 @@ class Pipeline:
             target: the same.
             scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
             scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
+            count: when gradients are accumulated, what this rank's parts of all steps of the update are divided by, by
+                default what the pipeline's ``count`` finds in this target.
 
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
@@ -196,7 +207,7 @@ class Pipeline:
         # report an overflow.
         one = torch.ones((), device=self._mesh.device_type)
         factor = scale if scaler is None else scale * float(scaler.scale(one))
-        found = self._run(inputs, target, factor)
+        found = self._run(inputs, target, factor, count)
         self._tied.expect()
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
@@ -206,7 +217,7 @@ class Pipeline:
 
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
-        self._cut_up(inputs, target, 1.0)
+        self._cut_up(inputs, target, 1.0, None)
         size, number = self._size, self._micro_batches
         parts = _padded(inputs, size * number).split(size)
         outputs = run_forward(self._by_number, self._count, parts, self._rank_of, self._mesh["pp"].get_group())
@@ -214,9 +225,11 @@ class Pipeline:
         with torch.no_grad():
             return self._everyone([self._loss(*pair) for pair in zip(outputs, targets, strict=bool(outputs))])
 
-    def _run(self, inputs: torch.Tensor, target: torch.Tensor, factor: float) -> float:
+    def _run(
+        self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
+    ) -> float:
         """The mean loss over the whole batch, times a factor."""
-        if self._cut_up(inputs, target, factor) or self._schedule is None:
+        if self._cut_up(inputs, target, factor, count) or self._schedule is None:
             self._schedule = self._scheduled()
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": self._target, "losses": losses} if self.is_last else {}
@@ -224,7 +237,9 @@ class Pipeline:
         self._schedule.step(*taken, return_outputs=False, **given)
         return self._everyone(losses)
 
-    def _cut_up(self, inputs: torch.Tensor, target: torch.Tensor, factor: float) -> bool:
+    def _cut_up(
+        self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
+    ) -> bool:
         """Divide a batch into micro-batches of one size, the last ones padded; returns whether the size changed."""
         weight = batch_weights(self._comm).of_inputs((inputs, target))()
         grows = len(inputs) > self._size * self._micro_batches
@@ -233,9 +248,17 @@ class Pipeline:
         rows = self._size * self._micro_batches
         counts = [min(max(len(inputs) - start, 0), self._size) for start in range(0, rows, self._size)]
         # Of the padding, what the loss gets is cut off again.
-        self._factors = [(count if weight else 0, factor * weight * count / len(inputs)) for count in counts]
+        self._factors = [(own if weight else 0, factor * weight * own / len(inputs)) for own in counts]
+        if self._count_of is not None:
+            divisor = self._counted(self._count_of(target) if count is None else count, weight)
+            self._factors = [(own if weight else 0, factor / divisor if divisor else 0.0) for own in counts]
         self._target = _padded(target, rows)
         return grows
+
+    def _counted(self, count: torch.Tensor | float, weight: float) -> float:
+        """What the mean over the ranks of their sums is divided by. Collective."""
+        own = float(count) if weight else 0.0
+        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
 
     def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
@@ -263,7 +286,14 @@ class Pipeline:
         count, factor = self._factors[offset // (self._size * self._target.stride(0) * target.itemsize)]
         if count == 0:
             return output[:0].sum()
-        return self._loss_of(output[:count], target[:count]) * factor
+        found = self._loss_of(output[:count], target[:count])
+        if not isinstance(found, torch.Tensor):
+            raise HpctrainError(
+                f"the loss of a pipeline returned a {type(found).__name__}, not a tensor",
+                "let it return the mean over samples; or the sum, and give ht.Pipeline count=, a function of the "
+                "targets, for what the sum is divided by",
+            )
+        return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradients of all stages so that the norm over all of them is at most ``max_norm``. Collective.

@@ -1,0 +1,62 @@
+"""``python losses.py BACKEND,… OUT [CASE …]`` writes OUT-BACKEND-RANK.json: of each case of each division, how far its
+losses and parameters are from one process's, how many updates were made, and what was refused.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import counted_losses  # noqa: F401 - fills CASES
+import torch
+from loss_runs import CASES, DIVISIONS, Run
+
+import hpctrain as ht
+from hpctrain.adapters.data_ranks import set_mesh
+from hpctrain.adapters.torch import weights
+from hpctrain.errors import HpctrainError
+from hpctrain.recipes.mesh import Mesh
+
+
+def outcome(function, comm, division: str) -> dict[str, object]:
+    weights._all.pop(comm, None)  # as of a new run
+    set_mesh(comm, Mesh())
+    print(function.__name__, division, file=sys.stderr)
+    alone, shared = (Run(each, comm.size, *DIVISIONS[division]) for each in (None, comm))
+    torch.manual_seed(5)
+    function(alone)
+    torch.manual_seed(5)
+    refused = ""
+    try:
+        function(shared)
+    except HpctrainError as error:
+        refused = f"{error}\n{error.hint}"
+    everyone = comm.allgather_object(refused)
+    losses = [abs(one - many) for one, many in zip(alone.losses, shared.losses, strict=False)]
+    states = [float((one - many).abs().max()) for one, many in zip(alone.states, shared.states, strict=False)]
+    gc.collect()
+    return {
+        "refused": next((each for each in everyone if each), ""),
+        "updates": max(len(shared.states), len(shared.losses)),
+        "expected": max(len(alone.states), len(alone.losses)),
+        "error": float(torch.tensor([0.0, *losses, *states]).max()),  # keeps what is not a number
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    backends, out, *names = sys.argv[1:]
+    for backend in backends.split(","):
+        ht.shutdown()
+        comm = ht.init(backend)
+        results = {
+            name: {division: outcome(CASES[name], comm, division) for division in DIVISIONS} for name in names or CASES
+        }
+        Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
