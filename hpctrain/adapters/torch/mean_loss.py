@@ -29,8 +29,8 @@ def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communi
     own = _number(count)
     if not 0 <= own < math.inf:
         raise HpctrainError(
-            f"ht.mean_loss: count={own:g}",
-            "give what this rank's part of the sum is divided by: a number of at least 0",
+            f"ht.mean_loss: count={own:g} is not a number of at least 0",
+            "give what this rank's part of the sum is divided by, such as its number of tokens",
         )
     return _over_ranks(comm, "ht.mean_loss", total, count)
 
