@@ -124,7 +124,12 @@ def _text(plan: Plan) -> str:
         numbers = f"rank {first}" if first == last else f"ranks {first}-{last}"
         lines.append(f"  {host.host}  {numbers}")
         for local, slot in enumerate(host.places):
-            cores = f"cores {RangeSet(','.join(map(str, slot.cores)))}" if slot.cores else "cores left to the launcher"
+            if slot.cores:
+                cores = f"cores {RangeSet(','.join(map(str, slot.cores)))}"
+            else:
+                cores = (
+                    "no cores of its own" if slot.numa is None else f"its share of NUMA node {slot.numa}, in the job"
+                )
             gpu = f"GPU {slot.gpu}, " if slot.gpu is not None else ""
             adapter = f"{slot.adapter}, " if slot.adapter is not None else ""
             lines.append(f"    rank {first + local}: {gpu}{adapter}{cores}")

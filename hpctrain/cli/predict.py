@@ -130,5 +130,8 @@ def _hardware(hosts: HostsWithSlots, options: PredictionOptions) -> Hardware:
         rdma=not options.tcp,
     )
     if hosts.node:
-        stated = stated.like(node_map_of(hosts.node))
+        node = node_map_of(hosts.node)
+        for warning in node.warnings:
+            typer.echo(f"hpctrain: warning: {warning}", err=True)
+        stated = stated.like(node)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated

@@ -72,8 +72,11 @@ def place_hosts(
         filled, worth, traffic = _laid([name for name in names if name in filled], filled, worth, fabric, work)
     environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
+    adapters = tuple(device for adapter in node_map.adapters for device in adapter.devices) if node_map else ()
     return Hosts(
-        slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
+        slots=tuple(
+            Slots(host=name, slots=count, places=places[count], adapters=adapters) for name, count in filled.items()
+        ),
         order=worth,
         traffic=traffic,
         environment=environment,

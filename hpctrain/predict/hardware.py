@@ -45,11 +45,17 @@ class Hardware:
     rdma: bool = True
 
     def like(self, node: NodeMap) -> Hardware:
-        """The same with the GPUs and adapters of a node map in place of what was not stated."""
+        """The same with the GPUs and adapters of a node map, and their speed, in place of what was not stated.
+
+        Adapters of several speeds count as so many of the mean.
+        """
+        speeds = [adapter.gbit for adapter in node.training_adapters if adapter.gbit is not None]
+        known = speeds and len(speeds) == len(node.training_adapters)
         return replace(
             self,
             gpus_per_node=self.gpus_per_node or len(node.gpus) or None,
-            adapters=self.adapters or len(node.fabric_adapters) or None,
+            adapters=self.adapters or len(node.training_adapters) or None,
+            link_bytes_per_s=self.link_bytes_per_s or (sum(speeds) / len(speeds) * 1e9 / 8 if known else None),
         )
 
     def completed(self, profile: NodeProfile) -> Hardware:

@@ -45,6 +45,7 @@ class Slots(BaseModel):
     places: tuple[Slot, ...] = Field(
         (), description="GPU, adapter and cores of each local rank; empty leaves them to the launcher"
     )
+    adapters: tuple[str, ...] = Field((), description="all that the node map lists, as NCCL and UCX name them")
 
     @model_validator(mode="after")
     def _consistent(self) -> Slots:

@@ -1,12 +1,17 @@
-"""Kinds of adapters by PCI identity and ports: InfiniBand or Ethernet, physical or virtual functions."""
+"""Kinds of adapters by PCI identity, ports and names: their link layer, and physical or virtual functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LinkLayer = Literal["InfiniBand", "Ethernet"]
+LinkLayer = Literal["InfiniBand", "Ethernet", "EFA", "Slingshot"]
+
+# Adapters of these networks have no verbs that NCCL or UCX could use: both reach them through libfabric, which chooses
+# the adapters itself (https://github.com/aws/aws-ofi-nccl).
+LIBFABRIC: tuple[LinkLayer, ...] = ("EFA", "Slingshot")
 
 # PCI classes, https://pci-ids.ucw.cz/read/PD. ConnectX-2 and TrueScale call themselves serial buses (0c06), Omni-Path a
 # fabric (0208), ConnectX-3 some other network controller (0280).
@@ -34,6 +39,45 @@ class Port:
 
     lid: int
     active: bool | None
+
+
+# The beginnings of device names by their link layer. rdma-core names devices by it: ibp1s0, rocep1s0, iwp1s0, opap1s0,
+# and rdmap1s0 where the kernel does not tell, which is EFA (kernel-boot/rdma_rename.c). The kernel's own names are
+# those of drivers, some of which know Ethernet only. Azure's images name mlx5_ib0 and mlx5_an0 (accelerated
+# networking).
+_NAMES: tuple[tuple[LinkLayer, str], ...] = (
+    ("EFA", r"rdma|efa"),
+    ("Slingshot", r"cxi|hsn"),
+    ("InfiniBand", r"ib|opa|hfi1_|mlx5_ib"),
+    ("Ethernet", r".*bond|roce|iw|eth|en|mlx5_an|bnxt_re|irdma|qedr|erdma|mana_|hns_|rxe|siw"),
+)
+# What NCCL calls a device: rail0_dma is rail0 through its data-direct function, mlx5_0+mlx5_1 are two merged.
+# Source: ncclIbInitDevices and ncclIbMakeVDeviceInternal of NCCL's src/transport/net_ib/init.cc.
+_DEVICE = re.compile(r"(?!NIC[0-9])([A-Za-z][\w.-]*?)(?:_dma)?(:[0-9]{1,3})?", re.ASCII)
+
+
+def link_layer_of_name(name: str) -> LinkLayer | None:
+    """The link layer that a device's name suggests, if any. Only Ethernet ports are bonded: ``mlx5_bond_0``."""
+    return next((layer for layer, names in _NAMES if re.match(names, name)), None)
+
+
+def verbs_devices(name: str) -> tuple[str, ...]:
+    """The devices, with a port where it is named, behind a name that NCCL or ``nvidia-smi`` prints.
+
+    Empty where it names none: some formats know bus IDs only, and nvidia-smi without its legend NIC0.
+    """
+    found = [_DEVICE.fullmatch(part) for part in name.split("+")]
+    return tuple(f"{match[1]}{match[2] or ''}" for match in found if match) if all(found) else ()
+
+
+def link_layer_of_vendor(vendor: str, device: str) -> LinkLayer | None:
+    """The link layer of adapters that call themselves Ethernet and are not, by four hexadecimal digits each.
+
+    Source: https://pci-ids.ucw.cz; Cassini is Slingshot's adapter.
+    """
+    if vendor == "1d0f" and device.startswith("efa"):
+        return "EFA"
+    return "Slingshot" if vendor == "17db" or (vendor, device) == ("1590", "0371") else None
 
 
 def link_layer(pci_class: str, ports: Sequence[Port]) -> LinkLayer | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
 from hpctrain.errors import HpctrainError
 
@@ -43,11 +45,30 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
     return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
-def first_threads(cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The first hardware thread of each core among a NUMA node's CPUs, for formats that do not list threads.
+def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
+    """The first hardware thread of each core of each NUMA node, for formats that list CPUs but not threads.
 
-    Linux numbers the second threads of all cores after all first ones, so a NUMA node with two threads a core has two
-    runs of equal length (0-31,64-95).
+    Linux numbers the second threads of all cores after all first ones, so a node with two threads a core has two runs
+    of equal length (0-31,64-95), and a node with one run has one thread a core, or the threads of a core side by side.
+    Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core: None.
+
+    Args:
+        nodes: the CPUs of each NUMA node, ascending.
     """
-    jumps = [i for i in range(1, len(cpus)) if cpus[i] != cpus[i - 1] + 1]
-    return cpus[: len(cpus) // 2] if jumps == [len(cpus) / 2] else cpus
+    runs = [_runs(cpus) for cpus in nodes]
+    halves = [each for each in runs if len(each) == 2 and len(each[0]) == len(each[1])]
+    # Where some first run comes after some second one, the runs are not threads.
+    threads = halves and max(first[-1] for first, _ in halves) < min(second[0] for _, second in halves)
+
+    def cores(of_node: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+        if len(of_node) < 2:
+            return of_node[0] if of_node else ()
+        return of_node[0] if threads and of_node in halves else None
+
+    return [cores(each) for each in runs]
+
+
+def _runs(cpus: Sequence[int]) -> list[tuple[int, ...]]:
+    """The runs of neighbours."""
+    starts = [place for place in range(len(cpus)) if place == 0 or cpus[place] != cpus[place - 1] + 1]
+    return [tuple(cpus[start:end]) for start, end in pairwise([*starts, len(cpus)])]

@@ -108,7 +108,8 @@ def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
 
     ``CUDA_VISIBLE_DEVICES`` has the host's GPUs in the order of its ranks: a rank's own is the one that its local rank
     counts to, and the others stay visible for transfers between GPUs. ``NCCL_IB_HCA`` leaves out adapters for storage
-    and Ethernet; its leading ``=`` makes names exact, where ``mlx5_1`` alone would take ``mlx5_10`` too.
+    and Ethernet, where the node map gives a reason to; its leading ``=`` makes names exact, where ``mlx5_1`` alone
+    would take ``mlx5_10`` too.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
     """
@@ -117,25 +118,23 @@ def host_variables(slots: Sequence[Slot]) -> dict[str, str]:
         # The numbers of a slot are nvidia-smi's; CUDA's own order is by speed.
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if adapters := [device for slot in slots if (device := _device(slot)) is not None]:
-        variables["NCCL_IB_HCA"] = "=" + ",".join(dict.fromkeys(adapters))
+    if devices := list(dict.fromkeys(device for slot in slots for device in slot.devices)):
+        variables["NCCL_IB_HCA"] = "=" + ",".join(devices)
     return variables
 
 
 def slot_variables(slot: Slot) -> dict[str, str]:
-    """The settings of one rank besides :func:`host_variables`: the adapter nearest to it.
+    """The settings of one rank besides :func:`host_variables`: the adapters nearest to it.
 
     Source: https://openucx.readthedocs.io/en/master/faq.html, ``UCX_NET_DEVICES`` (device and port).
     """
-    device = _device(slot)
-    return {} if device is None else {"UCX_NET_DEVICES": f"{device}:1"}
-
-
-def _device(slot: Slot) -> str | None:
-    """The adapter's device name. Some node maps have bus IDs only, which NCCL and UCX do not take for names."""
-    return None if slot.adapter is None or ":" in slot.adapter else slot.adapter
+    ports = [device if ":" in device else f"{device}:1" for device in slot.devices]
+    return {"UCX_NET_DEVICES": ",".join(ports)} if ports else {}
 
 
 def _require_cores(host: str, slot: Slot) -> None:
     if not slot.cores:
-        raise HpctrainError(f"{host}: the cores of its ranks are not known", "give a node map that lists them")
+        raise HpctrainError(
+            f"{host}: the cores of its ranks are not known for certain",
+            "give a node map that lists cores and their threads: lstopo --of xml writes one",
+        )

@@ -7,19 +7,21 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pynvml
 
 from hpctrain.cluster.programs import run_program
 from hpctrain.cluster.rdma import kernel_text, ports_of
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.cores import cores_of_list
-from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.topology.adapter_kinds import LinkLayer, link_layer_of_name
+from hpctrain.topology.machine_cores import numa_nodes
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers import hwloc
 
 _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# 400 Gb/sec (4X NDR)
+_RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 _LSTOPO_SECONDS = 60.0
@@ -53,7 +55,7 @@ def this_node(root: Path = Path("/")) -> NodeMap:
             for device in [(sys / "bus/pci/devices" / bus_id).resolve()]
         },
         dict(_adapters(sys)),
-        _numa_nodes(root),
+        numa_nodes(root),
         nvlinks=nvlinks,
         where=str(sys),
     )
@@ -73,35 +75,13 @@ def _lstopo(sys: Path) -> NodeMap:
     return hwloc.read(export.stdout, program)
 
 
-def _numa_nodes(root: Path) -> list[NumaNode]:
-    """The nodes with the cores that this process may use; one node where the kernel tells none."""
-    status = (root / "proc/self/status").read_text()
-    allowed = set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
-    system = root / "sys/devices/system"
-
-    def cores(cpus: Path) -> tuple[int, ...]:
-        usable = allowed.intersection(cores_of_list(kernel_text(cpus), str(cpus)))
-        return tuple(sorted({min(_threads(system, cpu) & allowed) for cpu in usable}))
-
-    nodes = [
-        NumaNode(index=int(node.name[4:]), cores=cores(node / "cpulist")) for node in system.glob("node/node[0-9]*")
-    ]
-    return nodes or [NumaNode(index=0, cores=cores(system / "cpu/online"))]
-
-
-def _threads(system: Path, cpu: int) -> set[int]:
-    """The hardware threads of a CPU's core. A sandbox may tell none: then it is its own core."""
-    siblings = system / f"cpu/cpu{cpu}/topology/thread_siblings_list"
-    return {cpu, *cores_of_list(kernel_text(siblings), str(siblings))}
-
-
 def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
     for entry in sorted((sys / "class/infiniband").glob("*")):
         device = (entry / "device").resolve()
         # RDMA in software, over any Ethernet interface, has no device.
         if not _bridges(device):
             continue
-        layer, active = _ports(entry)
+        layer, active, gbit = _ports(entry)
         yield (
             Adapter(
                 name=entry.name,
@@ -111,21 +91,28 @@ def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:
                 active=active,
                 # In a virtual machine the whole function is the host's, and there is no such link.
                 virtual=(device / "physfn").exists(),
+                gbit=gbit,
             ),
             _bridges(device),
         )
 
 
-def _ports(entry: Path) -> tuple[Literal["InfiniBand", "Ethernet"] | None, bool]:
-    """Whether any port is InfiniBand, else Ethernet, and whether one of that kind is up."""
+def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
+    """Whether any port is InfiniBand, else Ethernet; whether one of that kind is up; and the Gbit/s of those that are.
+
+    Of EFA the kernel tells no link layer.
+    """
     ports = ports_of(entry)
     layers = {port.link_layer for port in ports}
-    layer: Literal["InfiniBand", "Ethernet"] | None = None
+    layer: LinkLayer | None = None
     if "InfiniBand" in layers:
         layer = "InfiniBand"
     elif "Ethernet" in layers:
         layer = "Ethernet"
-    return layer, any(port.active for port in ports if layer in (port.link_layer, None))
+    up = [port for port in ports if layer in (port.link_layer, None) and port.active]
+    rates = [_RATE.match(kernel_text(port.path / "rate")) for port in up]
+    gbit = sum(float(rate[1]) for rate in rates if rate) if rates and all(rates) else None
+    return layer or link_layer_of_name(entry.name), bool(up), gbit
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:

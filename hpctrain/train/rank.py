@@ -36,7 +36,7 @@ from hpctrain.run.events.kinds import StallEvent
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.records import RankError, RankRecord, is_own_record, write_record
 from hpctrain.run.stall_reports import Stall, reports
-from hpctrain.topology.launch_files import host_variables, slot_variables
+from hpctrain.train.place import take_place
 
 # Libraries that start torch.distributed where they see a launcher's variables, also over a backend that has no groups.
 _WRAPPERS = {"transformers.trainer": "the Trainer", "accelerate": "Accelerate", "lightning": "Lightning"}
@@ -160,7 +160,7 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
     script = None
     try:
         plan = Plan.model_validate_json(directory.plan.read_text())
-        _take_place(plan, rank)
+        take_place(plan, rank)
         script = plan.script
         if script:
             if rank == 0:
@@ -211,22 +211,6 @@ def _mention_forgotten(rank: int, ranks: int) -> None:
     from hpctrain.comm import mention_forgotten
 
     mention_forgotten(rank, ranks)
-
-
-def _take_place(plan: Plan, rank: int) -> None:
-    """Keep to the cores, GPUs and adapters that the plan has for this rank. What the user has set stays."""
-    if not any(host.places for host in plan.hosts):
-        return
-    host, slot = plan.place(rank)
-    for name, value in {**host_variables(host.places), **slot_variables(slot)}.items():
-        os.environ.setdefault(name, value)
-    if slot.cores:
-        if missing := sorted(set(slot.cores) - os.sched_getaffinity(0)):
-            raise HpctrainError(
-                f"rank {rank} on {host.host}: the plan gives it core {missing[0]}, which it may not use",
-                "give --node the node map of that host, or leave it out",
-            )
-        os.sched_setaffinity(0, slot.cores)
 
 
 def _run_script(script: Script) -> None:

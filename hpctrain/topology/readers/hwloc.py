@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.adapter_kinds import Port, is_virtual_function, link_layer
-from hpctrain.topology.cores import cores_of_mask
-from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode, link_layer_of_name
+from hpctrain.topology.adapter_kinds import (
+    LIBFABRIC,
+    Port,
+    is_virtual_function,
+    link_layer,
+    link_layer_of_name,
+    link_layer_of_vendor,
+)
+from hpctrain.topology.cores import cores_of_mask, cores_of_nodes
+from hpctrain.topology.node_map import Adapter, Gpu, NodeMap, NumaNode
 from hpctrain.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.topology.readers.xml_tree import Element, parse
 
@@ -48,8 +55,12 @@ class _Device:
         return self.element.attributes.get("pci_type", "")[6:10]
 
     @property
+    def model(self) -> str:
+        return self.element.attributes.get("pci_type", "")[11:15]
+
+    @property
     def is_virtual(self) -> bool:
-        return is_virtual_function(self.vendor, self.element.attributes.get("pci_type", "")[11:15])
+        return is_virtual_function(self.vendor, self.model)
 
     @property
     def functions(self) -> list[Element]:
@@ -81,7 +92,7 @@ def read(text: str, where: str) -> NodeMap:
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
         raise HpctrainError(f"{topology.where}: no NUMA node in this file", _REMEDY)
-    with_cores = {node.index for node in numa_nodes if node.cores}
+    with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
         """The device's NUMA node, if it is near only one. GPUs' own memories are nodes too, without cores."""
@@ -145,15 +156,29 @@ def _walk(topology: Element) -> _Found:
 
 
 def _numa_nodes(found: _Found) -> list[NumaNode]:
-    """Every memory, with the cores beside it; of several beside the same cores (DDR and HBM) the first has them."""
-    cpus = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores or found.threads]
-    free = {threads[0] for threads in cpus if threads}
-    nodes = []
-    for node in sorted(found.numa_nodes, key=lambda node: node.number("os_index")):
-        cores = tuple(cpu for cpu in cores_of_mask(node.attribute("cpuset"), node.where) if cpu in free)
-        free.difference_update(cores)
-        nodes.append(NumaNode(index=node.number("os_index"), cores=cores))
-    return nodes
+    """Every memory, with the cores beside it; of several beside the same cores (DDR and HBM) the first has them.
+
+    An export without cores does not tell which hardware threads share one, and one without threads either tells
+    only the CPUs of each memory.
+    """
+    memories = sorted(found.numa_nodes, key=lambda node: node.number("os_index"))
+    beside = [cores_of_mask(node.attribute("cpuset"), node.where) for node in memories]
+    if found.cores:
+        masks = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores]
+        free = {threads[0] for threads in masks if threads}
+    elif found.threads:
+        free = {cpu for pu in found.threads for cpu in cores_of_mask(pu.attribute("cpuset"), pu.where)}
+    else:
+        free = {cpu for cpus in beside for cpu in cpus}
+    own = []
+    for cpus in beside:
+        own.append(tuple(cpu for cpu in cpus if cpu in free))
+        free.difference_update(cpus)
+    cores = list[tuple[int, ...] | None](own) if found.cores else cores_of_nodes(own)
+    return [
+        NumaNode(index=node.number("os_index"), cores=each or (), complete=each is not None)
+        for node, each in zip(memories, cores, strict=True)
+    ]
 
 
 def _indices(gpus: list[_Device]) -> list[int]:
@@ -169,27 +194,35 @@ def _indices(gpus: list[_Device]) -> list[int]:
 
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
-    return [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+    """Its RDMA devices. Versions that do not know Slingshot's list its network interface only: hsn0."""
+    found = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+    if not found and link_layer_of_vendor(device.vendor, device.model) in LIBFABRIC:
+        found = [each for each in device.functions if link_layer_of_name(each.attribute("name")) in LIBFABRIC]
+    return found
 
 
 def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
-    """The RDMA devices of a PCI device; itself where it is InfiniBand and hwloc saw no driver."""
+    """The RDMA devices of a PCI device; itself where hwloc saw no driver and it is of a kind that has RDMA."""
     rdma = _rdma(device, is_rdma)
-    if not rdma and link_layer(device.pci_class, ()) == "InfiniBand":
-        return [Adapter(name=device.bus_id, bus_id=device.bus_id, numa=None, link_layer="InfiniBand")]
+    of_vendor = link_layer_of_vendor(device.vendor, device.model)
+    bare = of_vendor or link_layer(device.pci_class, ())
+    if not rdma and bare in ("InfiniBand", *LIBFABRIC):
+        return [Adapter(name=device.bus_id, bus_id=device.bus_id, numa=None, link_layer=bare)]
     adapters = []
     for function in rdma:
         ports = _ports(function)
-        layer = link_layer(device.pci_class, ports)
+        name = function.attribute("name")
+        of_name = link_layer_of_name(name)
+        layer = of_vendor or (of_name if of_name in LIBFABRIC else link_layer(device.pci_class, ports) or of_name)
         # What an Ethernet port beside it does is of no use to InfiniBand.
         own = [port for port in ports if port.lid] or ports
         states = [port.active for port in own if port.active is not None]
         adapters.append(
             Adapter(
-                name=function.attribute("name"),
+                name=name,
                 bus_id=device.bus_id,
                 numa=None,
-                link_layer=layer or link_layer_of_name(function.attribute("name")),
+                link_layer=layer,
                 active=any(states) if states else None,
             )
         )

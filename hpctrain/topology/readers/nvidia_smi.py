@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.cores import cores_of_list, first_threads
-from hpctrain.topology.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked, link_layer_of_name
+from hpctrain.topology.adapter_kinds import link_layer_of_name
+from hpctrain.topology.cores import cores_of_list, cores_of_nodes
+from hpctrain.topology.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked
 
 _REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
-# The header is underlined even in a file.
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# The header is underlined even in a file; terminals add colours and erasures.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
+# Tools of other vendors, whose matrices have other classes.
+_OTHER_TOOLS = re.compile(r"ROCm System Management Interface|\b(?:rocm-smi|amd-smi|xpu-smi|npu-smi|hl-smi)\b", re.I)
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
-_NUMBER = re.compile(r"[0-9]{1,4}")
+# Of a GPU whose memory is a NUMA node too, the first is the one with CPUs: 0,2-17.
+_NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
 _NUMBERED = re.compile(r"NIC\d+")
 # What early drivers say for SYS.
 _OLD_CLASSES = {"SOC": "SYS"}
 _UNKNOWN = "N/A"
+# Single CPUs in a column, at least on machines that number the cores of two sockets in turns.
+_MOST_SINGLE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +49,15 @@ def read(text: str, where: str) -> NodeMap:
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
+        _refuse_other_tools(text, where)
         raise HpctrainError(f"{where}: no header line that starts with GPU0", _REMEDY)
     header, columns = lines[start]
     devices, affinities = _header(header, columns)
     rows = _rows(devices, lines[start + 1 :], header)
     gpus = [row for row in rows if _is_gpu(row.name)]
-    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities)
+    unended = "" if text.endswith("\n") else lines[-1][0]
+    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities, unended)
+    names = _adapters(devices, lines, header, ended=text.endswith("\n"))
     return checked(
         NodeMap(
             gpus=tuple(
@@ -63,14 +71,29 @@ def read(text: str, where: str) -> NodeMap:
                     numa=_numa_near(devices.index(column), gpus, numa_of_gpu),
                     link_layer=link_layer_of_name(name),
                 )
-                for column, name in _adapters(devices, lines, header, ended=text.endswith("\n")).items()
+                for column, name in names.items()
             ),
             numa_nodes=numa_nodes,
             gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
             gpu_adapter=tuple(_columns(row, devices, gpu=False) for row in gpus),
+            warnings=tuple(_nameless(names, where)),
         ),
         where,
     )
+
+
+def _refuse_other_tools(text: str, where: str) -> None:
+    if tool := _OTHER_TOOLS.search(text):
+        raise HpctrainError(
+            f"{where}: written by {tool[0]}, which says nothing of adapters and cores",
+            "write one with: lstopo --of xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
+        )
+
+
+def _nameless(names: dict[str, str], where: str) -> Iterator[str]:
+    """A warning where the legend is missing. Its first words are no device names, so nothing is restricted to them."""
+    if any(_is_nameless(name) for name in names.values()):
+        yield f"{where}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
 
 
 def _is_gpu(name: str) -> bool:
@@ -119,28 +142,43 @@ def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]
     return tuple(cell for cell, name in zip(row.classes, devices, strict=True) if _is_gpu(name) == gpu)
 
 
-def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[NumaNode, ...], list[int | None]]:
+def _numa_nodes(
+    gpus: Sequence[_Row], affinities: Sequence[str], unended: str
+) -> tuple[tuple[NumaNode, ...], list[int | None]]:
     """The NUMA nodes that GPUs are near to, and that of each GPU.
 
     GPUs of one CPU affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
-    number: it gets the lowest free one.
+    number: it gets a negative one.
+
+    Args:
+        unended: the line, as of ``_Row.where``, that ends without a line break, so that its last word may be cut.
     """
-    nodes: dict[str, NumaNode] = {}
+    found: dict[tuple[str, int | None], int] = {}
+    cpus_of: dict[int, tuple[int, ...]] = {}
     numa_of_gpu: list[int | None] = []
     for row in gpus:
         told = dict(zip(affinities, row.rest, strict=False))
-        cpus, numa = told.get("CPU Affinity", _UNKNOWN), told.get("NUMA Affinity", _UNKNOWN)
-        number = int(numa) if _NUMBER.fullmatch(numa) else None
+        cpus, numa = told.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(told.get("NUMA Affinity", _UNKNOWN))
+        number = int(numa[1]) if numa else None
         if cpus == _UNKNOWN:
             numa_of_gpu.append(number)
             continue
-        if cpus not in nodes:
-            taken = {node.index for node in nodes.values()}
-            free = next(index for index in itertools.count() if index not in taken)
-            index = free if number is None or number in taken else number
-            nodes[cpus] = NumaNode(index=index, cores=first_threads(cores_of_list(cpus, row.where)))
-        numa_of_gpu.append(nodes[cpus].index)
-    return tuple(sorted(nodes.values(), key=lambda node: node.index)), numa_of_gpu
+        cut = _is_cut(cpus) or (row.where == unended and len(row.rest) == 1)
+        key = (cpus, number if cut else None)
+        if key not in found:
+            taken = set(found.values())
+            index = number if number is not None and number not in taken else -1 - len(found)
+            found[key] = index
+            cpus_of[index] = () if cut else cores_of_list(cpus, row.where)
+        numa_of_gpu.append(found[key])
+    cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
+    nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]
+    return tuple(nodes), numa_of_gpu
+
+
+def _is_cut(cpus: str) -> bool:
+    """Whether a list of CPUs may go on. nvidia-smi prints no more than six single CPUs: 0,2,4,6,8,10 and not 12."""
+    return cpus.endswith((",", "-")) or (cpus.count(",") >= _MOST_SINGLE - 1 and "-" not in cpus)
 
 
 def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:
@@ -157,7 +195,11 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
             f"{lines[-1][0]}: cut off in the middle of its last line: {lines[-1][1].strip()!r}", _REMEDY
         )
     columns = [name for name in devices if not _is_gpu(name)]
-    unnamed = [name for name in columns if _NUMBERED.fullmatch(name) and name not in legend]
-    if unnamed:
+    unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
+    if unnamed and legend:
         raise HpctrainError(f"{header}: no line of the NIC Legend names {unnamed[0]}: cut short?", _REMEDY)
     return {name: legend.get(name, name) for name in columns}
+
+
+def _is_nameless(name: str) -> bool:
+    return _NUMBERED.fullmatch(name) is not None

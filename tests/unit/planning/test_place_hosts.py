@@ -44,7 +44,7 @@ def test_each_rank_has_its_slot() -> None:
     hosts = placed(12, NODE)
     plan = make_plan(load_recipe("digits"), MACHINE, hosts=hosts)
     assert (plan.ranks, plan.threads_per_rank, plan.backend) == (12, 2, "mpi")
-    first, second = (Slot(gpu=None, adapter=None, cores=cores) for cores in ((0, 1), (2, 3)))
+    first, second = (Slot(gpu=None, adapter=None, cores=cores, numa=0) for cores in ((0, 1), (2, 3)))
     assert [plan.place(rank) for rank in (0, 1, 2, 11)] == [
         (hosts.slots[0], first),
         (hosts.slots[0], second),

@@ -19,10 +19,10 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "launch_files"
 NUMA_NODES = [range(0, 8, 2), range(1, 8, 2)]
 LOGICAL = launch_files.logical_cores(NUMA_NODES)
 SLOTS = (
-    Slot(gpu=0, adapter="mlx5_0", cores=(0, 2)),
-    Slot(gpu=1, adapter="mlx5_1", cores=(4, 6)),
-    Slot(gpu=2, adapter="mlx5_10", cores=(1, 3)),
-    Slot(gpu=3, adapter="mlx5_10", cores=(5, 7)),
+    Slot(gpu=0, adapter="mlx5_0", cores=(0, 2), devices=("mlx5_0",)),
+    Slot(gpu=1, adapter="mlx5_1", cores=(4, 6), devices=("mlx5_1",)),
+    Slot(gpu=2, adapter="mlx5_10", cores=(1, 3), devices=("mlx5_10",)),
+    Slot(gpu=3, adapter="mlx5_10", cores=(5, 7), devices=("mlx5_10",)),
 )
 HOSTS = [("gpu007", SLOTS), ("gpu002", SLOTS)]
 
@@ -66,9 +66,15 @@ def test_nothing_is_said_of_what_is_not_there() -> None:
     assert launch_files.network_variables() == {}
 
 
-def test_a_bus_id_is_no_device_name() -> None:
+def test_an_adapter_without_devices_restricts_nothing() -> None:
     slot = Slot(gpu=None, adapter="0101:00:00.0", cores=())
     assert launch_files.host_variables([slot]) == launch_files.slot_variables(slot) == {}
+
+
+def test_ports_of_devices() -> None:
+    slot = Slot(gpu=None, adapter="mlx4_0", cores=(), devices=("mlx4_0:2", "mlx5_0"))
+    assert launch_files.host_variables([slot]) == {"NCCL_IB_HCA": "=mlx4_0:2,mlx5_0"}
+    assert launch_files.slot_variables(slot) == {"UCX_NET_DEVICES": "mlx4_0:2,mlx5_0:1"}
 
 
 def test_cores_that_are_not_known() -> None:

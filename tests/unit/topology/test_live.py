@@ -221,4 +221,4 @@ def test_this_machine() -> None:
     if not Path("/dev/nvidiactl").exists():
         assert "/sys: no GPU" in node_map.warnings
     if not Path("/sys/class/infiniband").exists():
-        assert "/sys: no InfiniBand adapter that is up" in node_map.warnings
+        assert "/sys: no adapter with RDMA that is up" in node_map.warnings

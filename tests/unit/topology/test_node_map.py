@@ -51,14 +51,16 @@ def test_each_rank_has_a_place_of_its_own_and_adapters_are_evenly_used(node_map:
     assert [slot.gpu for slot in placed] == (list(range(ranks)) if node_map.gpus else [None] * ranks)
     used = [core for slot in placed for core in slot.cores]
     assert len(used) == len(set(used)) and set(used) <= cores
-    assert all(slot.cores for slot in placed) or not cores
-    usable = {a.name: a for a in node_map.adapters if a.link_layer != "Ethernet" and a.active is not False}
-    assert {slot.adapter for slot in placed} <= (set(usable) or {None})
+    with_cores = [node for node in node_map.numa_nodes if node.cores]
+    known = [slot.gpu is None or node_map.gpus[slot.gpu].numa is not None or len(with_cores) == 1 for slot in placed]
+    assert [bool(slot.cores) for slot in placed] == [bool(cores) and each for each in known]
+    usable = {a.name: a for a in node_map.fabric_adapters}
+    assert {slot.adapter for slot in placed} <= {*usable, None}
     loads = Counter(slot.adapter for slot in placed)
     for slot in placed if node_map.gpus else ():
         gpu = node_map.gpus[slot.gpu or 0]
         steps = {name: PCI_CLASSES.index(node_map.distance(gpu, adapter)) for name, adapter in usable.items()}
-        for name, step in steps.items():
+        for name, step in steps.items() if slot.adapter else ():
             assert step >= steps[slot.adapter]
             assert step > steps[slot.adapter] or loads[slot.adapter] <= loads[name] + 1
 
@@ -66,7 +68,9 @@ def test_each_rank_has_a_place_of_its_own_and_adapters_are_evenly_used(node_map:
 @given(st.integers(1, 24), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 6))
 def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: list[int], adapters: int) -> None:
     nodes = [NumaNode(index=i, cores=tuple(range(100 * i, 100 * i + width))) for i, width in enumerate(widths)]
-    devices = {Adapter(name=f"mlx5_{i}", bus_id=None, numa=None): ("root", str(i)) for i in range(adapters)}
+    devices = {
+        Adapter(name=f"mlx5_{i}", bus_id=None, numa=i % len(widths)): ("root", str(i)) for i in range(adapters)
+    }
     node_map = node_map_of_tree({}, devices, nodes, nvlinks={}, where="generated")
     if ranks > sum(widths):
         with pytest.raises(HpctrainError, match=f"{ranks} ranks for {sum(widths)} cores"):
@@ -76,7 +80,9 @@ def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: l
     placed = slots(node_map, ranks)
 
     loads = Counter(slot.adapter for slot in placed)
-    assert max(loads.values()) - min(loads[a.name] for a in devices) <= 1
+    for home in range(len(widths)):
+        of_node = [loads[a.name] for a in devices if a.numa == home]
+        assert None in loads or not of_node or max(of_node) - min(of_node) <= 1
     homes = [slot.cores[0] // 100 for slot in placed]
     assert homes == sorted(homes)
     for node in set(homes):
@@ -125,7 +131,7 @@ def test_what_training_leaves_out_is_named() -> None:
         "test: mlx5_0 is Ethernet: left out",
         "test: mlx5_1 is down: left out",
         "test: no GPU",
-        "test: no InfiniBand adapter that is up",
+        "test: no adapter with RDMA that is up",
     )
 
 

@@ -1,0 +1,46 @@
+"""The cores of this machine that this process may use, as the kernel lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpctrain.cluster.rdma import kernel_text
+from hpctrain.topology.cores import cores_of_list
+from hpctrain.topology.node_map import NumaNode
+
+_SYSTEM = "sys/devices/system"
+
+
+def numa_nodes(root: Path = Path("/")) -> list[NumaNode]:
+    """The nodes with the cores that this process may use; one node where the kernel tells none."""
+    allowed = allowed_cpus(root)
+
+    def cores(cpus: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({min(threads_of(cpu, root) & allowed) for cpu in allowed.intersection(cpus)}))
+
+    folders = (root / _SYSTEM).glob("node/node[0-9]*")
+    nodes = [
+        NumaNode(index=(index := int(node.name[4:])), cores=cores(cpus_of_node(index, root) or ())) for node in folders
+    ]
+    online = root / _SYSTEM / "cpu/online"
+    return nodes or [NumaNode(index=0, cores=cores(cores_of_list(kernel_text(online), str(online))))]
+
+
+def allowed_cpus(root: Path = Path("/")) -> set[int]:
+    """The CPUs that this process may use."""
+    status = (root / "proc/self/status").read_text()
+    return set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
+
+
+def cpus_of_node(index: int, root: Path = Path("/")) -> tuple[int, ...] | None:
+    """All CPUs of a NUMA node; none where there is no such node, None where the kernel tells of no nodes at all."""
+    nodes = root / _SYSTEM / "node"
+    file = nodes / f"node{index}/cpulist"
+    return cores_of_list(kernel_text(file), str(file)) if nodes.is_dir() else None
+
+
+def threads_of(cpu: int, root: Path = Path("/")) -> set[int]:
+    """The hardware threads of a CPU's core. A sandbox may tell none: then it is its own core."""
+    siblings = root / _SYSTEM / f"cpu/cpu{cpu}/topology/thread_siblings_list"
+    return {cpu, *cores_of_list(kernel_text(siblings), str(siblings))}
