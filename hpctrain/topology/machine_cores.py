@@ -34,10 +34,9 @@ def allowed_cpus(root: Path = Path("/")) -> set[int]:
 
 
 def cpus_of_node(index: int, root: Path = Path("/")) -> tuple[int, ...] | None:
-    """All CPUs of a NUMA node; none where there is no such node, None where the kernel tells of no nodes at all."""
-    nodes = root / _SYSTEM / "node"
-    file = nodes / f"node{index}/cpulist"
-    return cores_of_list(kernel_text(file), str(file)) if nodes.is_dir() else None
+    """All CPUs of a NUMA node, None where the kernel tells of no such node."""
+    file = root / _SYSTEM / f"node/node{index}/cpulist"
+    return cores_of_list(kernel_text(file), str(file)) if file.exists() else None
 
 
 def threads_of(cpu: int, root: Path = Path("/")) -> set[int]:

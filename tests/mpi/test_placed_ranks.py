@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -72,26 +71,30 @@ def test_a_hostfile_gives_as_many_ranks_as_it_has_slots(tmp_path: Path) -> None:
     assert {rank: values["host"] for rank, values in ranks.items()} == dict.fromkeys(range(3), HOST)
 
 
-def test_ranks_of_a_run_take_their_places(hpctrain: Launch, tmp_path: Path) -> None:
-    """The first rank has the last core, so that no launcher's own binding looks like it."""
-    text = f"GPU0\t X \tSYS\tSYS\tSYS\t{CORES[-1]}\t1\tN/A\nGPU1\tSYS\t X \tSYS\tSYS\t{CORES[0]}\t0\tN/A\n"
-    text += "NIC0\tSYS\tSYS\t X \tSYS\nNIC1\tSYS\tSYS\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_1\n  NIC1: mlx5_10\n"
-    head = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
-    (tmp_path / "node.txt").write_text(head + text)
+def test_ranks_of_a_run_take_their_places_as_far_as_these_are_there(hpctrain: Launch, tmp_path: Path) -> None:
+    """The first rank has the last core, so that no launcher's own binding looks like it; the last has cores of another
+    machine, as have all of them adapters.
+    """
+    rows = [("PIX\tSYS", CORES[-1]), ("SYS\tPIX", CORES[0]), ("SYS\tPIX", "4000-4003")]
+    text = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\n"
+    for number, (classes, cpus) in enumerate(rows):
+        links = "\t".join(" X " if number == other else "SYS" for other in range(3))
+        text += f"GPU{number}\t{links}\t{classes}\t{cpus}\n"
+    text += "NIC0\tPIX\tSYS\tSYS\t X \tSYS\nNIC1\tSYS\tPIX\tPIX\tSYS\t X \n"
+    (tmp_path / "node.txt").write_text(text + "\nNIC Legend:\n\n  NIC0: nowhere_0\n  NIC1: nowhere_1\n")
     out = tmp_path / "found"
     out.mkdir()
-    result = hpctrain("run", str(PROGRAM), "--node", "node.txt", "--run-dir", "run", "--", str(out))
+    options = ("--node", "node.txt", "--oversubscribe", "--run-dir", "run")
+    result = hpctrain("run", str(PROGRAM), *options, "--", str(out))
     assert result.returncode == 0, result.stdout
     ranks = found(out)
-    assert [ranks[rank]["cores"] for rank in (0, 1)] == [[CORES[-1]], [CORES[0]]]
-    assert {ranks[rank]["ucx"] for rank in (0, 1)} == {"mlx5_1:1", "mlx5_10:1"}
+    every = sorted(os.sched_getaffinity(0))
+    assert [ranks[rank]["cores"] for rank in range(3)] == [[CORES[-1]], [CORES[0]], every]
+    assert [ranks[rank]["ucx"] for rank in range(3)] == [None] * 3
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert [place["cores"] for place in plan["hosts"][0]["places"]] == [[CORES[-1]], [CORES[0]]]
-
-
-def test_a_place_that_is_not_on_the_host(hpctrain: Launch, tmp_path: Path) -> None:
-    node = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t4000-4003\t0\tN/A\n"
-    (tmp_path / "node.txt").write_text(node)
-    result = hpctrain("run", str(PROGRAM), "--node", "node.txt", "--run-dir", "run", "--", ".")
-    assert result.returncode == 2
-    assert re.search(r"rank 0 on \S+: the plan gives it core 4000", result.stdout), result.stdout
+    places = plan["hosts"][0]["places"]
+    assert [place["cores"] for place in places[:2]] == [[CORES[-1]], [CORES[0]]]
+    assert [place["devices"] for place in places] == [["nowhere_0"], ["nowhere_1"], ["nowhere_1"]]
+    logs = [(tmp_path / f"run/logs/rank-{rank}.log").read_text() for rank in range(3)]
+    assert ["nowhere_0:1 of the node map is not up here" in log for log in logs] == [True] * 3
+    assert ["it may not use core 4000 of the node map" in log for log in logs] == [False, False, True]

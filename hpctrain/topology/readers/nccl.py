@@ -58,10 +58,10 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
         raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _REMEDY)
     first, *others = maps
     if any(maps[other] != maps[first] for other in others):
-        found = "; ".join(
-            f"{name}: {len(each.gpus)} GPUs, {len(each.adapters)} adapters" for name, each in maps.items()
+        found = [f"{name} ({len(each.gpus)} GPUs, {len(each.adapters)} adapters)" for name, each in maps.items()]
+        raise HpctrainError(
+            f"{where}: of {len(maps)} hosts that differ: {', '.join(found)}", f"take one: --node {where}@{first}"
         )
-        raise HpctrainError(f"{where}: of {len(maps)} hosts that differ: {found}", f"take one: --node {where}@{first}")
     if not others:
         return maps[first]
     alike = f"{where}: of {len(maps)} hosts, all alike: {first} stands for all"

@@ -14,8 +14,14 @@ from hpctrain.topology.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaN
 _REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
 # The header is underlined even in a file; terminals add colours and erasures.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
-# Tools of other vendors, whose matrices have other classes.
-_OTHER_TOOLS = re.compile(r"ROCm System Management Interface|\b(?:rocm-smi|amd-smi|xpu-smi|npu-smi|hl-smi)\b", re.I)
+# Tools of other vendors, whose matrices have other classes, and what their outputs say of themselves.
+_OTHER_TOOLS = {
+    "rocm-smi": r"rocm-smi|ROCm System Management Interface|between two GPUs",
+    "amd-smi": r"amd-smi|^(?:ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE",
+    "xpu-smi": r"xpu-smi",
+    "npu-smi": r"npu-smi",
+    "hl-smi": r"hl-smi",
+}
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
 # Of a GPU whose memory is a NUMA node too, the first is the one with CPUs: 0,2-17.
 _NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
@@ -46,10 +52,10 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: no such matrix, or one whose rows do not fit its header.
     """
+    _refuse_other_tools(text, where)
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
-        _refuse_other_tools(text, where)
         raise HpctrainError(f"{where}: no header line that starts with GPU0", _REMEDY)
     header, columns = lines[start]
     devices, affinities = _header(header, columns)
@@ -83,11 +89,12 @@ def read(text: str, where: str) -> NodeMap:
 
 
 def _refuse_other_tools(text: str, where: str) -> None:
-    if tool := _OTHER_TOOLS.search(text):
-        raise HpctrainError(
-            f"{where}: written by {tool[0]}, which says nothing of adapters and cores",
-            "write one with: lstopo --of xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
-        )
+    for tool, words in _OTHER_TOOLS.items():
+        if "nvidia-smi" not in text and re.search(words, text, re.M):
+            raise HpctrainError(
+                f"{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
+                "write one with: lstopo --of xml node.xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
+            )
 
 
 def _nameless(names: dict[str, str], where: str) -> Iterator[str]:

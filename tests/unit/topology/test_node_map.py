@@ -68,9 +68,7 @@ def test_each_rank_has_a_place_of_its_own_and_adapters_are_evenly_used(node_map:
 @given(st.integers(1, 24), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 6))
 def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: list[int], adapters: int) -> None:
     nodes = [NumaNode(index=i, cores=tuple(range(100 * i, 100 * i + width))) for i, width in enumerate(widths)]
-    devices = {
-        Adapter(name=f"mlx5_{i}", bus_id=None, numa=i % len(widths)): ("root", str(i)) for i in range(adapters)
-    }
+    devices = {Adapter(name=f"mlx5_{i}", bus_id=None, numa=i % len(widths)): ("root", str(i)) for i in range(adapters)}
     node_map = node_map_of_tree({}, devices, nodes, nvlinks={}, where="generated")
     if ranks > sum(widths):
         with pytest.raises(HpctrainError, match=f"{ranks} ranks for {sum(widths)} cores"):
