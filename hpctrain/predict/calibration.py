@@ -131,6 +131,7 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
         HpctrainError: a file that cannot be read, is cut off, or is none of these.
     """
     from hpctrain.predict.curves import bench_curves, nccl_curves
+    from hpctrain.predict.nccl_json import is_nccl_report
 
     sweeps: list[Sweep] = []
     curves: list[Curve] = []
@@ -144,6 +145,8 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
         rows = found.get("rows")
         if "sweeps" in found:
             sweeps += _sweeps(found, path)
+        elif is_nccl_report(found):
+            curves += nccl_curves(text, str(path))
         elif _have(rows, "engine", "bytes"):
             curves += bench_curves(text, str(path))
         elif rows and _have(rows, "workers", "samples_per_s"):
@@ -159,7 +162,7 @@ def _have(rows: object, *keys: str) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HpctrainError(f"cannot read the calibration {path}: {why}", _HOW) from error

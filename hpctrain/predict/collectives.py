@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,13 +64,19 @@ class Ranks:
         """Whether NCCL moves the bytes: Horovod calls it for GPUs."""
         return self.device != CPU and self.engine in ("nccl", "horovod")
 
+    @property
+    def measured_as(self) -> str:
+        """The engine of the curves that tell of these ranks."""
+        return "nccl" if self.by_nccl else self.engine
+
 
 def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curve] = ()) -> Floats:
     """Seconds of one all-reduce, (columns,).
 
     A curve that was measured on several hosts corrects the whole: the model only says how much longer these ranks take
-    than those of the curve, and what both have in common drops out. One of a single host corrects what is within hosts.
-    Beyond the sizes of a curve its first or last one counts.
+    than those of the curve, and what both have in common drops out. One of a single host corrects what is within hosts,
+    and one of a single rank of each of several hosts what is between them. Beyond the sizes of a curve its first or last
+    one counts.
 
     Args:
         nbytes: of the buffer of each rank.
@@ -82,8 +88,12 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
     if ranks.network.hosts == 1:
         return _within(nbytes, ranks, values) * _correction(nbytes, ranks, values, inside)
     between = _nearest(ranks, [curve for curve in curves if curve.hosts > 1])
-    within = _within(nbytes, ranks, values) * (1.0 if between else _correction(nbytes, ranks, values, inside))
-    return _together(within, _between(nbytes, ranks, values), ranks) * _correction(nbytes, ranks, values, between)
+    within, wire = _within(nbytes, ranks, values), _between(nbytes, ranks, values)
+    if between is None or (ranks.by_nccl and between.local == 1):
+        # What is within hosts was not measured with it.
+        within = within * _correction(nbytes, ranks, values, inside)
+        return _together(within, wire * _correction(nbytes, ranks, values, between), ranks)
+    return _together(within, wire, ranks) * _correction(nbytes, ranks, values, between)
 
 
 def _together(within: Floats, between: Floats, ranks: Ranks) -> Floats:
@@ -93,12 +103,13 @@ def _together(within: Floats, between: Floats, ranks: Ranks) -> Floats:
 
 
 def _nearest(ranks: Ranks, curves: Sequence[Curve]) -> Curve | None:
-    engine = "nccl" if ranks.by_nccl else ranks.engine
     return min(
-        (curve for curve in curves if curve.engine == engine and curve.ranks > 1),
+        (curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1),
         key=lambda curve: (
-            abs(math.log(curve.ranks / curve.hosts / ranks.local)),
+            abs(math.log(curve.local * curve.groups / ranks.local)),
             abs(math.log(curve.hosts / ranks.network.hosts)),
+            # What one collective takes is nearer than what each of several takes beside the others.
+            curve.groups,
         ),
         default=None,
     )
@@ -111,15 +122,36 @@ def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None
     """
     if curve is None:
         return np.ones(values.columns)
-    size = min(max(nbytes, curve.points[0][0]), curve.points[-1][0])
-    own = ranks.network
-    network = stated_network(curve.hosts, adapters=own.rails, bytes_per_s=own.rail_bytes_per_s)
-    measured = replace(ranks, network=network, local=curve.ranks // curve.hosts, wire=1.0)
-    said = _within(size, measured, values)
-    if curve.hosts > 1:
-        said = _together(said, _between(size, measured, values), measured)
+    # Each of several collectives at the same time has its part of the buffer.
+    size = min(max(nbytes / curve.groups, curve.points[0][0]), curve.points[-1][0])
+    said = modelled(size, ranks, values, curve)
     found: Floats = curve.at(size) / said * np.exp(values.log_factor("curve_residual"))
     return found
+
+
+def modelled(nbytes: float, ranks: Ranks, values: Values, curve: Curve) -> Floats:
+    """What the model says of an all-reduce as a curve measured it, (columns,)."""
+    network = stated_network(curve.hosts, **_adapters_of(curve, ranks))
+    measured = replace(ranks, network=network, local=curve.local, wire=1.0)
+    said = _within(nbytes, measured, values)
+    return _together(said, _between(nbytes, measured, values), measured) if curve.hosts > 1 else said
+
+
+def _adapters_of(curve: Curve, ranks: Ranks) -> dict[str, Any]:
+    """Number and rate of the adapters that one collective of a curve had of each host, by ``ranks``' network."""
+    rate = curve_rate(curve, ranks) / curve.groups
+    adapters = max(1, math.floor(rate / ranks.network.rail_bytes_per_s + 1e-9))
+    return {"adapters": adapters, "bytes_per_s": rate / adapters}
+
+
+def curve_rate(curve: Curve, ranks: Ranks) -> float:
+    """Bytes a second, in one direction, of the adapters of a host that the ranks of a curve used.
+
+    NCCL has each GPU use the adapters that are nearest to it, so that some of a node's GPUs use some of its adapters.
+    """
+    network = ranks.network
+    share = min(1.0, curve.local * curve.groups / ranks.local) if ranks.by_nccl else 1.0
+    return network.rails * network.rail_bytes_per_s * share
 
 
 def _within(nbytes: float, ranks: Ranks, values: Values) -> Floats:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import HpctrainError
-from hpctrain.predict.nccl_tests import Measured, read_nccl_tests
+from hpctrain.predict.nccl_json import read_nccl_report
+from hpctrain.predict.nccl_run import Measured
+from hpctrain.predict.nccl_tests import read_nccl_tests
 
 # A row of ``bench allreduce`` that moves no data between ranks.
 _COPY = "copy"
@@ -31,6 +33,8 @@ class Curve:
         hosts: on which they were.
         points: bytes of a rank's buffer and seconds, by rising bytes.
         source: the file, and what measured it.
+        groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
+        gpu: what the driver calls the ranks' GPUs; None where the file does not tell.
     """
 
     collective: str
@@ -39,10 +43,17 @@ class Curve:
     hosts: int
     points: tuple[tuple[float, float], ...]
     source: str
+    groups: int = 1
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.points and self.ranks >= 1 and self.hosts >= 1
+        assert self.points and self.ranks >= 1 and self.hosts >= 1 and self.groups >= 1
         assert all(one < other for (one, _), (other, _) in zip(self.points, self.points[1:], strict=False))
+
+    @property
+    def local(self) -> int:
+        """Ranks of a host in one collective."""
+        return self.ranks // self.hosts
 
     def at(self, nbytes: float) -> float:
         """Seconds for a buffer of ``nbytes``.
@@ -72,11 +83,7 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     Raises:
         HpctrainError: no JSON, or rows without what a curve needs.
     """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HpctrainError(f"{where}: not JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
-    rows = found.get("rows") if isinstance(found, dict) else None
+    rows = _json(text, where).get("rows")
     if not isinstance(rows, list) or not rows:
         raise HpctrainError(f"{where}: no rows", _MENDED)
     points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
@@ -99,39 +106,58 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     ]
 
 
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HpctrainError(f"{where}: not JSON: {error}", f"it is damaged or cut off: {_MENDED}") from error
+    return found if isinstance(found, dict) else {}
+
+
 def nccl_curves(text: str, where: str) -> list[Curve]:
-    """The curves of the text of nccl-tests' ``all_reduce_perf``: out-of-place, then in-place, as far as measured.
+    """The curves of what nccl-tests' ``all_reduce_perf`` wrote: of each run out-of-place, then in-place, as measured.
 
     Args:
-        text: of the file.
+        text: of the file: what was printed, or the JSON of ``-J``.
         where: its name, for errors.
 
     Raises:
-        HpctrainError: as of ``read_nccl_tests``.
+        HpctrainError: as of ``read_nccl_tests`` and ``read_nccl_report``.
     """
-    found: Measured = read_nccl_tests(text, where)
+    return [curve for found in _nccl_runs(text, where) for curve in _curves_of(found, where)]
+
+
+def _nccl_runs(text: str, where: str) -> list[Measured]:
+    if not text.lstrip().startswith("{"):
+        return read_nccl_tests(text, where)
+    return read_nccl_report(_json(text, where), where)
+
+
+def _curves_of(found: Measured, where: str) -> list[Curve]:
     engines = {"nccl": found.out_of_place, "nccl, in-place": found.in_place}
     source = f"{where}, all_reduce_perf of {found.kind}"
     return [
-        _curve(points, engine=engine, ranks=found.ranks, hosts=found.hosts, source=source)
+        _curve(
+            points,
+            engine=engine,
+            ranks=found.ranks,
+            hosts=found.hosts,
+            groups=found.groups,
+            gpu=found.gpu,
+            source=source,
+        )
         for engine, points in engines.items()
         if points
     ]
 
 
-def _curve(points: Iterable[tuple[float, float]], *, engine: str, ranks: int, hosts: int, source: str) -> Curve:
+def _curve(points: Iterable[tuple[float, float]], **measured: Any) -> Curve:
     """A curve of these points; of several for one size it has the median."""
     by_size: dict[float, list[float]] = defaultdict(list)
     for size, seconds in points:
         by_size[size].append(seconds)
-    return Curve(
-        collective="all-reduce",
-        engine=engine,
-        ranks=ranks,
-        hosts=hosts,
-        points=tuple((size, statistics.median(by_size[size])) for size in sorted(by_size)),
-        source=source,
-    )
+    median = tuple((size, statistics.median(by_size[size])) for size in sorted(by_size))
+    return Curve(collective="all-reduce", points=median, **measured)
 
 
 def _count(row: Mapping[str, Any], key: str, at: str) -> int:

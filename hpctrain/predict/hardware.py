@@ -93,6 +93,11 @@ class Hardware:
             raise HpctrainError("how many GPUs has a node?", "--gpus-per-node N")
         return self.gpus_per_node
 
+    @property
+    def states_links(self) -> bool:
+        """Whether adapters and their rate are stated, rather than assumed."""
+        return self.fabric is not None or (self.adapters is not None and self.link_bytes_per_s is not None)
+
     def networks(self, counts: Sequence[int]) -> tuple[list[Network], tuple[str, ...]]:
         """The network of each number of nodes, and what had to be assumed.
 

@@ -10,7 +10,9 @@ from hpctrain.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.cluster.gpu_models import gpu
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.predict.calibration import read_calibration
+from hpctrain.predict.collectives import Ranks
 from hpctrain.predict.compute import CPU
+from hpctrain.predict.curve_checks import check_curves
 from hpctrain.predict.energy import Site
 from hpctrain.predict.hardware import Hardware
 from hpctrain.predict.prediction import Node, Prediction, predict
@@ -48,8 +50,11 @@ def predicted(training: Training, request: PredictionRequest) -> Prediction:
         gpu(hardware.named_gpu)
     node = Node(gpu=hardware.named_gpu, local=hardware.local, engine=_engine(training, request), rdma=hardware.rdma)
     networks, warnings = hardware.networks(request.nodes)
-    found = predict(training, node, networks, calibration=read_calibration(request.calibration), site=request.site)
-    return replace(found, warnings=(*warnings, *found.warnings))
+    calibration = read_calibration(request.calibration)
+    ranks = Ranks(network=networks[-1], local=node.local, device=node.gpu, engine=node.engine, rdma=node.rdma)
+    doubts = check_curves(calibration.curves, ranks, stated=hardware.states_links)
+    found = predict(training, node, networks, calibration=calibration, site=request.site)
+    return replace(found, warnings=(*warnings, *doubts, *found.warnings))
 
 
 def _engine(training: Training, request: PredictionRequest) -> str:

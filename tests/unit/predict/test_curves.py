@@ -72,17 +72,6 @@ def test_columns_of_single_iterations_and_a_date() -> None:
     assert nccl_curves("\n".join(lines), "x") == nccl_curves(SPARK, "x")
 
 
-def test_groups_of_ranks_reduce_by_themselves() -> None:
-    split = SPARK.replace("Rank  1 Group  0", "Rank  2 Group  0")
-    for rank in (1, 3):
-        split = split.replace(
-            "#\n#         ", f"#  Rank  {rank} Group  1 Pid 1 on other device  0 [0] X\n#\n#         ", 1
-        )
-    assert {(curve.ranks, curve.hosts) for curve in nccl_curves(split, "x")} == {(2, 3)}
-    with pytest.raises(HpctrainError, match="groups of 1, 2 ranks"):
-        nccl_curves(split.replace("Rank  3 Group  1", "Rang"), "x")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
