@@ -65,12 +65,15 @@ def container_options(
     }
 
 
-def host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
+def host_options(
+    profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None, topology: str | None = None
+) -> HostOptions:
     """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them."""
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
     places = node or profile.node_map
     return HostOptions(
         fabric=given.absolute() if given else None,
+        topology=topology,
         node=str(Path(places).absolute()) if places and places != "live" else places,
         interface=interface or profile.interface,
     )

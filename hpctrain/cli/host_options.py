@@ -14,6 +14,14 @@ FabricFile = Annotated[
     Path | None,
     typer.Option("--fabric", metavar="FILE", help="Fabric file for the order of the hosts, as for `topology show`."),
 ]
+TopologyName = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        metavar="NAME",
+        help="Which topology of Slurm's file to take; by default the one that has the hosts, else the default one.",
+    ),
+]
 NodeFile = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +63,7 @@ class NamedHosts(HostNames):
         Path | None,
         typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
     ] = None
+    topology: TopologyName = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,5 +78,6 @@ class JobHosts:
     """The hosts of a job, as far as they are known before it starts."""
 
     fabric: FabricFile = None
+    topology: TopologyName = None
     node: NodeFile = None
     interface: Interface = None

@@ -126,6 +126,7 @@ def _hardware(hosts: HostsWithSlots, options: PredictionOptions) -> Hardware:
         link_bytes_per_s=None if options.link is None else link_rate(options.link),
         fabric=hosts.fabric,
         routes=hosts.routes,
+        topology=hosts.topology,
         background=(0.0, 0.0) if options.background is None else background_shares(options.background),
         rdma=not options.tcp,
     )

@@ -95,7 +95,7 @@ def submit(
         works,
         framework=training.framework,
         backend=training.backend or "auto",
-        hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface),
+        hosts=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
         start=Start(**changes),
         restarts=restarts,
         stage=script.stage or [],

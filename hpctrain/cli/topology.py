@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.host_options import NamedHosts, NodeFile
+from hpctrain.cli.host_options import NamedHosts, NodeFile, TopologyName
 from hpctrain.cli.mesh_model import LaidMeshOption, ModelOption, laid_mesh
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
@@ -68,16 +68,19 @@ def show(
     routes: Routes = None,
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
+    topology: TopologyName = None,
     as_json: AsJson = False,
     svg: Svg = None,
     png: Png = None,
 ) -> None:
     """Show a fabric as a table and a tree, with its irregularities. The picture shows the ring of all hosts by name."""
     from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.choice import Choice
     from hpctrain.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
 
     require_places(filter(None, (svg, png)))
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
+    choice = Choice(name=topology)
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
     if svg or png:
         rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
         save(_drawings(fabric, rings, svg, png))
@@ -95,6 +98,7 @@ def place(
     routes: Routes = None,
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
+    topology: TopologyName = None,
     ranks_per_host: Annotated[
         int,
         typer.Option(
@@ -120,14 +124,17 @@ def place(
     from hpctrain.launch.hosts import node_map_of
     from hpctrain.planning.hosts import on_rails
     from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.choice import Choice
     from hpctrain.topology.placement import report
     from hpctrain.topology.summary import host_numbers
 
     files = [parse_write(each) for each in write or []]
     require_places([*(file for _, file in files), *filter(None, (svg, png))])
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
+    names = expand_hosts(hosts, "--hosts")
+    choice = Choice(name=topology, hosts=names)
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
     _warn(fabric.warnings)
-    found = report(fabric, host_numbers(fabric, expand_hosts(hosts, "--hosts")))
+    found = report(fabric, host_numbers(fabric, names))
     laid = laid_mesh(fabric, found, mesh, model, ranks_per_host)
     _warn([laid.traffic.warning] if laid and laid.traffic.warning else [])
     order = [fabric.hosts[host] for host in (laid.order if laid else found.placed.order)]
@@ -221,7 +228,7 @@ def _crowded(ranks: int) -> list[str]:
 def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
     from hpctrain.launch.fabric import FLAT, find_fabric
 
-    fabric, known_from = find_fabric(options.fabric, options.routes, names)
+    fabric, known_from = find_fabric(options, names)
     if known_from != FLAT:
         typer.echo(f"hpctrain: the fabric: {known_from}", err=True)
     return fabric
@@ -234,12 +241,14 @@ def convert(
     routes: Routes = None,
     skip_damaged: SkipDamaged = False,
     leave_out: LeaveOut = None,
+    topology: TopologyName = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
     from hpctrain.topology import convert as formats
     from hpctrain.topology.blocks import uneven
     from hpctrain.topology.build import read_fabric
+    from hpctrain.topology.choice import Choice
 
     writers: dict[str, Callable[[Fabric], str]] = {
         "topology.conf": formats.topology_conf,
@@ -249,7 +258,8 @@ def convert(
     }
     if to not in writers:
         raise HpctrainError(f"--to {to}: no such format", nearest(to, writers))
-    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged)
+    choice = Choice(name=topology)
+    fabric = read_fabric(fabric_files, routes, leave_out=leave_out or [], skip_damaged=skip_damaged, choice=choice)
     _warn(fabric.warnings)
     if to.startswith("block"):
         _warn(uneven(fabric))

@@ -21,8 +21,14 @@ _LIST = re.compile(rf"{_NAME}(?:,{_NAME})*", re.ASCII)
 _PART = re.compile(rf"({_NAME})(?::([1-9]\d{{0,4}}))?", re.ASCII)
 _PARTS = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*", re.ASCII)
 
+# Names of switches are the site's own: whatever has no blanks, and no commas and brackets but those of a list.
+_ANY_NAME = rf"(?:[^\s,\[\]]|{_RANGES})+"
+_ANY_LIST = re.compile(rf"{_ANY_NAME}(?:,{_ANY_NAME})*")
+
 # The slots of hosts by name, in the order in which they are named; None where nothing is said of them.
 HostSlots = dict[str, int | None]
+
+_INCOMPLETE = "it is empty, or a bracket, a name or a number in it is incomplete"
 
 
 def expand_hosts(text: str, where: str) -> tuple[str, ...]:
@@ -38,8 +44,25 @@ def expand_hosts(text: str, where: str) -> tuple[str, ...]:
     if ":" in text:
         raise _not_a_list(text, where, "no slots belong here", "names alone, for example gpu1,gpu2")
     if not _LIST.fullmatch(text):
-        raise _not_a_list(text, where, "it is empty, or a bracket, a name or a number in it is incomplete")
-    parts = re.findall(_NAME, text, re.ASCII)
+        raise _not_a_list(text, where, _INCOMPLETE)
+    return _expanded(re.findall(_NAME, text, re.ASCII), text, where)
+
+
+def expand_names(text: str, where: str) -> tuple[str, ...]:
+    """The names in a list of switches, which may be any: Slurm's own say nothing to it but which is which.
+
+    Args:
+        text, where: as of :func:`expand_hosts`.
+
+    Raises:
+        HpctrainError: as of :func:`expand_hosts`.
+    """
+    if not _ANY_LIST.fullmatch(text):
+        raise _not_a_list(text, where, _INCOMPLETE)
+    return _expanded(re.findall(_ANY_NAME, text), text, where)
+
+
+def _expanded(parts: Sequence[str], text: str, where: str) -> tuple[str, ...]:
     # Counted beforehand: every name of a range is made.
     if sum(map(_count, parts)) > MOST_HOSTS:
         raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")

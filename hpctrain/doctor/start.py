@@ -115,7 +115,7 @@ def _order(hosts: list[str], planned: list[str], options: HostOptions) -> Check:
     """The order of the ranks' hosts under the plan's names: what a host calls itself may be longer, or shorter."""
     known = [next((name for name in planned if same_host(name, host)), host) for host in hosts]
     names = list(dict.fromkeys(known))
-    fabric, known_from = find_fabric(options.fabric, options.routes, names)
+    fabric, known_from = find_fabric(options, names)
     return host_order(names, fabric, known_from, flat=known_from == FLAT)
 
 

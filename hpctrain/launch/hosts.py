@@ -54,10 +54,11 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
             the mesh.
     """
-    given = given_fabric(options.fabric, options.routes)
+    named = _named(options, environment)
+    given = given_fabric(options, tuple(named[0]) if named else ())
     if given and not whole_fabric:
         _require_named(options, given, environment)
-    hosts_slots, warnings = _hosts(options, given, this_host, environment)
+    hosts_slots, warnings = _hosts(options, named, given, this_host)
     names = tuple(hosts_slots)
     node_map = node_map_of(options.node) if options.node is not None else None
     fabric, known_from = _fabric(options, given, names, environment)
@@ -132,19 +133,26 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
     return options.hosts is None and options.hostfile is None and bool(environment.get(_ALLOCATED))
 
 
-def _hosts(
-    options: HostOptions, given: Fabric | None, this_host: str, environment: Mapping[str, str]
-) -> tuple[HostSlots, tuple[str, ...]]:
-    """The hosts of the run in the order in which they are named, with their slots, and warnings."""
-    warnings: tuple[str, ...] = ()
+def _named(options: HostOptions, environment: Mapping[str, str]) -> tuple[HostSlots, str] | None:
+    """The hosts that are named, with their slots, and where; None where nothing names any."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        hosts, where = expand_slots(options.hosts, "--hosts"), "--hosts"
-    elif options.hostfile is not None:
-        hosts, where = read_hostfile(options.hostfile), str(options.hostfile)
-    elif allocated := environment.get(_ALLOCATED):
-        hosts, where = dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
+        return expand_slots(options.hosts, "--hosts"), "--hosts"
+    if options.hostfile is not None:
+        return read_hostfile(options.hostfile), str(options.hostfile)
+    if allocated := environment.get(_ALLOCATED):
+        return dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
+    return None
+
+
+def _hosts(
+    options: HostOptions, named: tuple[HostSlots, str] | None, given: Fabric | None, this_host: str
+) -> tuple[HostSlots, tuple[str, ...]]:
+    """The hosts of the run in the order in which they are named, with their slots, and warnings."""
+    warnings: tuple[str, ...] = ()
+    if named:
+        hosts, where = named
     elif given:
         where = str(options.fabric)
         hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host))

@@ -75,8 +75,8 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
 
     A curve that was measured on several hosts corrects the whole: the model only says how much longer these ranks take
     than those of the curve, and what both have in common drops out. One of a single host corrects what is within hosts,
-    and one of a single rank of each of several hosts what is between them. Beyond the sizes of a curve its first or last
-    one counts.
+    and one of a single rank of each of several hosts what is between them. Beyond the sizes of a curve its first or
+    last one counts.
 
     Args:
         nbytes: of the buffer of each rank.

@@ -31,6 +31,7 @@ class Hardware:
         link_bytes_per_s: of an adapter, in one direction.
         fabric: file of the switches and cables.
         routes: its forwarding tables.
+        topology: the name of one, where the file has several.
         background: shares of the links between switches that other jobs take, at the least and at the most.
         rdma: whether the adapters have it.
     """
@@ -41,6 +42,7 @@ class Hardware:
     link_bytes_per_s: float | None = None
     fabric: Path | None = None
     routes: Path | None = None
+    topology: str | None = None
     background: tuple[float, float] = (0.0, 0.0)
     rdma: bool = True
 
@@ -112,8 +114,9 @@ class Hardware:
             return found, self._assumed(adapters, rate, "that no link is shared (--fabric)") if max(counts) > 1 else ()
         from hpctrain.predict.flows import has_cables
         from hpctrain.topology.build import read_fabric
+        from hpctrain.topology.choice import Choice
 
-        fabric = read_fabric(self.fabric, self.routes)
+        fabric = read_fabric(self.fabric, self.routes, choice=Choice(name=self.topology))
         if has_cables(fabric):
             found = networks(
                 fabric,

@@ -114,7 +114,8 @@ def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
     adapters = {place.adapter for place in plan.hosts[0].places if place.adapter is not None}
     hardware = Hardware(gpu=gpu, gpus_per_node=slots.pop(), adapters=len(adapters) or None)
     fabric = plan.host_options.fabric
-    return replace(hardware, fabric=fabric, routes=plan.host_options.routes), len(plan.hosts)
+    options = plan.host_options
+    return replace(hardware, fabric=fabric, routes=options.routes, topology=options.topology), len(plan.hosts)
 
 
 def _backend(plan: Plan) -> str:

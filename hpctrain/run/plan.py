@@ -74,6 +74,7 @@ class HostOptions(BaseModel):
         nodes: how many hosts of the allocation or the fabric.
         fabric: a file.
         routes: its forwarding tables.
+        topology: the name of one, where the file has several.
         node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
         interface: for connections that are not InfiniBand.
     """
@@ -85,6 +86,7 @@ class HostOptions(BaseModel):
     nodes: int | None = None
     fabric: Path | None = None
     routes: Path | None = None
+    topology: str | None = None
     node: str | None = None
     interface: str | None = None
 

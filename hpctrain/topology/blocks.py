@@ -24,6 +24,28 @@ def blocks(fabric: Fabric) -> list[Subtree]:
     return [end for tree in _trees(fabric) for end in tree.walk() if end.hosts]
 
 
+def positions(fabric: Fabric) -> list[Subtree | None]:
+    """The blocks in the positions that make them neighbours, None for a position without a block.
+
+    Where a file stated larger blocks, some of them may have fewer blocks than others: Slurm counts its larger blocks by
+    the position, and a block without hosts keeps one (``topology/block/block_record.c`` of Slurm 25.05 and later).
+    """
+    ratios = [size // fabric.block_sizes[0] for size in fabric.block_sizes]
+    found = [block for tree in _trees(fabric) for block in _padded(tree, ratios)]
+    while found[-1] is None:
+        found.pop()
+    return found
+
+
+def _padded(tree: Subtree, ratios: Sequence[int]) -> list[Subtree | None]:
+    if tree.hosts:
+        return [tree]
+    found = [block for each in tree.below for block in _padded(each, ratios)]
+    # The blocks of level 1 have the first size, those of each further level the next one.
+    wanted = ratios[tree.level - 1] if tree.level <= len(ratios) else 0
+    return found + [None] * (wanted - len(found))
+
+
 def block_sizes(fabric: Fabric) -> list[int]:
     """The hosts of a block, then of each larger block that the fabric has.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.cabling import Found, cable_ends, counted, some, sort_records
+from hpctrain.topology.choice import Choice
 from hpctrain.topology.components import components
 from hpctrain.topology.fabric import Fabric, Floats, Ints
 from hpctrain.topology.forwarding_tables import with_tables
@@ -86,6 +87,7 @@ def read_fabric(
     *,
     leave_out: Sequence[str] = (),
     skip_damaged: bool = False,
+    choice: Choice = Choice(),
 ) -> Fabric:
     """Read the fabric of a file in any known format, or of one file per subnet.
 
@@ -95,12 +97,14 @@ def read_fabric(
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
         leave_out: as of ``build_fabric``.
         skip_damaged: forwarding tables that are damaged are left out with a warning, instead of refused.
+        choice: between the topologies of a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
     """
     with _without_gc():
-        records = read_records([files] if isinstance(files, Path) else files, routes, skip_damaged=skip_damaged)
+        paths = [files] if isinstance(files, Path) else files
+        records = read_records(paths, routes, skip_damaged=skip_damaged, choice=choice)
         return build_fabric(records, leave_out=leave_out)
 
 

@@ -15,17 +15,19 @@ from dataclasses import dataclass
 
 from hpctrain.cluster.host_list import fold_hosts
 from hpctrain.errors import HpctrainError
-from hpctrain.topology.blocks import block_sizes, blocks
+from hpctrain.topology.blocks import block_sizes, positions
 from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.subtrees import Subtree, subtrees
 
 # Of the name of a switch that stands for cables, or for hosts on an upper switch.
 _JOINS, _HOSTS = "joins-{}", "hosts-on-{}"
+# Of a block that has no hosts and keeps the position of others.
+_EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A switch of the tree: it has hosts or switches below it."""
+    """A switch of the tree, with hosts or switches below it; a block, perhaps without hosts."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ def block(fabric: Fabric) -> str:
     Raises:
         HpctrainError: as of :func:`topology_conf`.
     """
-    lines = [f"BlockName={leaf.name} Nodes={leaf.below}\n" for leaf in _blocks(fabric)]
+    lines = [f"BlockName={leaf.name}{f' Nodes={leaf.below}' if leaf.hosts else ''}\n" for leaf in _blocks(fabric)]
     return "".join([*lines, f"BlockSizes={','.join(map(str, block_sizes(fabric)))}\n"])
 
 
@@ -87,14 +89,14 @@ def block_yaml(fabric: Fabric) -> str:
     lines = ["- topology: fabric", "  cluster_default: true", "  block:", "    block_sizes:"]
     lines += [f"      - {size}" for size in block_sizes(fabric)] + ["    blocks:"]
     for leaf in _blocks(fabric):
-        lines += [f'      - block: "{leaf.name}"', f'        nodes: "{leaf.below}"']
+        lines += [f'      - block: "{leaf.name}"', *([f'        nodes: "{leaf.below}"'] if leaf.hosts else [])]
     return "\n".join(lines) + "\n"
 
 
 def _blocks(fabric: Fabric) -> list[Switch]:
     _require_names(fabric)
     names = _Names()
-    return [_switch(fabric, tree, names) for tree in blocks(fabric)]
+    return [_switch(fabric, tree, names) if tree else Switch(name=names.unique(_EMPTY)) for tree in positions(fabric)]
 
 
 def _tree(fabric: Fabric) -> list[Switch]:

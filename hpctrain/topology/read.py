@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.choice import Choice
 from hpctrain.topology.readers import (
     forwarding,
     iblinkinfo,
@@ -37,20 +39,32 @@ _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
-def read_records(paths: Sequence[Path], routes: Path | None = None, *, skip_damaged: bool = False) -> Iterator[Record]:
+def read_records(
+    paths: Sequence[Path],
+    routes: Path | None = None,
+    *,
+    skip_damaged: bool = False,
+    choice: Choice = Choice(),
+) -> Iterator[Record]:
     """The records of a fabric's files and its forwarding tables.
 
     Args:
         paths: a file in one of the formats above, or one a subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
         skip_damaged: a forwarding table that is damaged becomes a remark.
+        choice: between the topologies of a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read or is of no known format.
     """
     for path in paths:
         text = _text(path)
-        yield from reader_of(text, str(path))(text, str(path))
+        reader = reader_of(text, str(path))
+        if reader in (slurm.read, slurm_yaml.read):
+            reader = partial(reader, choice=choice)
+        elif choice.name is not None:
+            raise HpctrainError(f"{path} has no topologies to choose from", "leave --topology out")
+        yield from reader(text, str(path))
     if routes is None:
         return
     files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]

@@ -81,9 +81,12 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
 
 
 def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
-    """The block sizes in the file; none if a block was left out, which makes others neighbours."""
+    """The block sizes in the file; none if a block lost its hosts here, which makes others neighbours.
+
+    Blocks that never had hosts are the file's placeholders, and keep the positions of the others.
+    """
     blocks = [group for group in groups if group.block_sizes is not None]
-    complete = all(block.name in left for block in blocks)
+    complete = all(block.name in left for block in blocks if block.hosts)
     sizes = (blocks[0].block_sizes or ()) if blocks and complete else ()
     return sizes if all(sizes) else ()
 

@@ -10,9 +10,11 @@ import graphlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
-from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.cluster.host_list import expand_hosts, expand_names
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.topology.choice import Choice, Topology, choose
 from hpctrain.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.topology.records import Record, Remark, SwitchGroup
 
@@ -30,20 +32,26 @@ _SPELLING = {
         *("BlockName", "BlockSizes", "BlockIndex", "BlockSize", "AggregatedBlock"),
     )
 }
-_PAIR = re.compile(r"\s*([A-Za-z]+)\s*=\s*(?:\"([^\"]*)\"|([^\s\"]+))")
+_KEY = "|".join(_SPELLING)
+# A key without a value is followed by the next key.
+_PAIR = re.compile(rf"\s*([A-Za-z]+)\s*=(?:\s*(?:\"([^\"]*)\"|(?!(?i:{_KEY})\s*=)([^\s\"]+)))?")
 
 Line = tuple[dict[str, str], str]
 
 
-def read(text: str, where: str) -> Iterator[Record]:
+def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
     """The switches or blocks of a text, hosts at the leaves.
+
+    Slurm reads switches or blocks, as its TopologyPlugin says. Of a text with both the switches count as the default,
+    because they tell of the network between blocks too.
 
     Args:
         text: a topology.conf (tree or block), or what ``scontrol show topology`` printed.
         where: its file name.
+        choice: between ``tree`` and ``block``.
 
     Raises:
-        HpctrainError: it is not such a text, mixes a tree with blocks, or names what it does not define; with the line.
+        HpctrainError: it is not such a text, or names what it does not define; with the line.
     """
     lines = list(_lines(text, where))
     if any({"level", "blockindex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
@@ -53,13 +61,17 @@ def read(text: str, where: str) -> Iterator[Record]:
                 f"{lines[-1][1]}: the text is cut off in its last line: {last.strip()[:60]!r}",
                 f"write it again: scontrol show topology > {where}",
             )
-    kinds = {next(iter(pairs)) == "switchname" for pairs, _ in lines}
-    if len(kinds) > 1:
-        raise HpctrainError(
-            f"{lines[-1][1]}: switches and blocks in one file", "Slurm takes one of them: see its TopologyPlugin"
-        )
-    groups = [_switch(pairs, place) for pairs, place in lines] if True in kinds else list(_blocks(lines))
-    return check_groups(groups, where)
+    switches = [(pairs, place) for pairs, place in lines if "switchname" in pairs]
+    blocks = [(pairs, place) for pairs, place in lines if "switchname" not in pairs]
+    found = []
+    if switches or not blocks:
+        found.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
+    if blocks:
+        found.append(Topology(name="block", groups=list(_blocks(blocks))))
+    if len(found) == 1 and choice.name is None:
+        return check_groups(found[0].groups, where)
+    taken, remarks = choose(found, choice, where)
+    return chain(remarks, check_groups(taken.groups, where))
 
 
 def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
@@ -126,7 +138,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
         key, end = match[1].lower(), match.end()
         if key in pairs:
             raise HpctrainError(f"{place}: {match[1]} appears twice")
-        pairs[key] = match[3] if match[2] is None else match[2]
+        pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES:
         shown = line.strip()[:60]
@@ -202,7 +214,9 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
 
 def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
     text = pairs.get(key)
-    return expand_hosts(text, f"{place}: {_SPELLING[key]}") if text else ()
+    if not text:
+        return ()
+    return (expand_hosts if key == "nodes" else expand_names)(text, f"{place}: {_SPELLING[key]}")
 
 
 def _number(text: str, key: str, place: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.cluster.host_list import expand_hosts, expand_names
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.readers.slurm import check_groups
 from hpctrain.topology.records import Record, SwitchGroup
@@ -65,4 +65,4 @@ def _address(words: list[str], place: str) -> tuple[list[tuple[str, ...]], str]:
     if more:
         raise HpctrainError(f"{place}: {address[:60]!r} names several hosts", _HINT)
     # A level that a host has no switch on is empty; several switches on a level are in brackets.
-    return [expand_hosts(part, place) for part in parts[:-1] if part], host
+    return [expand_names(part, place) for part in parts[:-1] if part], host

@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
-from hpctrain.cluster.host_list import expand_hosts
+from hpctrain.cluster.host_list import expand_hosts, expand_names
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.bounded_yaml import BoundedLoader
+from hpctrain.topology.choice import Choice, Topology, choose
 from hpctrain.topology.readers.slurm import aggregate, check_groups
 from hpctrain.topology.records import Record, Remark, SwitchGroup
 
@@ -34,35 +35,33 @@ class _SlurmLoader(BoundedLoader):
         return "an alias has no place in a topology" if isinstance(event, yaml.AliasEvent) else None
 
 
-def read(text: str, where: str) -> Iterator[Record]:
-    """The switches or blocks of the cluster's default topology, else of the first one that is a tree or blocks.
+def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
+    """The switches or blocks of one of the topologies, see :func:`hpctrain.topology.choice.choose`.
 
     Args:
         text: a topology.yaml.
         where: its file name.
+        choice: between its topologies.
 
     Raises:
         HpctrainError: it is not such a file, holds nothing but flat topologies, or names what it does not define;
             with the line.
     """
-    shaped: list[tuple[bool, list[SwitchGroup]]] = []
-    others: list[Remark] = []
+    topologies: list[Topology] = []
     for node in _items(_compose(text, where), where, "topologies"):
         keys = _keys(node, where, "a topology")
         kind = _kind(keys, where)
+        groups: list[SwitchGroup] = []
         if kind in _PASSED_OVER:
-            others.append(Remark(text=f"a topology of kind {kind} is ignored", where=_place(node, where)))
+            yield Remark(text=f"a topology of kind {kind} is ignored", where=_place(node, where))
         elif kind != "flat":
             body = _keys(keys[kind], where, kind)
-            read_groups = _tree if kind == "tree" else _blocks
-            shaped.append((_is_default(keys), list(read_groups(body, keys[kind], where))))
-    if not shaped:
-        raise HpctrainError(
-            f"{where}: it describes no tree and no blocks",
-            "there is nothing to place ranks by: give `ibnetdiscover` output instead",
-        )
-    yield from others
-    yield from check_groups(next((groups for is_default, groups in shaped if is_default), shaped[0][1]), where)
+            groups = list((_tree if kind == "tree" else _blocks)(body, keys[kind], where))
+        name = _text(keys, "topology", node, where)
+        topologies.append(Topology(name=name, groups=groups, default=_is_default(keys)))
+    taken, remarks = choose(topologies, choice, where)
+    yield from remarks
+    yield from check_groups(taken.groups, where)
 
 
 def _compose(text: str, where: str) -> yaml.Node:
@@ -154,7 +153,9 @@ def _names(keys: Keys, key: str, where: str) -> tuple[str, ...]:
     if key not in keys:
         return ()
     text = _text(keys, key, keys[key], where)
-    return expand_hosts(text, f"{_place(keys[key], where)}: {key}") if text else ()
+    if not text:
+        return ()
+    return (expand_hosts if key == "nodes" else expand_names)(text, f"{_place(keys[key], where)}: {key}")
 
 
 def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:

@@ -64,7 +64,7 @@ def test_a_node_map_has_the_gpus_and_adapters(capsys: pytest.CaptureFixture[str]
 
 
 def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--gpu", "a100-sxm-80", "--gpus-per-node", "8", "--json"]
+    options = ["--gpu", "h100-sxm", "--gpus-per-node", "8", "--json"]
     times = []
     for more in ([], ["--calibration", str(MEASURED / "nccl-tests-2.13.txt")]):
         assert main(["plan", "goyal2017", "--nodes", "4", *options, *more]) == 0

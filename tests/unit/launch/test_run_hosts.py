@@ -49,7 +49,7 @@ def install(folder: Path, name: str, script: str) -> None:
 
 def known(given: Path | None = None, environment: dict[str, str] | None = None) -> tuple[str, int]:
     """Where the fabric is known from, and its number of leaves."""
-    fabric, known_from = find_fabric(given, None, HOSTS, environment or {})
+    fabric, known_from = find_fabric(HostOptions(fabric=given), HOSTS, environment or {})
     return known_from, len({fabric.leaves[host] for host in range(len(fabric.hosts))})
 
 
@@ -72,10 +72,33 @@ def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp
     assert known(path, IN_A_TASK) == (str(path), 4)
 
 
-def test_what_slurm_prints_is_not_passed_over_where_it_is_damaged(programs: Path) -> None:
-    install(programs, "scontrol", "echo SwitchName=top Switches=a,b")
-    with pytest.raises(HpctrainError, match="scontrol show topology:1: 'top' contains 'a'"):
-        known()
+@pytest.mark.parametrize(
+    "said",
+    ["SwitchName=top Switches=a,b", "BlockName=b1 Nodes=n[1-", "RingName=r0 Nodes=n[1-4]", "SwitchName=s1 Colour=red"],
+)
+def test_what_slurm_prints_and_nobody_can_read_is_passed_over(programs: Path, said: str) -> None:
+    install(programs, "scontrol", f"echo '{said}'")
+    fabric, known_from = find_fabric(HostOptions(), HOSTS, {})
+    assert (known_from, fabric.hosts) == (FLAT, tuple(HOSTS))
+    assert fabric.warnings[0].startswith("scontrol show topology is not used: scontrol show topology:1: ")
+    install(programs, "srun", SRUN)
+    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+
+
+def test_the_topology_that_has_the_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(
+        "- topology: cpu\n  cluster_default: true\n  tree: {switches: [{switch: eth, nodes: 'cpu[1-4]'}]}\n"
+        "- topology: gpu\n  tree: {switches: [{switch: a, nodes: 'n[1-2]'}, {switch: b, nodes: 'n[3-4]'}]}\n"
+    )
+    hosts, _ = arrange(HostOptions(fabric=path, hosts="n1,n3,n2,n4"), "here", None, {})
+    assert [each.host for each in hosts.slots] == ["n1", "n2", "n3", "n4"]
+    hosts, _ = arrange(HostOptions(fabric=path), "here", None, {"SLURM_JOB_NODELIST": "cpu[1-2]"})
+    assert [each.host for each in hosts.slots] == ["cpu1", "cpu2"]
+    hosts, _ = arrange(HostOptions(fabric=path, topology="gpu"), "here", None, {}, whole_fabric=True)
+    assert len(hosts.slots) == 4 and hosts.slots[0].host == "n1"
+    with pytest.raises(HpctrainError, match="--topology gpu is one of a file"):
+        arrange(HostOptions(topology="gpu", hosts="n1,n2"), "here", None, {})
 
 
 def names(options: HostOptions, **environment: str) -> list[str]:

@@ -22,6 +22,7 @@ from hpctrain.topology.fabric import Fabric
 from hpctrain.topology.fat_tree import fat_tree
 from hpctrain.topology.readers import ibnetdiscover, slurm, slurm_yaml
 from hpctrain.topology.records import SwitchGroup
+from hpctrain.topology.subtrees import Subtree, subtrees
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 WRITERS = {
@@ -150,6 +151,38 @@ def test_blocks_keep_their_order_and_their_sizes() -> None:
     listed = BLOCKS.replace("\n", " BlockSize=4\n").replace("BlockSizes=4,8 BlockSize=4\n", "")
     listed += "AggregatedBlock=b2,b10 BlockIndex=3 BlockSize=8 Nodes=n[1-10]\n"
     assert block(build_fabric(slurm.read(listed, "f"))) == BLOCKS
+
+
+PLACEHOLDERS = """\
+BlockName=b1 Nodes=n[1-2]
+BlockName=empty
+BlockName=b3 Nodes=n[5-6]
+BlockName=b4 Nodes=n[7-8]
+BlockName=b5 Nodes=n[9-10]
+BlockName=empty-2
+BlockName=b7 Nodes=n[11-12]
+BlockSizes=2,8
+"""
+
+
+def test_blocks_without_hosts_keep_the_position_of_others() -> None:
+    """Of 2,8 four blocks are one: b1, b3 and b4 beside each other, b5 with b7."""
+    fabric = build_fabric(slurm.read(PLACEHOLDERS, "f"))
+    larger = {frozenset(fabric.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(fabric)[0].below}
+    first = {"n1", "n2", "n5", "n6", "n7", "n8"}
+    assert larger == {frozenset(first), frozenset({"n9", "n10", "n11", "n12"})}
+    written = block(fabric)
+    assert written.splitlines()[-1] == "BlockSizes=2,8"
+    for text, reader in ((written, slurm.read), (block_yaml(fabric), slurm_yaml.read)):
+        again = build_fabric(reader(text, "f"))
+        assert block(again) == written
+        assert {
+            frozenset(again.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(again)[0].below
+        } == larger
+
+
+def _hosts_below(tree: Subtree) -> list[int]:
+    return [host for each in tree.walk() for host in each.hosts]
 
 
 def test_blocks_that_lost_hosts_or_neighbours_get_sizes_that_slurm_takes() -> None:

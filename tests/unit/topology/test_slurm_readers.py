@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.cluster.host_list import expand_names
 from hpctrain.errors import HpctrainError
+from hpctrain.topology.choice import Choice
 from hpctrain.topology.readers import slurm, slurm_address, slurm_yaml
 from hpctrain.topology.records import Record, Remark, SwitchGroup
 
@@ -107,7 +109,8 @@ def test_read(reader: Reader, text: str, expected: Shape) -> None:
 def test_places_and_speeds() -> None:
     records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
     assert [(record.where, record.speed) for record in records] == [("f:2", None), ("f:3", 100), ("f:5", None)]
-    assert [getattr(record, "where", "") for record in slurm_yaml.read(YAML, "f")] == ["f:12", "f:14", "f:16"]
+    records = [record for record in slurm_yaml.read(YAML, "f") if isinstance(record, SwitchGroup)]
+    assert [record.where for record in records] == ["f:12", "f:14", "f:16"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,6 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
             "SwitchName=a Switches=b Nodes=n1\nSwitchName=b Nodes=n2\n",
             "f:1: 'a' has both switches and hosts",
         ),
-        (slurm.read, "SwitchName=a Nodes=n1\nBlockName=b Nodes=n2\n", "f:2: switches and blocks in one file"),
         (slurm.read, "SwitchName=a Nodes=n1 LinkSpeed=fast\n", "f:1: LinkSpeed=fast: expected a whole number"),
         (slurm.read, "SwitchName=a \\", "f:1: the text ends within a line"),
         (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=2,3\n", "f:2: block size 3"),
@@ -294,8 +296,108 @@ def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
 
 @pytest.mark.parametrize("kind", ["ring", "torus3d"])
 def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
-    records = list(slurm_yaml.read(YAML + f"- topology: other kind\n  {kind}: {{}}\n", "f"))
-    assert [each for each in records if isinstance(each, SwitchGroup)] == list(slurm_yaml.read(YAML, "f"))
-    assert [(each.text, each.where) for each in records if isinstance(each, Remark)] == [
-        (f"a topology of kind {kind} is ignored", "f:18")
-    ]
+    text = YAML + f"- topology: other kind\n  {kind}: {{}}\n"
+    assert shape(slurm_yaml.read(text, "f")) == TREE
+    remarks = [record for record in slurm_yaml.read(text, "f") if isinstance(record, Remark)]
+    assert Remark(text=f"a topology of kind {kind} is ignored", where="f:18") in remarks
+
+
+@pytest.mark.parametrize("name", ["compute:inactive", "rack 7".replace(" ", "/"), "leaf@row(2)", "s*", "größe", "a=b"])
+def test_any_name_of_a_switch_is_a_name(name: str) -> None:
+    expected = {"top": ((name,), ()), name: ((), ("n1", "n2"))}
+    assert shape(slurm.read(f"SwitchName={name} Nodes=n[1-2]\nSwitchName=top Switches={name}\n", "f")) == expected
+    yaml = "- topology: a\n  tree:\n    switches:\n"
+    yaml += f"      - {{switch: '{name}', nodes: 'n[1-2]'}}\n      - {{switch: top, children: '{name}'}}\n"
+    assert shape(slurm_yaml.read(yaml, "f")) == expected
+    assert (
+        shape(slurm_address.read(f"top.{name}.n1 switch.switch.node\ntop.{name}.n2 switch.switch.node\n", "f"))
+        == expected
+    )
+
+
+@given(st.lists(st.from_regex(r"[^\s,\[\]#\"\\]{1,12}", fullmatch=True), min_size=1, max_size=4, unique=True))
+def test_lists_of_any_names(names: list[str]) -> None:
+    assert expand_names(",".join(names), "f") == tuple(names)
+
+
+def test_a_key_without_a_value() -> None:
+    text = "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes= BlockSize=1\n"
+    assert shape(slurm.read(text, "f")) == {"b1": ((), ("n1",)), "b2": ((), ())}
+
+
+BOTH = """\
+SwitchName=root Switches=leaf[1-2]
+SwitchName=leaf1 Nodes=g[1-2]
+SwitchName=leaf2 Nodes=g[3-4]
+BlockName=b1 Nodes=g[1-2]
+BlockName=b2 Nodes=h[3-4]
+BlockSizes=2
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (Choice(), {"root", "leaf1", "leaf2"}),
+        (Choice(hosts=("g1", "g3")), {"root", "leaf1", "leaf2"}),
+        (Choice(hosts=("g1", "h3")), {"b1", "b2"}),
+        (Choice(hosts=("g1", "g2")), {"root", "leaf1", "leaf2"}),
+        (Choice(name="block"), {"b1", "b2"}),
+        (Choice(name="tree", hosts=("h3",)), {"root", "leaf1", "leaf2"}),
+    ],
+)
+def test_switches_and_blocks_in_one_file(choice: Choice, names: set[str]) -> None:
+    assert set(shape(slurm.read(BOTH, "f", choice))) == names
+
+
+def test_it_is_said_that_one_of_two_kinds_is_taken() -> None:
+    (remark,) = (record for record in slurm.read(BOTH, "f") if isinstance(record, Remark))
+    assert remark.text.startswith("of the topologies tree, block, tree is taken, the default")
+    assert not [r for r in slurm.read(BOTH, "f", Choice(hosts=("h3",))) if isinstance(r, Remark)]
+    with pytest.raises(HpctrainError, match="no topology 'blok'\n  did you mean 'block'"):
+        slurm.read(BOTH, "f", Choice(name="blok"))
+    with pytest.raises(HpctrainError, match="no topology 'block'"):
+        slurm.read(CONF, "f", Choice(name="block"))
+
+
+SEVERAL = """\
+- topology: cpu
+  cluster_default: true
+  tree: {switches: [{switch: eth, nodes: "cpu[1-4]"}]}
+- topology: gpu
+  block: {block_sizes: [2, 4], blocks: [{block: b1, nodes: "gpu[1-2]"}, {block: b2, nodes: "gpu[3-4]"}]}
+- topology: gpu-ib
+  tree: {switches: [{switch: ib, nodes: "gpu[3-8]"}]}
+- topology: flat
+  flat: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("choice", "leaf"),
+    [
+        (Choice(), "eth"),
+        (Choice(hosts=("cpu2", "cpu1")), "eth"),
+        (Choice(hosts=("gpu1", "gpu4")), "b1"),
+        (Choice(hosts=("gpu4", "gpu5")), "ib"),
+        (Choice(name="gpu-ib", hosts=("gpu3",)), "ib"),
+        (Choice(name="gpu"), "b1"),
+        # None has all of them: that with the most, so that the others are named.
+        (Choice(hosts=("gpu1", "gpu2", "login")), "b1"),
+    ],
+)
+def test_of_several_topologies_the_one_that_has_the_hosts(choice: Choice, leaf: str) -> None:
+    assert leaf in shape(slurm_yaml.read(SEVERAL, "f", choice))
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(hosts=("gpu3", "gpu4")), "several topologies have these hosts: gpu, gpu-ib\n  --topology NAME"),
+        (Choice(name="flat"), "it describes no tree and no blocks"),
+        (Choice(name="gup"), "no topology 'gup'\n  did you mean 'gpu'"),
+    ],
+)
+def test_no_topology_to_take(choice: Choice, said: str) -> None:
+    with pytest.raises(HpctrainError, match=said):
+        list(slurm_yaml.read(SEVERAL, "f", choice))
