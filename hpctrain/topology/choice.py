@@ -52,8 +52,8 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
     if choice.name is not None:
         named = [topology for topology in topologies if topology.name == choice.name]
         if not named:
-            names = [topology.name for topology in topologies]
-            raise HpctrainError(f"{where}: no topology {choice.name!r}", nearest(choice.name, names))
+            valid = nearest(choice.name, [topology.name for topology in topologies])
+            raise HpctrainError(f"{where}: no topology {choice.name!r}", valid)
         topologies = named
     shaped = [topology for topology in topologies if topology.groups]
     if not shaped:
