@@ -46,6 +46,15 @@ def is_first_of_data(comm: Communicator) -> bool:
     return not any(at[axis] for axis in ("tp", "cp", "pp"))
 
 
+def stream_of(comm: Communicator) -> int:
+    """The number of this rank's stream of random numbers, 0 on rank 0.
+
+    Ranks of one tp or cp group share it: they draw for the same samples in the same layers.
+    """
+    mesh = mesh_of(comm)
+    return _data_rank(mesh, comm.rank) * mesh.sizes["pp"] + mesh.coordinates(comm.rank)["pp"]
+
+
 def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
     """Of the ranks that computed the same samples and have a value of them, the first: it counts once.
 

@@ -21,6 +21,7 @@ from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.guarding import guard_of
 from hpctrain.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
 from hpctrain.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
+from hpctrain.adapters.torch.random_streams import part_streams
 from hpctrain.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
 from hpctrain.comm import Communicator
 from hpctrain.data.samples import BROKEN, Samples
@@ -85,6 +86,7 @@ class TorchTrainer:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
         self._distribute(recipe)
+        part_streams(comm)
         self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
         self._average = TorchAverage(self.model) if recipe.averaging else None

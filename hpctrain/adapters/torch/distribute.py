@@ -13,6 +13,7 @@ from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimiz
 from hpctrain.adapters.torch.changes import watch_changes
 from hpctrain.adapters.torch.guarding import guard_over, guards
 from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
+from hpctrain.adapters.torch.random_streams import ready
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
@@ -106,6 +107,7 @@ def distribute(
         _take_care(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
     if division is not None:
         division.apply()
+    ready(comm, "model")
     return model, optimizer
 
 

@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from hpctrain.adapters.data_ranks import data_place
+from hpctrain.adapters.torch.random_streams import ready
+from hpctrain.adapters.torch.same_data import compare_loaders
 from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import RankShare, batch_count, epoch_order, global_batches, share
@@ -27,6 +29,7 @@ class ShardedLoader:
         self._evaluation = evaluation
         self._started = 0
         self._sampler = _ShareSampler(loader, comm, shuffled=_is_shuffled(loader), evaluation=evaluation, seed=seed)
+        self._rank, self._axes = comm.rank, compare_loaders(comm, loader, evaluation=evaluation, seed=seed)
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=self._sampler,
@@ -55,13 +58,14 @@ class ShardedLoader:
 
     def _draw(self, batches: Iterator[Any], epoch: int, started: int) -> Iterator[Any]:
         # The loader's workers read ahead, so the shares are computed a second time at the pace of the training.
-        for batch, (total, _) in zip(batches, self._sampler.shares(epoch), strict=True):
+        for batch, (total, own) in zip(batches, self._sampler.shares(epoch), strict=True):
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "two iterators of one loader at the same time share its persistent workers, and mix up their "
                     "batches",
                     "use one after the other, or persistent_workers=False",
                 )
+            self._axes.check(batch, own.count or SPARE_SAMPLES, self._rank)
             self._weights.drawn(batch, total, evaluation=self._evaluation)
             yield batch
 
@@ -117,7 +121,7 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
 def shard(
     loader: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
 ) -> ShardedLoader:
-    """Divide each batch of a loader over the ranks.
+    """Divide each batch of a loader over the ranks. Collective.
 
     The loader's ``batch_size`` is that of the global batch, so the script gives the same numbers on any number of
     ranks. If it does not divide evenly, gradients are weighted by the number of samples they were computed from, so the
@@ -127,6 +131,10 @@ def shard(
     raises HpctrainError before a gradient is reduced: pass the model the tensors that the loader yields, or views or
     copies of whole ones. ``torch.autograd.grad`` sees weighted gradients too.
 
+    The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and what up to 64
+    samples look like, for at most about 0.05 s or two samples; what differs from fetch to fetch on one rank is not
+    compared. A training batch from which ``collate_fn`` left samples out is refused.
+
     Args:
         loader: over a map-style dataset, with ``shuffle=True`` or the default order.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
@@ -135,9 +143,14 @@ def shard(
         seed: determines the order, together with the epoch number.
 
     Raises:
-        HpctrainError: an iterable dataset, a sampler of the user's own, or one that repeats or leaves out samples.
+        HpctrainError: an iterable dataset, a sampler of the user's own, or one that repeats or leaves out samples;
+            or ranks that were given different data or settings.
     """
-    return ShardedLoader(loader, comm or current(), evaluation=evaluation, seed=seed)
+    comm = comm or current()
+    sharded = ShardedLoader(loader, comm, evaluation=evaluation, seed=seed)
+    if not evaluation:
+        ready(comm, "data")
+    return sharded
 
 
 def _is_shuffled(loader: DataLoader[Any]) -> bool:

@@ -32,6 +32,7 @@ from hpctrain.adapters.torch.parallel.sharding import divide
 from hpctrain.adapters.torch.parallel.stages import Cut, Tie, ties_of
 from hpctrain.adapters.torch.parallel.tensor import refuse_tie, tied_names
 from hpctrain.adapters.torch.parallel.tied import TiedGradients
+from hpctrain.adapters.torch.random_streams import ready
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.adapters.torch.weights import batch_weights
@@ -146,6 +147,7 @@ class Pipeline:
         self._taken: torch.Tensor | None = None
         self._size = 0
         self._schedule: Any = None
+        ready(self._comm, "model")
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
         """What two stages share is divided over tp alike."""

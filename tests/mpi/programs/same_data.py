@@ -1,0 +1,440 @@
+"""What ranks give ``ht.shard``: data that are alike, and data that differ. ``python same_data.py BACKEND OUT``.
+
+Writes OUT-RANK.json: for each situation of :data:`ALIKE` the largest difference of the trained weights from those of
+one process, for each of :data:`DIFFER` the refusal, and for each of :data:`STREAMS` what the ranks drew. Each rank is
+seeded alike, unless a situation seeds it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from random_streams import STREAMS, as_of_a_new_run
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
+
+import hpctrain as ht
+from hpctrain.adapters.torch import weights
+from hpctrain.errors import HpctrainError
+
+SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
+ALIKE, DIFFER = {}, {}
+
+
+def alike(function):
+    ALIKE[function.__name__] = function
+    return function
+
+
+def differ(function):
+    DIFFER[function.__name__] = function
+    return function
+
+
+def numbers(samples=29, seed=0):
+    draw = np.random.default_rng(seed)
+    return torch.tensor(draw.random((samples, FEATURES))), torch.tensor(draw.integers(0, 3, samples))
+
+
+class Own(Dataset):
+    """A data set of the user's own; ``change`` gets each sample and its index."""
+
+    def __init__(self, change=lambda sample, _: sample, samples=29) -> None:
+        self.x, self.y = numbers(samples)
+        self.change, self.fetched = change, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int):
+        self.fetched += 1
+        return self.change((self.x[index].clone(), self.y[index]), index)
+
+
+def loader(data, **settings):
+    return DataLoader(data, batch_size=settings.pop("batch_size", BATCH), shuffle=True, **settings)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Linear(FEATURES, 3, dtype=torch.float64)
+
+
+def step(model, optimizer, x, y) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def batch_of(batch):
+    return (batch["x"], batch["y"]) if isinstance(batch, dict) else (batch[0], batch[1])
+
+
+def trained(given) -> float:
+    """The difference of the weights that the ranks train from those of one process on the documented order."""
+    data, alone = given.dataset, network()
+    own = torch.optim.SGD(alone.parameters(), lr=0.1)
+    model = network()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    kept = random.getstate(), np.random.get_state()[1].tolist()
+    sharded = ht.shard(given, seed=SEED)
+    assert kept == (random.getstate(), np.random.get_state()[1].tolist())
+    for _ in range(EPOCHS):
+        for batch in sharded:
+            step(model, optimizer, *batch_of(batch))
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng((SEED, epoch)).permutation(len(data))
+        for start in range(0, len(data), given.batch_size):
+            step(alone, own, *batch_of(given.collate_fn([data[i] for i in order[start : start + given.batch_size]])))
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max(float((one - other).detach().abs().max()) for one, other in pairs)
+
+
+# Data that are alike.
+
+
+@alike
+def tensors(comm):
+    return trained(loader(TensorDataset(*numbers())))
+
+
+@alike
+def a_list_of_pairs(comm):
+    return trained(loader(list(zip(*numbers(), strict=True))))
+
+
+@alike
+def a_seeded_split(comm):
+    return trained(loader(random_split(TensorDataset(*numbers()), [20, 9])[0]))
+
+
+@alike
+def a_split_with_a_generator_on_ranks_that_are_seeded_apart(comm):
+    torch.manual_seed(comm.rank)
+    parts = random_split(TensorDataset(*numbers()), [20, 9], generator=torch.Generator().manual_seed(1))
+    return trained(loader(parts[0]))
+
+
+@alike
+def parts_of_parts_joined(comm):
+    data = TensorDataset(*numbers())
+    return trained(loader(ConcatDataset([Subset(Subset(data, range(0, 29, 2)), range(9)), data])))
+
+
+@alike
+def the_same_data_for_each_fold(comm):
+    data = TensorDataset(*numbers())
+    return max(trained(loader(Subset(data, np.delete(np.arange(29), np.s_[fold::3])))) for fold in range(3))
+
+
+@alike
+def a_data_set_of_dictionaries(comm):
+    named = Own(lambda sample, i: {"x": sample[0], "y": sample[1], "path": f"/tmp/of-{comm.rank}/{i}.png", "id": i})
+    return trained(loader(named))
+
+
+@alike
+def a_broken_sample_that_nobody_is_given(comm):
+    def change(sample, index):
+        if index == 14 and comm.rank == 1:
+            raise OSError("this file lies on another host")
+        return sample
+
+    data = Own(change)
+    given = DataLoader(data, batch_size=BATCH)
+    try:
+        return float(sum(len(x) for x, _ in ht.shard(given, evaluation=True)) < 0)
+    except OSError:
+        return 0.0
+
+
+@alike
+def worker_processes_that_open_a_file_each(comm):
+    import os
+
+    home = os.getpid()
+
+    def change(sample, _):
+        assert os.getpid() != home, "opened in the main process"
+        return sample
+
+    data = Own(change)
+    model = network()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in ht.shard(loader(data, num_workers=2), seed=SEED):
+        step(model, optimizer, x, y)
+    return 0.0
+
+
+@alike
+def a_collate_function_that_pads_and_counts_along_the_second_dimension(comm):
+    def collate(samples):
+        return torch.stack([x for x, _ in samples], 1).T, torch.stack([y for _, y in samples])
+
+    return trained(loader(Own(), collate_fn=collate))
+
+
+@alike
+def a_collate_function_that_takes_samples_apart(comm):
+    def collate(samples):
+        return torch.stack([each.pop("x") for each in samples]), torch.stack([each.pop("y") for each in samples])
+
+    return trained(loader(Own(lambda sample, _: {"x": sample[0], "y": sample[1]}), collate_fn=collate))
+
+
+def moved(noise):
+    """Whether training with noisy inputs is not refused."""
+    model = network()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in ht.shard(loader(Own(lambda sample, i: (sample[0] + noise(i), sample[1]))), seed=SEED):
+        step(model, optimizer, x, y)
+    return 0.0
+
+
+@alike
+def random_transforms(comm):
+    torch.manual_seed(comm.rank)
+    return moved(lambda _: torch.rand(FEATURES) * (random.random() < 0.5) * (np.random.rand() < 0.5))
+
+
+@alike
+def random_transforms_with_generators_of_their_own(comm):
+    coins = np.random.default_rng()
+    return moved(lambda _: float(coins.random() < 0.5))
+
+
+@alike
+def rare_random_transforms_with_generators_of_their_own(comm):
+    coins = np.random.default_rng()
+    return moved(lambda _: float(coins.random() < 0.05))
+
+
+@alike
+def images_that_two_hosts_decode_to_slightly_different_numbers(comm):
+    def change(sample, index):
+        image = np.random.default_rng(index).integers(0, 255, (3, 32, 32), dtype=np.uint8)
+        image[:, comm.rank % 32, 7] ^= 1
+        return (sample[0], sample[1], image)
+
+    model = network()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y, _ in ht.shard(loader(Own(change)), seed=SEED):
+        step(model, optimizer, x, y)
+    return 0.0
+
+
+@alike
+def a_look_of_rank_0_at_the_first_batch(comm):
+    given = loader(TensorDataset(*numbers()))
+    sharded = ht.shard(given, seed=SEED)
+    if comm.rank == 0:
+        next(iter(sharded))
+    return 0.0
+
+
+@alike
+def a_loader_for_each_epoch(comm):
+    data = Own()
+    for _ in range(3):
+        ht.shard(loader(data), seed=SEED)
+    return float(data.fetched > 64)
+
+
+@alike
+def evaluation_that_leaves_samples_out(comm):
+    data = Own(lambda sample, i: None if i % 5 == 0 else sample)
+
+    def collate(samples):
+        return torch.utils.data.default_collate([each for each in samples if each is not None] or [data.change])
+
+    seen = sum(len(y) for _, y in ht.shard(DataLoader(data, batch_size=20, collate_fn=collate), evaluation=True))
+    return abs(sum(ht.gather([seen])) - 23)
+
+
+@alike
+def documents_packed_into_rows(comm):
+    """As TRL packs them: fewer rows than documents, of one length."""
+
+    def collate(samples):
+        rows = torch.cat([x for x, _ in samples])
+        return nn.functional.pad(rows, (0, -len(rows) % (2 * FEATURES))).view(-1, 2 * FEATURES)
+
+    for _ in ht.shard(loader(Own(), collate_fn=collate), seed=SEED):
+        pass
+    return 0.0
+
+
+# Data that differ.
+
+
+@differ
+def lengths(comm):
+    ht.shard(loader(TensorDataset(torch.arange(24 - 3 * (comm.rank == 1)))))
+
+
+@differ
+def an_unseeded_split(comm):
+    torch.seed()
+    ht.shard(loader(random_split(TensorDataset(*numbers()), [20, 9])[0]))
+
+
+@differ
+def ranks_that_are_seeded_apart(comm):
+    torch.manual_seed(comm.rank)
+    ht.shard(loader(Subset(TensorDataset(*numbers()), torch.randperm(29)[:20])))
+
+
+@differ
+def an_unseeded_train_test_split(comm):
+    chosen = np.random.default_rng().permutation(29)[:20]
+    ht.shard(loader(TensorDataset(*(each[chosen] for each in numbers()))))
+
+
+@differ
+def a_permutation_of_the_scripts_own(comm):
+    data, order = list(zip(*numbers(), strict=True)), list(range(29))
+    random.Random().shuffle(order)
+    ht.shard(loader([data[i] for i in order]))
+
+
+@differ
+def a_permutation_after_the_streams_were_parted(comm):
+    model = network()
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(*numbers())
+    ht.shard(loader(data))
+    ht.shard(loader(Subset(data, torch.randperm(29).tolist())))
+
+
+@differ
+def files_in_the_order_of_the_directory(comm):
+    names = [f"/data/{i}.png" for i in range(29)]
+    ht.shard(loader(names[::-1] if comm.rank else names))
+
+
+@differ
+def files_that_differ(comm):
+    ht.shard(loader(Own(lambda sample, i: (sample[0] + (comm.rank == 1), sample[1]))))
+
+
+@differ
+def labels_that_differ_under_random_transforms(comm):
+    coins = np.random.default_rng()
+    ht.shard(loader(Own(lambda sample, i: (sample[0] + coins.random(), sample[1] + (comm.rank == 1)))))
+
+
+@differ
+def files_that_differ_in_worker_processes(comm):
+    ht.shard(loader(Own(lambda sample, i: {"x": sample[0], "y": i * (1 + (comm.rank == 1))}), num_workers=2))
+
+
+@differ
+def a_data_set_of_each_rank(comm):
+    ht.shard(loader(TensorDataset(*numbers(seed=comm.rank))))
+
+
+@differ
+def types_that_differ(comm):
+    x, y = numbers()
+    ht.shard(loader(TensorDataset(x, y.int() if comm.rank else y)))
+
+
+@differ
+def batch_sizes(comm):
+    ht.shard(loader(TensorDataset(*numbers()), batch_size=8 - 2 * (comm.rank == 1)))
+
+
+@differ
+def samplers(comm):
+    ht.shard(DataLoader(TensorDataset(*numbers()), batch_size=8, shuffle=comm.rank == 0))
+
+
+@differ
+def seeds(comm):
+    ht.shard(loader(TensorDataset(*numbers())), seed=comm.rank)
+
+
+@differ
+def drop_last(comm):
+    ht.shard(loader(TensorDataset(*numbers()), drop_last=comm.rank == 0))
+
+
+@differ
+def evaluation_on_one_rank(comm):
+    ht.shard(loader(TensorDataset(*numbers())), evaluation=comm.rank == 0)
+
+
+@differ
+def test_samples_of_an_evaluation(comm):
+    ht.shard(
+        DataLoader(TensorDataset(torch.randperm(29, generator=torch.Generator().manual_seed(comm.rank)))),
+        evaluation=True,
+    )
+
+
+def dropping(given):
+    """Each rank refuses by itself, before an update; the ranks go on together here."""
+    model = network()
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before, refusal = [p.detach().clone() for p in model.parameters()], None
+    try:
+        for _ in ht.shard(given, seed=SEED):
+            pass
+    except HpctrainError as error:
+        refusal = error
+    assert all(map(torch.equal, before, model.parameters()))
+    refusals = ht.gather([refusal and str(refusal)])
+    raise HpctrainError(next(each for each in refusals if each))
+
+
+def without_none(samples):
+    return torch.utils.data.default_collate([each for each in samples if each is not None])
+
+
+@differ
+def a_collate_function_that_drops_samples(comm):
+    dropping(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none))
+
+
+@differ
+def a_collate_function_that_drops_samples_in_worker_processes(comm):
+    dropping(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none, num_workers=1))
+
+
+@differ
+def a_collate_function_that_drops_long_sequences(comm):
+    def collate(samples):
+        kept = [each for each in samples if each[0][0] < 0.8]
+        return kept and torch.stack([x for x, _ in kept], 1), torch.tensor([y for _, y in kept])
+
+    dropping(loader(Own(), collate_fn=collate))
+
+
+def outcome(function, comm):
+    weights._all.pop(comm, None)
+    as_of_a_new_run(comm)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    print(function.__name__, file=sys.stderr)
+    try:
+        return function(comm)
+    except HpctrainError as error:
+        return str(error)
+
+
+def main() -> None:
+    backend, out = sys.argv[1:]
+    comm = ht.init(backend)
+    found = {name: outcome(function, comm) for name, function in (ALIKE | DIFFER | STREAMS).items()}
+    Path(f"{out}-{comm.rank}.json").write_text(json.dumps(found))
+    ht.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Data and random numbers of the ranks: the numbers of one process, or a refusal before a wrong update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "same_data.py"
+REFUSED = {
+    "lengths": "the number of samples: 24 on rank 0, 21 on rank 1",
+    "an_unseeded_split": "generator=torch.Generator().manual_seed(0)",
+    "ranks_that_are_seeded_apart": "the indices of Subset: [",
+    "an_unseeded_train_test_split": "at [0]: float64 (4,) [",
+    "a_permutation_of_the_scripts_own": "the whole data set on every rank",
+    "a_permutation_after_the_streams_were_parted": "the indices of Subset: [",
+    "files_in_the_order_of_the_directory": ".png' on rank 0, str '",
+    "files_that_differ": "at [0]: float64 (4,) [",
+    "labels_that_differ_under_random_transforms": "at [1]: int64 [",
+    "files_that_differ_in_worker_processes": "sample 14 at ['y']: 14 on rank 0, 28 on rank 1",
+    "a_data_set_of_each_rank": "A rank that has data of its own draws them from a plain loader",
+    "types_that_differ": "int64 [0] on rank 0, int32 [0] on rank 1",
+    "batch_sizes": "batch_size: 8 on rank 0, 6 on rank 1",
+    "samplers": "the sampler: RandomSampler on rank 0, SequentialSampler on rank 1",
+    "seeds": "seed: 0 on rank 0, 1 on rank 1",
+    "drop_last": "drop_last: True on rank 0, False on rank 1",
+    "evaluation_on_one_rank": "evaluation: True on rank 0, False on rank 1",
+    "test_samples_of_an_evaluation": "at [0]: int64 [",
+    "a_collate_function_that_drops_samples": "collate_fn left some out",
+    "a_collate_function_that_drops_samples_in_worker_processes": "collate_fn left some out",
+    "a_collate_function_that_drops_long_sequences": "collate_fn left some out",
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "backend"),
+    [
+        (2, "mpi"),
+        pytest.param(3, "mpi", marks=pytest.mark.thorough),
+        pytest.param(2, "gloo", marks=pytest.mark.thorough),
+        pytest.param(3, "gloo", marks=pytest.mark.thorough),
+    ],
+)
+def test_ranks_have_the_same_data_and_streams_of_their_own(mpirun, tmp_path, ranks, backend):
+    mpirun(PROGRAM, ranks, backend, str(tmp_path / "out"), timeout=300)
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"out-{rank}.json").read_text())
+        assert {name for name, value in found.items() if isinstance(value, str)} == REFUSED.keys()
+        for name, value in found.items():
+            if name in REFUSED:
+                assert REFUSED[name] in value, name
+            elif isinstance(value, dict):
+                _check_draws(value, ranks)
+            else:
+                assert abs(value) < 1e-10, name
+
+
+def _check_draws(found, ranks):
+    for what, draws in found.items():
+        if what.startswith(("equal", "apart")):
+            assert len({str(each) for each in draws}) == (1 if what.startswith("equal") else ranks), (what, draws)
+    assert found.get("alone", found.get("apart", [0])[0]) == found.get("apart", [0])[0]
+    assert found.get("own", found.get("apart")) == found.get("apart")
