@@ -76,11 +76,12 @@ def expand_slots(text: str, where: str) -> HostSlots:
     """The hosts of a list whose parts may have slots: ``gpu[001-004]:8,login1``.
 
     Args:
-        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` after it or none.
+        text: as of :func:`expand_hosts`, each part with ``:SLOTS`` after it or none. The slots of a host in several
+            parts are added up.
         where: as of :func:`expand_hosts`.
 
     Raises:
-        HpctrainError: as of :func:`expand_hosts`, or a host has two numbers of slots.
+        HpctrainError: as of :func:`expand_hosts`.
     """
     if not _PARTS.fullmatch(text):
         expand_hosts(text.replace(":", ""), where)
@@ -88,23 +89,18 @@ def expand_slots(text: str, where: str) -> HostSlots:
     found: HostSlots = {}
     for names, slots in _PART.findall(text):
         for name in expand_hosts(names, where):
-            add_slots(found, name, int(slots) if slots else None, where)
+            add_slots(found, name, int(slots) if slots else None)
             if len(found) > MOST_HOSTS:
                 raise _not_a_list(text, where, f"these are more than {MOST_HOSTS} names")
     return found
 
 
-def add_slots(hosts: HostSlots, name: str, slots: int | None, where: str) -> None:
-    """Add a host, which may already be there with the same number of slots.
+def add_slots(hosts: HostSlots, name: str, slots: int | None) -> None:
+    """Add a host; one that is there already gets these slots in addition, one where nothing is said of them.
 
-    Raises:
-        HpctrainError: it is there with another number.
+    So do Open MPI's ``--host`` and hostfiles, and Hydra's.
     """
-    if hosts.setdefault(name, slots) != slots:
-        one, other = (str(number or "none") for number in (hosts[name], slots))
-        raise HpctrainError(
-            f"{where}: {name} has slots: {one}, and then: {other}", "name each host once, or with the same slots"
-        )
+    hosts[name] = slots if name not in hosts else (hosts[name] or 1) + (slots or 1)
 
 
 def fold_hosts(names: Sequence[str]) -> str:

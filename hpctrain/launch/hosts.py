@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def arrange(
             the mesh.
     """
     named = _named(options, environment)
-    given = given_fabric(options, tuple(named[0]) if named else ())
+    given = given_fabric(options, tuple(named.hosts) if named else ())
     if given and not whole_fabric:
         _require_named(options, given, environment)
     hosts_slots, warnings = _hosts(options, named, given, this_host)
@@ -133,26 +134,36 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
     return options.hosts is None and options.hostfile is None and bool(environment.get(_ALLOCATED))
 
 
-def _named(options: HostOptions, environment: Mapping[str, str]) -> tuple[HostSlots, str] | None:
-    """The hosts that are named, with their slots, and where; None where nothing names any."""
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """Hosts with their slots, where they are named, and warnings about that."""
+
+    hosts: HostSlots
+    where: str
+    warnings: tuple[str, ...] = ()
+
+
+def _named(options: HostOptions, environment: Mapping[str, str]) -> _Named | None:
+    """The hosts that are named; None where nothing names any."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError("--hosts and --hostfile both say which hosts", "give one of them")
     if options.hosts is not None:
-        return expand_slots(options.hosts, "--hosts"), "--hosts"
+        return _Named(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
-        return read_hostfile(options.hostfile), str(options.hostfile)
+        read = read_hostfile(options.hostfile)
+        return _Named(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
     if allocated := environment.get(_ALLOCATED):
-        return dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
+        return _Named(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
     return None
 
 
 def _hosts(
-    options: HostOptions, named: tuple[HostSlots, str] | None, given: Fabric | None, this_host: str
+    options: HostOptions, named: _Named | None, given: Fabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
     """The hosts of the run in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
     if named:
-        hosts, where = named
+        hosts, where, warnings = named.hosts, named.where, named.warnings
     elif given:
         where = str(options.fabric)
         hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host))

@@ -29,7 +29,7 @@ def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict
     if options.hosts is not None:
         hosts = expand_slots(options.hosts, "--hosts")
     elif options.hostfile is not None:
-        hosts = read_hostfile(options.hostfile)
+        hosts = read_hostfile(options.hostfile).hosts
     elif allocated := environment.get(_ALLOCATED):
         hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
     else:
