@@ -98,7 +98,8 @@ def distance(host: Host) -> Check:
     """Direct transfers need GPU and adapter below one PCIe root complex."""
     name = "GPU to adapter"
     node_map = host.node_map
-    adapters = node_map.fabric_adapters
+    # A single Ethernet adapter may be there for anything.
+    adapters = [each for each in node_map.fabric_adapters if each.is_bond or each.link_layer != "Ethernet"]
     if not node_map.gpus or not adapters:
         found = _missing(host) or "no adapter for training is up"
         return Check(name=name, status="not applicable", found=found, source=_DISTANCE_SOURCE)

@@ -46,8 +46,8 @@ class Port:
 # those of drivers, some of which know Ethernet only. Azure's images name mlx5_ib0 and mlx5_an0 (accelerated
 # networking).
 _NAMES: tuple[tuple[LinkLayer, str], ...] = (
-    ("EFA", r"rdma|efa"),
-    ("Slingshot", r"cxi|hsn"),
+    ("EFA", r"rdmap|efa"),
+    ("Slingshot", r"cxi|hs[in][0-9]"),
     ("InfiniBand", r"ib|opa|hfi1_|mlx5_ib"),
     ("Ethernet", r".*bond|roce|iw|eth|en|mlx5_an|bnxt_re|irdma|qedr|erdma|mana_|hns_|rxe|siw"),
 )

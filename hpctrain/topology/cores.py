@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -50,17 +51,21 @@ def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | N
 
     Linux numbers the second threads of all cores after all first ones, so a node with two threads a core has two runs
     of equal length (0-31,64-95), and a node with one run has one thread a core, or the threads of a core side by side.
-    Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core: None.
+    Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core, nor of nodes that list the
+    same CPU, as files of some clouds do: None.
 
     Args:
         nodes: the CPUs of each NUMA node, ascending.
     """
     runs = [_runs(cpus) for cpus in nodes]
+    nodes_of_cpu = Counter(cpu for cpus in nodes for cpu in set(cpus))
     halves = [each for each in runs if len(each) == 2 and len(each[0]) == len(each[1])]
     # Where some first run comes after some second one, the runs are not threads.
     threads = halves and max(first[-1] for first, _ in halves) < min(second[0] for _, second in halves)
 
     def cores(of_node: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+        if any(nodes_of_cpu[cpu] > 1 for run in of_node for cpu in run):
+            return None
         if len(of_node) < 2:
             return of_node[0] if of_node else ()
         return of_node[0] if threads and of_node in halves else None

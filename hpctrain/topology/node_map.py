@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from hpctrain.errors import HpctrainError
 from hpctrain.topology.adapter_kinds import LIBFABRIC, LinkLayer, verbs_devices
-from hpctrain.topology.cabling import counted
+from hpctrain.topology.cabling import counted, some
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
@@ -349,8 +349,8 @@ def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
     unknown = [f"node {node.index}" for node in node_map.numa_nodes if not node.complete]
     if unknown:
         yield (
-            f"{where}: its lists of CPUs are cut, or do not tell which CPUs share a core, so that no rank is bound by "
-            f"them: {counted('NUMA nodes', unknown)}"
+            f"{where}: the CPUs of some NUMA nodes are cut off, listed twice, or may be threads of one core, so that "
+            f"no rank is bound by these lists: {some(unknown)}"
         )
 
 

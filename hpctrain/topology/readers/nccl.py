@@ -30,6 +30,8 @@ _DISPLAY, _NETWORK = "0x03", "0x02"
 _NVSWITCH = "0x0680"
 # What NCCL calls an adapter through its data-direct function; the adapter itself has the name without it.
 _DATA_DIRECT = "_dma"
+# More than any port has, by far.
+_MOST_GBIT = 10_000
 
 # A device of the file, the NUMA node of its CPU and the bridges above it.
 _Place = tuple[Element, int, Bridges]
@@ -175,9 +177,9 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
 
 
 def _gbit(nets: Sequence[Element]) -> float | None:
-    """The speed of an adapter: NCCL tells Mbit/s of each port."""
-    speeds = [net.number("speed") for net in nets if net.attributes.get("speed", "0") != "0"]
-    return sum(speeds) / 1000 if speeds and len(speeds) == len(nets) else None
+    """The speed of an adapter: NCCL tells Mbit/s of each port. Early plugins for Slingshot told kbit/s."""
+    speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
+    return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
 
 
 def _is_socket(net: Element, layer: LinkLayer | None) -> bool:

@@ -212,7 +212,7 @@ def test_devices_behind_a_name(name: str, devices: tuple[str, ...]) -> None:
         (("ibp12s0", "opap1s0", "hfi1_0", "mlx5_ib3"), "InfiniBand"),
         (("mlx5_bond_0", "roceP2p1s0", "bnxt_re0", "irdma0", "mlx5_an0", "iwp1s0"), "Ethernet"),
         (("rdmap82s0", "efa_0"), "EFA"),
-        (("cxi0", "hsn3"), "Slingshot"),
+        (("cxi0", "hsn3", "hsi0"), "Slingshot"),
         (("mlx5_0", "rail0"), None),
     ],
 )
@@ -376,6 +376,8 @@ def test_a_prediction_takes_adapters_and_their_speed_from_the_file() -> None:
     assert (stated.adapters, stated.link_bytes_per_s) == (8, 25e9)
     unknown = nccl.read(system(*parts).replace(' speed="400000"', "", 1), "f")
     assert Hardware().like(unknown).link_bytes_per_s is None
+    kbit = nccl.read(system(*parts).replace('speed="400000"', 'speed="200000000"'), "f")
+    assert Hardware().like(kbit).link_bytes_per_s is None
 
 
 # any map
