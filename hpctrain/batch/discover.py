@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from hpctrain.batch.limits import Limits, read_limits
 from hpctrain.cluster.profile import ClusterProfile
-from hpctrain.cluster.programs import run_program
+from hpctrain.cluster.programs import program_output, run_program
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.checked_yaml import dump, validate
 
@@ -20,6 +21,7 @@ _SECONDS = 60.0
 _NODES = ("sinfo", "--exact", "--noheader", "--format=%R|%T|%D|%c|%X|%Y|%m|%G")
 _CONFIG = ("scontrol", "show", "config")
 _PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
+_TOPOLOGY = ("scontrol", "show", "topology")
 _MPI = ("srun", "--mpi=list")
 
 # Nodes in these states run no jobs until somebody repairs them.
@@ -30,20 +32,22 @@ Keys = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A profile, and one line for each fact that was found, with its source."""
+    """A profile, one line for each fact that was found, with its source, and what the partitions allow a job."""
 
     profile: ClusterProfile
     findings: tuple[str, ...]
+    limits: tuple[Limits, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The output of Slurm's programs."""
+    """The output of Slurm's programs; ``topology`` is empty where that cannot be asked for."""
 
     nodes: str
     config: str
     partitions: str
     mpi: str
+    topology: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,8 @@ def discover(partition: str | None) -> Discovered:
     """The profile of the cluster that this machine submits to.
 
     Args:
-        partition: to describe; the default one if None.
+        partition: to describe; the default one if None. Of several with commas between, of which Slurm takes any, the
+            first is described.
 
     Raises:
         HpctrainError: there is no Slurm, it does not answer, or the partition does not exist or runs no jobs.
@@ -93,7 +98,13 @@ def discover(partition: str | None) -> Discovered:
             "there is no Slurm here: sinfo is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
-    answers = Answers(nodes=_ask(*_NODES), config=_ask(*_CONFIG), partitions=_ask(*_PARTITIONS), mpi=_ask_mpi())
+    answers = Answers(
+        nodes=_ask(*_NODES),
+        config=_ask(*_CONFIG),
+        partitions=_ask(*_PARTITIONS),
+        mpi=_ask_mpi(),
+        topology=program_output(*_TOPOLOGY),
+    )
     return profile_from(answers, partition, date.today())
 
 
@@ -106,7 +117,8 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     config = read_config(answers.config)
     partitions = {keys["PartitionName"]: keys for keys in read_partitions(answers.partitions)}
     nodes = read_nodes(answers.nodes)
-    chosen = _choose(partitions, partition)
+    listed = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
+    chosen = listed[0]
     name = chosen["PartitionName"]
     if name not in nodes or not nodes[name].usable:
         broken = nodes[name].broken if name in nodes else 0
@@ -117,6 +129,7 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     version = config.get("SLURM_VERSION", "of unknown version")
     profile = validate(
         _values(config, chosen, nodes[name].kind)
+        | {"partition": ",".join(keys["PartitionName"] for keys in listed)}
         | {"source": f"sinfo and scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
         ClusterProfile,
         lambda _: f"what Slurm says of the partition {name!r} makes no profile",
@@ -126,9 +139,9 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     findings = (
         f"cluster: {profile.name}, Slurm {version} (scontrol show config)",
         *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
-        *_config_findings(config, read_mpi_plugins(answers.mpi)),
+        *_config_findings(config, answers.topology, read_mpi_plugins(answers.mpi)),
     )
-    return Discovered(profile=profile, findings=findings)
+    return Discovered(profile=profile, findings=findings, limits=tuple(map(read_limits, listed)))
 
 
 def profile_yaml(profile: ClusterProfile) -> str:
@@ -276,15 +289,15 @@ def _kinds(nodes: Nodes) -> str:
     return "; ".join(f"{count} with {kind}" for kind, count in nodes.usable.most_common())
 
 
-def _config_findings(config: Keys, plugins: Sequence[str]) -> list[str]:
-    topology = config.get("TopologyPlugin", "unknown")
-    order = (
-        "the hosts of a job are ordered by its switches"
-        if topology.startswith(("topology/tree", "topology/block"))
-        else "Slurm knows no switches: fabric in the profile can name the output of ibnetdiscover"
-    )
+def _config_findings(config: Keys, topology: str, plugins: Sequence[str]) -> list[str]:
+    plugin = config.get("TopologyPlugin", "unknown")
+    # A topology.yaml (25.05 and later) decides in place of the plugin.
+    if plugin.startswith(("topology/tree", "topology/block")) or re.search(r"\b(?:Switch|Block)Name=", topology):
+        order = "the hosts of a job are ordered by its switches"
+    else:
+        order = "Slurm knows no switches: fabric in the profile can name the output of ibnetdiscover"
     return [
-        f"topology: {topology}: {order} (scontrol show config)",
+        f"topology: {plugin}: {order} (scontrol show config, scontrol show topology)",
         f"launcher: srun has {', '.join(plugins) or 'no plugin that it lists'} (srun --mpi=list); "
         "which one works, or mpirun, is found out in the job",
     ]

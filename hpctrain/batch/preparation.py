@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.batch.request import JobRequest
+from hpctrain.batch.limits import Limits, check_limits
+from hpctrain.batch.request import JobRequest, job_request
 from hpctrain.batch.script import render, variables
 from hpctrain.batch.staging import plan_pack, plan_staging
 from hpctrain.batch.submission import Job
@@ -30,10 +31,13 @@ _STOP_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A profile. For a discovered one also what was found, and files for the run directory by name."""
+    """A profile. For a discovered one also what was found, what its partitions allow a job, and files for the run
+    directory by name.
+    """
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
+    limits: tuple[Limits, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +52,30 @@ def find_cluster(name: str, partition: str | None) -> Cluster:
     from hpctrain.batch.discover import discover, profile_yaml
 
     found = discover(partition)
-    return Cluster(profile=found.profile, findings=found.findings, files={"cluster.yaml": profile_yaml(found.profile)})
+    return Cluster(
+        profile=found.profile,
+        findings=found.findings,
+        limits=found.limits,
+        files={"cluster.yaml": profile_yaml(found.profile)},
+    )
+
+
+def requested(cluster: Cluster, name: str, asked: Mapping[str, Any]) -> JobRequest:
+    """The request for a run on a cluster, within what its partitions allow.
+
+    Args:
+        cluster: to submit to.
+        name: of the job, where none is asked for.
+        asked: fields of :class:`JobRequest` from the command line.
+
+    Raises:
+        HpctrainError: as of ``job_request``, or beyond a limit.
+    """
+    if not cluster.limits:
+        return job_request(cluster.profile, name, asked)
+    # What a QOS can lift is no limit of the profile.
+    request = job_request(cluster.profile.model_copy(update={"max_nodes": None}), name, asked)
+    return request.model_copy(update={"doubts": tuple(check_limits(request, cluster.limits))})
 
 
 def container_options(
@@ -167,7 +194,12 @@ def prepare(
         render=script,
         files=cluster.files,
         pack=packed,
-        notices=(*cluster.findings, *filter(None, [request.warning]), *(f"warning: {each}" for each in missing)),
+        notices=(
+            *cluster.findings,
+            *request.doubts,
+            *filter(None, [request.warning]),
+            *(f"warning: {each}" for each in missing),
+        ),
     )
 
 

@@ -61,6 +61,7 @@ class JobRequest(Section):
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
+        doubts: warnings about limits that it may be beyond.
     """
 
     name: Annotated[Line, Field(max_length=256)]
@@ -84,6 +85,7 @@ class JobRequest(Section):
     signal: str = "USR2"
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
     requeue: bool = True
+    doubts: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:

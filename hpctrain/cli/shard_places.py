@@ -129,8 +129,8 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     Raises:
         HpctrainError: a cluster or options that cannot be had, a package that is missing, or sbatch refuses.
     """
-    from hpctrain.batch.preparation import find_cluster, host_options, prepare
-    from hpctrain.batch.request import further_options, job_request
+    from hpctrain.batch.preparation import find_cluster, host_options, prepare, requested
+    from hpctrain.batch.request import further_options
     from hpctrain.cli.jobs import send_job, show_job
     from hpctrain.programs.shard import START, require_extras, shard_script
     from hpctrain.run.directory import default_directory
@@ -151,7 +151,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         "account": job.account,
         "sbatch": further_options(job.further or []),
     }
-    request = job_request(found.profile, name, asked)
+    request = requested(found, name, asked)
     made = prepare(
         found,
         request,

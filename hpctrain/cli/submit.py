@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare
-from hpctrain.batch.request import job_request
+from hpctrain.batch.preparation import container_options, find_cluster, host_options, prepare, requested
 from hpctrain.cli import completion
 from hpctrain.cli.forecast import prediction_records, print_forecast
 from hpctrain.cli.host_options import JobHosts
@@ -64,7 +63,7 @@ def submit(
         require_no_series(run_dir)
     require_work(work)
     found = find_cluster(cluster, job.partition)
-    request = job_request(found.profile, Path(work).stem, job.asked())
+    request = requested(found, Path(work).stem, job.asked())
     if found.profile.kubernetes:
         from hpctrain.cli.submit_pods import PodSubmission, submit_pods
 

@@ -8,6 +8,7 @@ import pytest
 from local_slurm import LocalSlurm
 
 from hpctrain.batch.discover import discover, profile_yaml
+from hpctrain.batch.preparation import find_cluster, requested
 from hpctrain.cluster.profiles import load_profile
 from hpctrain.errors import HpctrainError
 
@@ -43,6 +44,23 @@ def test_another_partition_and_one_that_is_not_there() -> None:
     assert (profile.partition, profile.time) == ("short", "00:05:00")
     with pytest.raises(HpctrainError, match=r"no partition 'shor'\n  did you mean 'short'\? valid: batch, short"):
         discover("shor")
+
+
+def test_what_no_job_gets_is_refused(slurm: LocalSlurm) -> None:
+    """Slurm itself takes such jobs and keeps them in its queue."""
+    found = find_cluster("auto", "batch")
+    with pytest.raises(HpctrainError, match="--nodes 9: the partition batch has 4 nodes"):
+        requested(found, "x", {"nodes": 9})
+    with pytest.raises(HpctrainError, match="--time 99:00:00: the partition batch allows 01:00:00"):
+        requested(found, "x", {"time": "99:00:00"})
+    assert requested(found, "x", {"nodes": 4, "time": "1:00:00"}).doubts == ()
+    for beyond in ("--nodes=9", "--time=99:00:00"):
+        job = slurm.run("sbatch", "--parsable", "--partition=batch", beyond, "--wrap=true").strip()
+        try:
+            said = slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%T %r").strip()
+            assert said in ("PENDING PartitionConfig", "PENDING PartitionTimeLimit", "PENDING PartitionNodeLimit")
+        finally:
+            slurm.run("scancel", job)
 
 
 def test_nodes_that_are_drained(slurm: LocalSlurm) -> None:

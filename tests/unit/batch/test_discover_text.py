@@ -116,6 +116,39 @@ def test_the_default_partition_or_the_one_asked_for() -> None:
     assert found(nodes, partition("gpu")).profile.partition == "gpu"
 
 
+def test_several_partitions() -> None:
+    partitions = partition("cpu", Default="YES", MaxTime="01:00:00") + partition(
+        "gpu", MaxNodes="16", MaxTime="UNLIMITED"
+    )
+    nodes = "cpu|mixed|8|64|2|32|256000|(null)\n" + A100
+    asked = found(nodes, partitions, asked="gpu,cpu")
+    assert (asked.profile.partition, asked.profile.node.gpus) == ("gpu,cpu", 4)
+    assert [(each.partition, each.total, each.most, each.time) for each in asked.limits] == [
+        ("gpu", 32, 16, None),
+        ("cpu", 32, None, "01:00:00"),
+    ]
+    with pytest.raises(HpctrainError, match="no partition 'cup'"):
+        found(nodes, partitions, asked="gpu,cup")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "printed", "ordered"),
+    [
+        ("topology/flat", "BlockName=b1 BlockIndex=0 Nodes=g[001-018] BlockSize=18\n", True),
+        ("topology/default", "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=g[001-032]\n", True),
+        ("topology/flat", "No topology information available\n", False),
+        ("topology/flat", "", False),
+        ("topology/block", "", True),
+    ],
+)
+def test_a_topology_yaml_decides_in_place_of_the_plugin(plugin: str, printed: str, ordered: bool) -> None:
+    config = CONFIG.replace("topology/tree", plugin)
+    answers = Answers(nodes=A100, config=config, partitions=GPU, mpi=MPI, topology=printed)
+    (said,) = (line for line in profile_from(answers, None, TODAY).findings if line.startswith("topology: "))
+    assert f"{plugin}: " in said
+    assert ("ordered by its switches" in said) == ordered != ("knows no switches" in said)
+
+
 def test_nodes_of_several_kinds() -> None:
     nodes = (
         "gpu|idle|3|80|2|40|384000|gpu:v100:2(S:0-1),nvme:3600\n"
