@@ -66,8 +66,9 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     """Refuse a request that no partition of its list allows; warnings where a QOS may lift the limit.
 
     Where ``EnforcePartLimits`` is NO, Slurm takes such a job, which then waits for ever with the reason
-    PartitionTimeLimit, PartitionNodeLimit or PartitionConfig. A QOS with the flag PartitionTimeLimit, PartitionMaxNodes or
-    PartitionMinNodes lifts the limit of that name (``man sacctmgr``); nothing lifts the number of nodes that there are.
+    PartitionTimeLimit, PartitionNodeLimit or PartitionConfig. A QOS with the flag PartitionTimeLimit, PartitionMaxNodes
+    or PartitionMinNodes lifts the limit of that name (``man sacctmgr``); nothing lifts the number of nodes that there
+    are.
 
     Args:
         request: of the job.
