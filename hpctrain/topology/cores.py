@@ -32,13 +32,16 @@ def cores_of_list(text: str, where: str) -> tuple[int, ...]:
 def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
     """The CPUs of a mask of 32-bit words, highest first, such as ``00000000,0000ffff`` or ``0x00000001,,0x0``.
 
-    An empty word is zero. ``0xf...f``, hwloc's endless run of ones, is refused.
+    An empty word is zero, and a mask without commas may be of any length. ``0xf...f``, hwloc's endless run of ones, is
+    refused.
 
     Raises:
         HpctrainError: not such a mask.
     """
     words = text.strip().split(",")
-    if len(words) * 32 > MOST_CPUS or not all(re.fullmatch(r"((0x)?[0-9a-fA-F]{1,8})?", word) for word in words):
+    digits = 8 if len(words) > 1 else MOST_CPUS // 4
+    word_of_mask = re.compile(rf"((0x)?[0-9a-fA-F]{{1,{digits}}})?")
+    if len(words) * 32 > MOST_CPUS or not all(map(word_of_mask.fullmatch, words)):
         raise HpctrainError(f"{where}: {text.strip()[:80]!r} is not a mask of CPUs such as 00000000,0000ffff")
     mask = 0
     for word in words:

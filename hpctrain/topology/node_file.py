@@ -23,7 +23,7 @@ def read_node_map(path: Path) -> NodeMap:
         name, _, host = str(path).rpartition("@")
         path = Path(name)
     try:
-        text = path.read_text(errors="replace")
+        text = path.read_text("utf-8-sig", errors="replace")
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "lstopo --of xml writes such a file") from error
     if text.lstrip().startswith("<") and "<system" in text:

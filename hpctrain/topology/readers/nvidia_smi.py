@@ -29,8 +29,6 @@ _NUMBERED = re.compile(r"NIC\d+")
 # What early drivers say for SYS.
 _OLD_CLASSES = {"SOC": "SYS"}
 _UNKNOWN = "N/A"
-# Single CPUs in a column, at least on machines that number the cores of two sockets in turns.
-_MOST_SINGLE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +152,9 @@ def _numa_nodes(
 ) -> tuple[tuple[NumaNode, ...], list[int | None]]:
     """The NUMA nodes that GPUs are near to, and that of each GPU.
 
-    GPUs of one CPU affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
-    number: it gets a negative one.
+    GPUs of one affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
+    number: it gets a negative one. A list of single CPUs, as of machines that number the cores of two sockets in turns,
+    is cut after six (0,2,4,6,8,10), and would not tell which CPUs share a core if it were not.
 
     Args:
         unended: the line, as of ``_Row.where``, that ends without a line break, so that its last word may be cut.
@@ -170,22 +169,16 @@ def _numa_nodes(
         if cpus == _UNKNOWN:
             numa_of_gpu.append(number)
             continue
-        cut = _is_cut(cpus) or (row.where == unended and len(row.rest) == 1)
-        key = (cpus, number if cut else None)
-        if key not in found:
+        if (cpus, number) not in found:
             taken = set(found.values())
             index = number if number is not None and number not in taken else -1 - len(found)
-            found[key] = index
+            found[cpus, number] = index
+            cut = cpus.endswith((",", "-")) or (row.where == unended and len(row.rest) == 1)
             cpus_of[index] = () if cut else cores_of_list(cpus, row.where)
-        numa_of_gpu.append(found[key])
+        numa_of_gpu.append(found[cpus, number])
     cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
     nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]
     return tuple(nodes), numa_of_gpu
-
-
-def _is_cut(cpus: str) -> bool:
-    """Whether a list of CPUs may go on. nvidia-smi prints no more than six single CPUs: 0,2,4,6,8,10 and not 12."""
-    return cpus.endswith((",", "-")) or (cpus.count(",") >= _MOST_SINGLE - 1 and "-" not in cpus)
 
 
 def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:

@@ -451,6 +451,7 @@ def test_cpu_lists_and_masks() -> None:
     assert cores_of_list("", "x") == ()
     assert cores_of_mask("0x00000001,,0x80000001", "x") == (0, 31, 64)
     assert cores_of_mask("0000ffff", "x") == tuple(range(16))
+    assert cores_of_mask("0x8000000000000001", "x") == (0, 63)
     for wrong in ("3-1", "a", "0-99999999", "1--2", "-1"):
         with pytest.raises(HpctrainError, match="not a list of CPUs"):
             cores_of_list(wrong, "x")

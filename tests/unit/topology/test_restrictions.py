@@ -119,8 +119,19 @@ def test_cores_of_an_affinity(cpus: list[str], numa: list[str], cores: tuple[int
 
 
 def test_the_affinity_of_one_socket_is_not_replaced_by_that_of_another() -> None:
-    node_map = nvidia_smi.read(smi([["PIX"]] * 2, ["0-7", "1,3,5,7,9,11"], "01", ["mlx5_0"]), "f")
-    assert [(slot.cores, slot.numa) for slot in slots(node_map, 2)] == [(tuple(range(8)), 0), ((), 1)]
+    node_map = nvidia_smi.read(smi([["PIX"]] * 2, ["12-19", "1,3,5,7,9,11"], "01", ["mlx5_0"]), "f")
+    assert [(slot.cores, slot.numa) for slot in slots(node_map, 2)] == [(tuple(range(12, 20)), 0), ((), 1)]
+
+
+def test_nodes_whose_lists_are_cut_alike_stay_apart() -> None:
+    node_map = nvidia_smi.read(smi([["PIX"]] * 2, ["0,2,4,6,8,10"] * 2, "02", ["mlx5_0"]), "f")
+    assert [(slot.cores, slot.numa) for slot in slots(node_map, 2)] == [((), 0), ((), 2)]
+
+
+def test_a_byte_order_mark_before_a_file(tmp_path: Path) -> None:
+    for name, text in {"smi": smi([["PIX"]], ["0-7"], "0", ["mlx5_0"]), "nccl": system(gpu(1, 0))}.items():
+        (tmp_path / name).write_text("\ufeff" + text)
+        assert len(read_node_map(tmp_path / name).gpus) == 1
 
 
 def test_a_matrix_that_ends_within_its_last_row() -> None:
