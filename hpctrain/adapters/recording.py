@@ -34,13 +34,16 @@ class Recording:
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
         steps: how many were done where it was stopped the last time.
+        resumed: steps were done by an earlier attempt.
 
     Attributes:
         steps: how many are done.
+        resumed: as given.
     """
 
-    def __init__(self, path: Path | None = None, steps: int = 0) -> None:
+    def __init__(self, path: Path | None = None, steps: int = 0, *, resumed: bool = False) -> None:
         self.steps = steps
+        self.resumed = resumed
         # Beside the launcher, and ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
@@ -139,15 +142,37 @@ class Recording:
 
 
 _recording: Recording | None = None
+# The script has said where its data continue, or was told that it did not.
+_placed = False
 
 
 def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     # Ranks that are started by hand may be the first to write it.
-    events = read_events(path) if path.exists() else ()
-    stops = [event.iteration for event in events if isinstance(event, StoppedEvent)]
-    _recording = Recording(path, steps=stops[-1] if stops else 0)
+    stops, resumed = [0], False
+    for event in read_events(path) if path.exists() else ():
+        if isinstance(event, StoppedEvent):
+            stops.append(event.iteration)
+        resumed |= isinstance(event, StepEvent)
+    _recording = Recording(path, steps=stops[-1], resumed=resumed)
+
+
+def placed() -> None:
+    """The script has said where the order of its samples continues."""
+    global _placed
+    _placed = True
+
+
+def say_unplaced(comm: Communicator) -> None:
+    """Tell a resumed script whose data begin at the first epoch again, once."""
+    if _recording and _recording.resumed and not _placed:
+        placed()
+        comm.say(
+            "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "
+            "loader.set_epoch(epoch) before each epoch, or save loader.state_dict() and load it "
+            "(docs/scripts.md, Resuming)"
+        )
 
 
 def end() -> None:

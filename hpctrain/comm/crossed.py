@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hpctrain.comm.places import script_line
 from hpctrain.comm.timeout import END, REDUCTION, Wait
 from hpctrain.errors import HpctrainError
 
@@ -21,6 +22,7 @@ _NAMED = 8
 # The kinds of messages between ranks.
 HEARD = frozenset({"in", "out", "still", "yes", "crossed"})
 
+_APART = "the ranks are waiting for each other in different places, and would"
 _HINTS = {
     True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
     "so that ranks that finish early wait for the others",
@@ -29,35 +31,49 @@ _HINTS = {
 }
 
 
+_PAIRED_HINT = (
+    "call collective methods (comm.barrier(), ht.should_stop(), ht.mean(), saving by all ranks, …) on all ranks and in "
+    "the same order, with arrays of one shape and type: not under `if comm.rank == 0:`"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank waits: the kind of wait, its description, and how many backward passes it has begun."""
+    """Where a rank waits: the kind of wait, its description, backward passes begun, and the script's file and line."""
 
     kind: str
     what: str
     passes: int
+    line: str = ""
 
     def __str__(self) -> str:
         if self.kind == END:
             return f"at the end of its script, after backward pass {self.passes}"
+        at = f" at {self.line}" if self.line else ""
         if self.kind == REDUCTION:
-            return f"in the reduction of gradients, in its backward pass {self.passes}"
-        return f"in {self.what}, after backward pass {self.passes}"
+            return f"in the reduction of gradients{at}, in its backward pass {self.passes}"
+        return f"in {self.what}{at}, after backward pass {self.passes}"
 
 
 def crossed(places: Mapping[int, Place], names: Callable[[int], str]) -> HpctrainError | None:
     """The error if the waits of all ranks cannot end; None if they wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
+    sides = _sides({names(rank): str(place) for rank, place in sorted(places.items())})
+    hint = _HINTS[any(place.kind == END for place in places.values())]
+    return HpctrainError(f"{_APART} wait forever: {sides}", hint, exit_code=1)
+
+
+def paired(places: Mapping[str, str]) -> HpctrainError:
+    """The error for ranks, by their names, whose messages met although they belong to calls in different places."""
+    return HpctrainError(f"{_APART} take each other's values: {_sides(places)}", _PAIRED_HINT, exit_code=1)
+
+
+def _sides(places: Mapping[str, str]) -> str:
     by_place: dict[str, list[str]] = {}
-    for rank, place in sorted(places.items()):
-        by_place.setdefault(str(place), []).append(names(rank))
-    sides = "; ".join(f"{_some(ranks)} {where}" for where, ranks in by_place.items())
-    return HpctrainError(
-        f"the ranks are waiting for each other in different places, and would wait forever: {sides}",
-        _HINTS[any(place.kind == END for place in places.values())],
-        exit_code=1,
-    )
+    for name, place in places.items():
+        by_place.setdefault(place, []).append(name)
+    return "; ".join(f"{_some(ranks)} {where}" for where, ranks in by_place.items())
 
 
 def _some(names: list[str]) -> str:
@@ -108,7 +124,8 @@ class Crossings:
             self._number += 1
         if wait is not None and not self._told and now - wait.since > TOLD_SECONDS:
             self._told = True
-            self._tell(0, "in", self._number, Place(kind=wait.kind, what=wait.what, passes=self._passes()))
+            place = Place(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line())
+            self._tell(0, "in", self._number, place)
         if self._rank == 0:
             self._judge(now)
 

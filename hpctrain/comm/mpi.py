@@ -6,16 +6,15 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 
 from __future__ import annotations
 
-import pickle  # nosec B403  # objects of the ranks of one run
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpctrain.comm.base import AnyArray, Communicator, LostRank, RanksLostError, Reduction
+from hpctrain.comm.base import AnyArray, LostRank, RanksLostError, Reduction
+from hpctrain.comm.control import Bytes, CheckedControl, Words
 from hpctrain.comm.mpi_group import MpiGroup
-from hpctrain.comm.polled import allgather, broadcast, duplicate
+from hpctrain.comm.polled import allgather_bytes, broadcast, duplicate
 from hpctrain.comm.stacks import StackFile
 from hpctrain.comm.stalls import FailureDetector, Peer
 from hpctrain.comm.survival import Survival, is_majority, missing_mitigation
@@ -26,10 +25,8 @@ from hpctrain.run.stopping import RESUMABLE
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-T = TypeVar("T")
 
-
-class MpiControl(Communicator):
+class MpiControl(CheckedControl):
     """A communicator whose control plane is MPI. The subclass adds the data plane.
 
     Attributes:
@@ -79,31 +76,23 @@ class MpiControl(Communicator):
         self.local_size = node.Get_size()
         node.Free()
 
-    def barrier(self) -> None:
-        self._wait(self._world.Ibarrier, "barrier")
+    def _maximum(self, words: Words, what: str) -> None:
+        self._wait(lambda: self._world.Iallreduce(self._mpi.IN_PLACE, words, op=self._mpi.MAX), what)
 
-    def broadcast_object(self, value: T) -> T:
-        payload = pickle.dumps(value) if self.rank == 0 else b""
-        length = np.array([len(payload)], dtype=np.int64)
-        self._wait(lambda: self._world.Ibcast(length, root=0), "broadcast")
-        buffer = bytearray(payload) if self.rank == 0 else bytearray(int(length[0]))
-        self.broadcast_bytes(np.frombuffer(buffer, dtype=np.uint8))
-        return value if self.rank == 0 else pickle.loads(buffer)  # nosec B301  # noqa: S301 - rank 0 of this very run
+    def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
+        broadcast(self._world, self.timeout, buffer, root, what)
 
-    def broadcast_bytes(self, buffer: NDArray[np.uint8], root: int = 0) -> None:
-        broadcast(self._world, self.timeout, buffer, root, "broadcast")
+    def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
+        return allgather_bytes(self._world, self.timeout, own, longest, what)
 
-    def allgather_object(self, value: T) -> list[T]:
-        return allgather(self._world, self.timeout, value, "allgather")
-
-    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
-        sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
-        received = np.empty_like(sent)
+    def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
+        received = np.empty_like(array)
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
-        self._wait(lambda: self._world.Iallreduce(sent, received, op=operation), f"allreduce ({reduction})")
-        return received / self.size if reduction == "mean" else received
+        self._wait(lambda: self._world.Iallreduce(array, received, op=operation), what)
+        return received
 
     def _group(self, size: int | None, what: str) -> MpiGroup:
+        self._meet(f"groups of {size or self.size} ranks", "forming groups of ranks")
         self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]
 

@@ -76,12 +76,14 @@ class MpiCommunicator(MpiControl):
         from hpctrain.comm.process_group.backend import Groups
 
         if self._process_groups is None:
+            self._meet("process groups", "forming a process group")
             self._process_groups = Groups(
                 self._world, self.timeout, self.host, crowded=self._reducer.node.crowded, node_of=self._node_of
             )
         return self._process_groups
 
     def parameter_server(self, length: int) -> ParameterServer:
+        self._meet(f"a parameter server of {length}", "opening the parameter server")
         self._servers.append(ParameterServer(self._world, self.timeout, length))
         return self._servers[-1]
 

@@ -26,8 +26,7 @@ class MpiGroup(Group):
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, size: int, what: str) -> None:
         self._timeout = timeout
         self._what = what
-        # The split cannot be polled: its ranks come to it together.
-        timeout.finish(world.Ibarrier, "forming groups of ranks")
+        # The split cannot be polled: its ranks have come to it together.
         with timeout.blocking("forming groups of ranks"):
             self._comm = cast("MPI.Intracomm", world.Split(world.rank // size, world.rank))
 

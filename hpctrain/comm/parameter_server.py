@@ -49,8 +49,7 @@ class ParameterServer:
         self._length = length
         self._parts = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
         own = self._parts[comm.rank]
-        # The calls that make windows cannot be polled: the ranks come to them together.
-        timeout.finish(comm.Ibarrier, "opening the parameter server")
+        # The calls that make windows cannot be polled: the ranks have come to them together.
         with timeout.blocking("opening the parameter server"):
             self._vector = MPI.Win.Allocate((own.stop - own.start) * 4, 4, comm=comm)
             self._words = MPI.Win.Allocate((_FIRST_RANK + comm.size) * 8 if comm.rank == 0 else 0, 8, comm=comm)

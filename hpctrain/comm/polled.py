@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # MPI counts a message's bytes to 2^31 - 1.
 _MESSAGE_BYTES = 2**30
+# What all ranks send together may be padded to one length up to here, which saves the message with the lengths.
+_PADDED_BYTES = 2**20
 
 
 def pieces(array: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
@@ -47,26 +49,39 @@ def duplicate(comm: MPI.Intracomm, timeout: Timeout, what: str) -> MPI.Intracomm
 
 def allgather(comm: MPI.Intracomm, timeout: Timeout, value: T, what: str) -> list[T]:
     """The values of all ranks, in rank order; values may have any size."""
-    payload = memoryview(pickle.dumps(value))
+    payload = np.frombuffer(pickle.dumps(value), np.uint8)
+    everyone = allgather_bytes(comm, timeout, payload, None, what)
+    return [pickle.loads(each.data) for each in everyone]  # nosec B301  # noqa: S301 - of this very run
+
+
+def allgather_bytes(
+    comm: MPI.Intracomm, timeout: Timeout, own: NDArray[np.uint8], longest: int | None, what: str
+) -> list[NDArray[np.uint8]]:
+    """The bytes of all ranks, in rank order. ``longest``: of any rank, if all know it; zeros may then follow each."""
+    if longest is not None and longest * comm.size <= _PADDED_BYTES:
+        padded = np.zeros(longest, np.uint8)
+        padded[: own.size] = own
+        rows = np.empty((comm.size, longest), np.uint8)
+        timeout.finish(lambda: comm.Iallgather(padded, rows), what)
+        return list(rows)
     lengths = np.empty(comm.size, dtype=np.int64)
-    own = np.array([len(payload)], dtype=np.int64)
-    timeout.finish(lambda: comm.Iallgather(own, lengths), what)
+    length = np.array([own.size], dtype=np.int64)
+    timeout.finish(lambda: comm.Iallgather(length, lengths), what)
     block = max(1, _MESSAGE_BYTES // comm.size)
     rounds = [
-        _allgather_bytes(comm, timeout, payload[begin : begin + block], np.clip(lengths - begin, 0, block), what)
+        _allgather_block(comm, timeout, own[begin : begin + block], np.clip(lengths - begin, 0, block), what)
         for begin in range(0, int(lengths.max()), block)
     ]
-    return [pickle.loads(b"".join(parts)) for parts in zip(*rounds, strict=True)]  # nosec B301  # noqa: S301 - of this very run
+    return [np.concatenate(parts) for parts in zip(*rounds, strict=True)]
 
 
-def _allgather_bytes(
-    comm: MPI.Intracomm, timeout: Timeout, payload: memoryview, lengths: NDArray[np.int64], what: str
-) -> list[memoryview]:
+def _allgather_block(
+    comm: MPI.Intracomm, timeout: Timeout, own: NDArray[np.uint8], lengths: NDArray[np.int64], what: str
+) -> list[NDArray[np.uint8]]:
     """The bytes of all ranks, whose lengths are known."""
     from mpi4py import MPI
 
-    joined = bytearray(int(lengths.sum()))
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    timeout.finish(lambda: comm.Iallgatherv(payload, [joined, lengths, starts, MPI.BYTE]), what)
-    view = memoryview(joined)
-    return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    joined = np.empty(int(lengths.sum()), np.uint8)
+    ends = np.cumsum(lengths)
+    timeout.finish(lambda: comm.Iallgatherv(own, [joined, lengths, ends - lengths, MPI.BYTE]), what)
+    return np.split(joined, ends[:-1])

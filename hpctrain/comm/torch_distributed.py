@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle  # nosec B403  # objects of the ranks of one run
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.comm.base import AnyArray, Communicator, Group, Reduction, Wire, Work, whole
+from hpctrain.comm.base import AnyArray, Group, Reduction, Wire, Work, whole
+from hpctrain.comm.control import Bytes, CheckedControl, Words
 from hpctrain.comm.crossed_store import StoreCrossings
 from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.rendezvous import listening_at, rendezvous
@@ -26,8 +26,6 @@ from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-T = TypeVar("T")
 
 # PyTorch's names for a group whose tensors travel by what their device needs.
 _GROUPS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
@@ -39,7 +37,7 @@ _MARGIN_SECONDS = 5.0
 _joined = itertools.count()
 
 
-class TorchDistributedCommunicator(Communicator):
+class TorchDistributedCommunicator(CheckedControl):
     """The ranks of torch.distributed's default group, which this object creates and destroys.
 
     Objects are pickled and travel on Gloo's connections between the ranks, never through the store, which any process
@@ -113,26 +111,22 @@ class TorchDistributedCommunicator(Communicator):
 
     # The control plane: tensors in the CPU's memory, so Gloo's.
 
-    def barrier(self) -> None:
+    def _maximum(self, words: Words, what: str) -> None:
         # torch's own barrier would take the GPU where there is one.
-        self._reduce(torch.zeros(1, device="cpu"), dist.ReduceOp.SUM, "barrier")
+        self.run(dist.all_reduce, torch.from_numpy(words), dist.ReduceOp.MAX, what=what)
 
-    def broadcast_object(self, value: T) -> T:
-        payload = bytearray(pickle.dumps(value)) if self.rank == 0 else bytearray()
-        length = torch.tensor([len(payload)], device="cpu")
-        self.run(dist.broadcast, length, 0, what="broadcast")
-        payload = payload or bytearray(int(length))
-        self.run(dist.broadcast, torch.frombuffer(payload, dtype=torch.uint8), 0, what="broadcast")
-        return value if self.rank == 0 else pickle.loads(payload)  # nosec B301  # noqa: S301 - rank 0 of this very run
+    def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
+        # torch warns of memory that cannot be written to, as what pickle returns.
+        tensor = torch.from_numpy(buffer if buffer.flags.writeable else buffer.copy())
+        self.run(dist.broadcast, tensor, root, what=what)
 
-    def allgather_object(self, value: T) -> list[T]:
-        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        return [pickle.loads(part.numpy().tobytes()) for part in self.gather(own, "allgather")]  # nosec B301  # noqa: S301
+    def _gather(self, own: Bytes, longest: int, what: str) -> Sequence[Bytes]:
+        return [row.numpy() for row in self._rows(torch.from_numpy(own.copy()), longest, what)]
 
-    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
+    def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
         received: AnyArray = np.array(array, order="C")
-        self._reduce(torch.from_numpy(received), _OPERATIONS[reduction], f"allreduce ({reduction})")
-        return received / self.size if reduction == "mean" else received
+        self.run(dist.all_reduce, torch.from_numpy(received), _OPERATIONS[reduction], what=what)
+        return received
 
     def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
         return TorchDistributedGroup(self, self._new_group(size or self.size), what)
@@ -140,6 +134,7 @@ class TorchDistributedCommunicator(Communicator):
     def _new_group(self, size: int) -> Any:
         """Connections of their own for ``size`` neighbouring ranks."""
         limit = timedelta(seconds=timeout_seconds() + _MARGIN_SECONDS)
+        self._meet(f"groups of {size} ranks", "making groups of ranks")
         try:
             with listening_at(self._address):
                 # Every rank has to make every group.
@@ -149,22 +144,25 @@ class TorchDistributedCommunicator(Communicator):
             raise self._failed(error, "making groups of ranks") from error
         return groups[self.rank // size]
 
-    def _reduce(self, tensor: torch.Tensor, operation: Any, what: str) -> None:
-        self.run(dist.all_reduce, tensor, operation, what=what)
-
     # What both planes stand on.
 
-    def gather(self, flat: torch.Tensor, what: str, members: Any = None) -> list[torch.Tensor]:
+    def gather(self, flat: torch.Tensor, what: str, members: Any) -> list[torch.Tensor]:
         """The flat tensors of all ranks, which may differ in length; ``members``: the group whose connections it is."""
         lengths = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        kind = REDUCTION if members is not None else CONTROL
-        self.run(dist.all_gather, lengths, torch.tensor([len(flat)], device="cpu"), members, what=what, kind=kind)
-        longest = max(1, *(int(length) for length in lengths))
+        own = torch.tensor([len(flat)], device="cpu")
+        self.run(dist.all_gather, lengths, own, members, what=what, kind=REDUCTION)
+        parts = self._rows(flat, max(1, *(int(length) for length in lengths)), what, members, REDUCTION)
+        return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+
+    def _rows(
+        self, flat: torch.Tensor, longest: int, what: str, members: Any = None, kind: str = CONTROL
+    ) -> list[torch.Tensor]:
+        """The flat tensors of all ranks, each with zeros behind it up to the length of the longest."""
         padded = flat.new_zeros(longest)
         padded[: len(flat)] = flat
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         self.run(dist.all_gather, parts, padded, members, what=what, kind=kind)
-        return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+        return parts
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
         """torch.distributed's handle of a collective in flight."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from hpctrain.adapters.data_ranks import data_place
+from hpctrain.adapters.recording import placed, say_unplaced
 from hpctrain.adapters.torch.random_streams import ready
 from hpctrain.adapters.torch.same_data import compare_loaders
 from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
@@ -21,15 +24,19 @@ from hpctrain.errors import HpctrainError
 class ShardedLoader:
     """This rank's part of each batch of a loader. All ranks use one order, a new one for each epoch.
 
-    Each ``iter()`` is an epoch.
+    Each ``iter()`` is an epoch, and :meth:`set_epoch` says which. :meth:`state_dict` is the place of the next batch, in
+    global batches, so :meth:`load_state_dict` continues there on any number of ranks, in the middle of an epoch too.
     """
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
+        self._comm = comm
         self._weights = batch_weights(comm)
         self._evaluation = evaluation
         self._started = 0
+        # Epoch and batch that come next after what the script was given.
+        self._handed_out = (0, 0)
         self._sampler = _ShareSampler(loader, comm, shuffled=_is_shuffled(loader), evaluation=evaluation, seed=seed)
-        self._rank, self._axes = comm.rank, compare_loaders(comm, loader, evaluation=evaluation, seed=seed)
+        self._axes = compare_loaders(comm, loader, evaluation=evaluation, seed=seed)
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=self._sampler,
@@ -49,25 +56,82 @@ class ShardedLoader:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._sampler.epoch
-        batches = iter(self._loader)  # takes the epoch's order
-        self._sampler.epoch += 1
+        if not self._evaluation:
+            say_unplaced(self._comm)
+        epoch, first = self._sampler.epoch, self._sampler.first
+        with self._unchanged_generator() if first else contextlib.nullcontext():
+            batches = iter(self._loader)  # takes the epoch's order
+        self._sampler.epoch, self._sampler.first = epoch + 1, 0
+        self._handed_out = (epoch, first)
         self._started += 1
         self._weights.expect(self._sampler.totals(), evaluation=self._evaluation)
-        return self._draw(batches, epoch, self._started)
+        return self._draw(batches, epoch, first, self._started)
 
-    def _draw(self, batches: Iterator[Any], epoch: int, started: int) -> Iterator[Any]:
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``iter()`` that epoch, whose order depends on its number and the seed alone.
+
+        It begins at its first batch; or where :meth:`load_state_dict` has put it, if that was in this epoch.
+        """
+        placed()
+        if epoch != self._sampler.epoch:
+            self._place(epoch, 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """The place of the batch after the last that the script was given, whatever was read ahead.
+
+        After a ``break`` that is the next batch of the same epoch; at the end of an epoch, the begin of the next.
+        """
+        epoch, batches = self._handed_out
+        return {"epoch": epoch, "batches": batches, **self._sampler.identity}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Make the next ``iter()`` begin at the place of :meth:`state_dict`, on this number of ranks.
+
+        Raises:
+            HpctrainError: the place is in the middle of an epoch that has other batches here, or is none.
+        """
+        own = self._sampler.identity
+        if missing := {"epoch", "batches", *own} - state.keys():
+            raise HpctrainError(
+                f"this is not the state of a loader of ht.shard: it lacks {', '.join(sorted(missing))}",
+                "load what its state_dict() returned",
+            )
+        if state["batches"] and (other := [name for name in own if own[name] != state[name]]):
+            differ = ", ".join(f"{name} was {state[name]} and is {own[name]}" for name in other)
+            raise HpctrainError(
+                f"the loader's state is in the middle of epoch {state['epoch']}, whose batches were others: {differ}",
+                f"load it with the same data, batch size and seed; or begin an epoch: set_epoch({state['epoch'] + 1})",
+            )
+        placed()
+        self._place(state["epoch"], state["batches"])
+
+    def _place(self, epoch: int, batches: int) -> None:
+        self._sampler.epoch, self._sampler.first = self._handed_out = (epoch, batches)
+
+    @contextlib.contextmanager
+    def _unchanged_generator(self) -> Iterator[None]:
+        """Leave the generator as it is, from which an epoch's begin draws: the epoch has begun before."""
+        generator = self._loader.generator or torch.default_generator
+        state = generator.get_state()
+        yield
+        generator.set_state(state)
+
+    def _draw(self, batches: Iterator[Any], epoch: int, first: int, started: int) -> Iterator[Any]:
         # The loader's workers read ahead, so the shares are computed a second time at the pace of the training.
-        for batch, (total, own) in zip(batches, self._sampler.shares(epoch), strict=True):
+        for batch, (number, total, own) in zip(batches, self._sampler.shares(epoch, first), strict=True):
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "two iterators of one loader at the same time share its persistent workers, and mix up their "
                     "batches",
                     "use one after the other, or persistent_workers=False",
                 )
-            self._axes.check(batch, own.count or SPARE_SAMPLES, self._rank)
+            self._axes.check(batch, own.count or SPARE_SAMPLES, self._comm.rank)
             self._weights.drawn(batch, total, evaluation=self._evaluation)
+            if started == self._started:
+                self._handed_out = (epoch, number + 1)
             yield batch
+        if started == self._started:
+            self._handed_out = (epoch + 1, 0)
 
 
 class _ShareSampler(torch.utils.data.Sampler[list[int]]):
@@ -85,37 +149,45 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
         self._shuffled = shuffled
         self._evaluation = evaluation
         self._seed = seed
-        self.epoch = 0
+        # Where the next iteration begins.
+        self.epoch = self.first = 0
 
     def __len__(self) -> int:
         if self._evaluation:
-            return sum(1 for _ in self.shares(self.epoch))
+            return sum(1 for _ in self.shares(self.epoch, 0))
         return batch_count(self._samples, self._size, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         # Not a generator: the epoch is the one at the moment of the call.
-        return (self._computed(own) for _, own in self.shares(self.epoch))
+        return (self._computed(own) for _, _, own in self.shares(self.epoch, self.first))
 
     def _computed(self, own: RankShare) -> list[int]:
         samples: list[int] = own.indices.tolist()
         return samples if own.count else samples * SPARE_SAMPLES
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What decides, together with the epoch, which samples are in a global batch."""
+        seed = self._seed if self._shuffled else -1
+        return {"samples": self._samples, "batch_size": self._size, "drop_last": self._drop_last, "seed": seed}
 
     def totals(self) -> set[int]:
         """The numbers of samples of the global batches of an epoch."""
         rest = 0 if self._drop_last else self._samples % self._size
         return {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
 
-    def shares(self, epoch: int) -> Iterator[tuple[int, RankShare]]:
-        """An epoch's parts, each with the number of samples of its global batch.
+    def shares(self, epoch: int, first: int) -> Iterator[tuple[int, int, RankShare]]:
+        """An epoch's parts from global batch ``first`` on, each with that batch's number and number of samples.
 
         In an evaluation, which reduces nothing, a rank skips a batch it has no sample of.
         """
         order = epoch_order(self._samples, seed=self._seed, epoch=epoch) if self._shuffled else np.arange(self._samples)
         place = data_place(self._comm)
-        for batch in global_batches(order, self._size, drop_last=self._drop_last):
+        batches = enumerate(global_batches(order, self._size, drop_last=self._drop_last))
+        for number, batch in itertools.islice(batches, first, None):
             own = share(batch, *place)
             if own.count or not self._evaluation:
-                yield len(batch), own
+                yield number, len(batch), own
 
 
 def shard(

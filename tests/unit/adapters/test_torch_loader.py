@@ -107,3 +107,129 @@ class Stream(IterableDataset):
 def test_a_loader_that_cannot_be_divided_is_refused(data, message):
     with pytest.raises(HpctrainError, match=message):
         shard(data(), comm=rank_of(0, 2))
+
+
+SETTINGS = {
+    "in the script's process": {},
+    "workers": {"num_workers": 2, "prefetch_factor": 2},
+    "persistent workers": {"num_workers": 1, "persistent_workers": True},
+}
+
+
+def epochs_of(samples: int, batch: int, epochs: int) -> list[list[list[int]]]:
+    """The global batches of each epoch, as NumPy's generator gives them."""
+    orders = [np.random.default_rng((3, epoch)).permutation(samples).tolist() for epoch in range(epochs)]
+    return [[order[begin : begin + batch] for begin in range(0, samples, batch)] for order in orders]
+
+
+def resumed(loaders: list, state: dict[str, int]) -> list:
+    for each in loaders:
+        each.load_state_dict(state)
+    return loaders
+
+
+def joined(parts) -> list[int]:
+    """A global batch of what the ranks got: a rank that has none of it computes another's first sample."""
+    return list(dict.fromkeys(sample for (part,) in parts for sample in part.tolist()))
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+def test_a_loader_continues_in_the_middle_of_an_epoch_on_another_number_of_ranks(settings, before, after):
+    whole = epochs_of(11, 4, 3)
+
+    def loaders(ranks: int) -> list:
+        return [shard(loader(11, 4, shuffle=True, **settings), comm=rank_of(r, ranks), seed=3) for r in range(ranks)]
+
+    first = loaders(before)
+    assert [joined(parts) for parts in zip(*first, strict=True)] == whole[0]
+    drawing = zip(*first, strict=True)
+    assert joined(next(drawing)) == whole[1][0]
+    # What workers have read ahead by now is not done.
+    states = [each.state_dict() for each in first]
+    assert states[0] == states[-1] and (states[0]["epoch"], states[0]["batches"]) == (1, 1)
+    second = resumed(loaders(after), states[0])
+    assert [each.state_dict() for each in second] == [states[0]] * after
+    assert [joined(parts) for parts in zip(*second, strict=True)] == whole[1][1:]
+    assert [len(each) for each in second] == [3] * after
+    assert [joined(parts) for parts in zip(*second, strict=True)] == whole[2]
+    assert {each.state_dict()["epoch"] for each in second} == {3}
+
+
+def drawn(sharded) -> list[list[int]]:
+    return [part.tolist() for (part,) in sharded]
+
+
+def test_an_epoch_is_chosen_by_its_number_and_keeps_the_place_that_was_loaded_in_it():
+    whole = epochs_of(9, 4, 6)
+    one = shard(loader(9, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
+    one.set_epoch(5)
+    assert drawn(one) == whole[5]
+    one.set_epoch(2)
+    for (part,) in one:
+        assert part.tolist() == whole[2][0]
+        break
+    state = one.state_dict()
+    other = shard(loader(9, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
+    other.load_state_dict(state)
+    other.set_epoch(2)
+    assert drawn(other) == whole[2][1:]
+    other.load_state_dict(state)
+    other.set_epoch(4)
+    assert drawn(other) == whole[4]
+
+
+def test_after_the_last_batch_of_an_epoch_nothing_of_it_comes_again():
+    one = shard(loader(8, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
+    states = [one.state_dict() for _ in one]
+    assert [(state["epoch"], state["batches"]) for state in [*states, one.state_dict()]] == [(0, 1), (0, 2), (1, 0)]
+    other = shard(loader(8, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
+    other.load_state_dict(states[-1])
+    # The script's epoch ends, with what it does then.
+    assert drawn(other) == []
+    assert drawn(other) == epochs_of(8, 4, 2)[1]
+
+
+def test_an_evaluation_continues_at_its_global_batch():
+    first = [shard(loader(10, 4), comm=rank_of(r, 2), evaluation=True) for r in range(2)]
+    drawing = zip(*first, strict=True)
+    next(drawing)
+    second = resumed(
+        [shard(loader(10, 4), comm=rank_of(r, 3), evaluation=True) for r in range(3)], first[0].state_dict()
+    )
+    assert sorted(sum((sum(drawn(each), []) for each in second), [])) == list(range(4, 10))
+
+
+def test_the_generator_is_where_it_was_when_the_epoch_goes_on():
+    """The begin of an epoch draws a seed for workers, which an epoch that goes on has drawn before."""
+    whole, part = (shard(loader(12, 4, shuffle=True), comm=rank_of(0, 1), seed=3) for _ in range(2))
+    torch.manual_seed(7)
+    numbers = []
+    for count, _ in enumerate(whole):
+        if count == 1:
+            state, generator = whole.state_dict(), torch.get_rng_state()
+        numbers.append(torch.rand(1).item())
+    part.load_state_dict(state)
+    torch.set_rng_state(generator)
+    again = [torch.rand(1).item()]
+    again += [torch.rand(1).item() for _ in part]
+    assert again == numbers[1:]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"batch_size": 8}, "batch_size was 8 and is 4"),
+        ({"samples": 13}, "samples was 13 and is 12"),
+        ({"seed": 1}, "seed was 1 and is 3"),
+    ],
+)
+def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not(state, said):
+    one = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
+    begun = one.state_dict()
+    with pytest.raises(HpctrainError, match=said):
+        one.load_state_dict({**begun, "epoch": 2, "batches": 1, **state})
+    one.load_state_dict({**begun, "epoch": 2, **state})
+    assert drawn(one) == epochs_of(12, 4, 3)[2]
+    with pytest.raises(HpctrainError, match="lacks batch_size, drop_last"):
+        one.load_state_dict({"epoch": 1, "batches": 0})
