@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 
@@ -63,13 +63,18 @@ def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
             exit_code=1,
         )
     if gradient.requires_grad:
-        raise HpctrainError(
-            f"backward(create_graph=True): the gradient of {slot.name!r} is part of a graph, which does not pass "
-            "through the mean over the ranks",
-            "take the inner derivative by torch.autograd.grad(…, create_graph=True), add what follows from it to the "
-            "loss, and call loss.backward()",
-            exit_code=1,
-        )
+        refuse_graph(repr(slot.name))
+
+
+def refuse_graph(parameter: str) -> NoReturn:
+    """Raise HpctrainError for the gradient of a parameter that is part of a graph itself."""
+    raise HpctrainError(
+        f"backward(create_graph=True): the gradient of {parameter} is part of a graph, which does not pass through the "
+        "mean over the ranks",
+        "take the inner derivative by torch.autograd.grad(…, create_graph=True), add what follows from it to the loss, "
+        "and call loss.backward()",
+        exit_code=1,
+    )
 
 
 class Bucket(ABC):

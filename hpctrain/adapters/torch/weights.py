@@ -27,12 +27,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.torch.batches import Batches, Mark, is_whole, tensors_in
@@ -100,6 +102,8 @@ class BatchWeights:
         self._batches = Batches()
         self._outputs = Outputs()
         self._parameters: list[weakref.ref[torch.nn.Parameter]] = []
+        # The other tensor that stands for a parameter, by its id, where it is divided at times and whole at others.
+        self._others = WeakIdKeyDictionary()
         self._watching = False
         self._refused = False
         self._last: int | None = None
@@ -126,7 +130,7 @@ class BatchWeights:
                 watch_forwards(self)
                 for reference in self._parameters:
                     if (parameter := reference()) is not None:
-                        parameter.register_hook(self._hook(parameter))
+                        self._watch(parameter)
                 self._parameters.clear()
 
     def _know(self, totals: Iterable[int]) -> None:
@@ -168,7 +172,7 @@ class BatchWeights:
             self._backward = None
             value, problem = self._weight_of(list(tensors_in(inputs)))
             # Looked up anew each time: a layer may have been replaced.
-            forward = _Forward(value, problem, frozenset(id(parameter) for parameter in module.parameters()))
+            forward = _Forward(value, problem, self._ids(module.parameters()))
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._reached(forward))
@@ -179,11 +183,20 @@ class BatchWeights:
         """Apply the weight to a parameter's gradient from now on, before it is added to others."""
         with self._lock:
             if self._watching:
-                parameter.register_hook(self._hook(parameter))
+                self._watch(parameter)
             else:
                 self._parameters.append(weakref.ref(parameter))
 
-    def _hook(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    def identify(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> None:
+        """Both stand for the same parameter: FSDP2's gathered one, and the one that it is gathered from."""
+        self._others[one], self._others[other] = id(other), id(one)
+
+    def _ids(self, parameters: Iterable[torch.nn.Parameter]) -> frozenset[int]:
+        found = list(parameters)
+        others = (self._others.get(each) for each in found) if self._others else ()
+        return frozenset(map(id, found)).union(each for each in others if each is not None)
+
+    def _watch(self, parameter: torch.nn.Parameter) -> None:
         key = id(parameter)
 
         def weigh(gradient: torch.Tensor) -> torch.Tensor | None:
@@ -193,7 +206,8 @@ class BatchWeights:
             # Not 0 x gradient: a rank without samples must not pass on a NaN.
             return gradient * value if value else torch.zeros_like(gradient)
 
-        return weigh
+        with unfrozen(parameter):
+            parameter.register_hook(weigh)
 
     def of_backward(self, parameter: int | None) -> float:
         """The weight of the running backward pass at a parameter, by its ``id``; None for the weight of the whole pass.
@@ -390,6 +404,14 @@ class BatchWeights:
     def _refusal(self, problem: str) -> HpctrainError:
         self._refused = True
         return HpctrainError(f"{problem}, and the batches of a loader do not divide evenly over the ranks", _HINT)
+
+
+@contextmanager
+def unfrozen(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
+    """Hooks can be put on a parameter that is frozen at the moment, but PyTorch wants to see it unfrozen."""
+    trained = parameter.requires_grad
+    yield parameter.requires_grad_(True)
+    parameter.requires_grad_(trained)
 
 
 @lru_cache(maxsize=64)

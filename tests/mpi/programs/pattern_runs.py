@@ -43,8 +43,8 @@ class Whole:
 class Run:
     """A script's view of the world: alone on whole batches, or one of the ranks."""
 
-    def __init__(self, comm, ranks: int, samples: int, batch: int) -> None:
-        self.comm, self.ranks, self.samples, self.batch = comm, ranks, samples, batch
+    def __init__(self, comm, ranks: int, samples: int, batch: int, mesh: str = "") -> None:
+        self.comm, self.ranks, self.samples, self.batch, self.mesh = comm, ranks, samples, batch, mesh
         self.states: list[torch.Tensor] = []
 
     def no_sync(self):
@@ -61,7 +61,19 @@ class Run:
     def distribute(self, model, optimizer=None):
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         optimizer.register_step_post_hook(lambda *_: self.states.append(flat(model)))
-        return ht.distribute(model, optimizer) if self.comm else (model, optimizer)
+        return ht.distribute(model, optimizer, **self._division(model)) if self.comm else (model, optimizer)
+
+    def _division(self, model) -> dict:
+        """``dp_shard=2`` gathers the whole model at once, ``dp_shard=2+units`` each linear layer by itself."""
+        if not self.mesh:
+            return {}
+        sizes, _, units = self.mesh.partition("+")
+        linear = any(isinstance(module, nn.Linear) for module in list(model.modules())[1:])
+        plan = ht.ParallelPlan(shard=[nn.Linear] if units and linear else [])
+        return {
+            "mesh": ht.mesh(**{axis: int(n) for axis, n in (each.split("=") for each in sizes.split(";"))}),
+            "plan": plan,
+        }
 
     def trained(self, optimizer=None):
         model = network()
@@ -73,7 +85,11 @@ def network() -> nn.Module:
 
 
 def flat(model) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    return torch.cat([whole(parameter.detach()).reshape(-1).clone() for parameter in model.parameters()])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 cross_entropy = nn.functional.cross_entropy

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import patterns_of_computing  # noqa: F401 - fills PATTERNS
+import patterns_of_models  # noqa: F401
 import torch
 from pattern_runs import PATTERNS, Run
 from patterns_of_drawing import prefetched_copies
@@ -51,12 +52,12 @@ def refuse_together(comm) -> None:
     own._weight_for = together
 
 
-def outcome(function, comm, division: str) -> dict[str, object]:
+def outcome(function, comm, division: str, mesh: str) -> dict[str, object]:
     weights._all.pop(comm, None)  # as of a new run
     print(function.__name__, division, file=sys.stderr)
     refuse_together(comm)
     torch.compiler.reset()
-    alone, shared = Run(None, comm.size, *DIVISIONS[division]), Run(comm, comm.size, *DIVISIONS[division])
+    alone, shared = Run(None, comm.size, *DIVISIONS[division]), Run(comm, comm.size, *DIVISIONS[division], mesh)
     torch.manual_seed(5)
     function(alone)
     torch.manual_seed(5)
@@ -89,16 +90,17 @@ def main() -> None:
     if out == "refuse":
         refuse_alone(backends)
         return
-    for index, backend in enumerate(backends.split(",")):
+    for index, place in enumerate(backends.split(",")):
+        backend, _, mesh = place.partition("@")
         ht.shutdown()
         comm = ht.init(backend)
         results = {
-            name: {division: outcome(PATTERNS[name], comm, division) for division in DIVISIONS}
+            name: {division: outcome(PATTERNS[name], comm, division, mesh) for division in DIVISIONS}
             for name in names or PATTERNS
             # Compiling takes longer than all else, and is the same on any ranks and whatever carries the messages.
             if (index == 0 and comm.size == 2) or not name.startswith("compiled")
         }
-        Path(f"{out}-{backend}-{comm.rank}.json").write_text(json.dumps(results))
+        Path(f"{out}-{place}-{comm.rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.guard import Guard
-from hpctrain.adapters.torch.batches import tensors_in
 from hpctrain.adapters.torch.guarding import guard_over, guards
+from hpctrain.adapters.torch.parallel.gathered import Gathered
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.adapters.torch.parallel.misuse import explain_copies, explain_mixed_tensors
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.adapters.torch.parallel.sharding import divide, is_sharded, recompute
@@ -22,7 +23,7 @@ from hpctrain.adapters.torch.parallel.shared_state import share_state
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import syncing
 from hpctrain.adapters.torch.steps import reduced_elsewhere
-from hpctrain.adapters.torch.weights import BatchWeights, batch_weights
+from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.mesh import Mesh
@@ -90,9 +91,13 @@ class Division:
         assert self._rewiring is not None
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
         self._rewiring.apply([self._model])
-        weigh_outputs(batch_weights(self._comm), self._model)
+        explain_mixed_tensors()
+        explain_copies(self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
+            gathered = Gathered(self._model, batch_weights(self._comm))
+            for each in self._optimizers:
+                each.register_step_post_hook(lambda *_: gathered.divide_again())
         guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
         watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
 
@@ -115,31 +120,6 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
             'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
         )
     plan.check(model, sizes["tp"])
-
-
-def weigh_outputs(weights: BatchWeights, model: nn.Module) -> None:
-    """Weight what a rank computes from its share of an uneven batch, at the model's outputs.
-
-    FSDP2 gives its parameters' gradients no hooks.
-    """
-
-    def weigh(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        weight_of = weights.of_inputs((args, kwargs))
-        for tensor in tensors_in(output):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(lambda gradient: weighted(gradient, weight_of()))
-
-    model.register_forward_hook(weigh, with_kwargs=True)
-
-
-def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor | None:
-    """A gradient times a rank's weight; None for the same."""
-    if weight == 1.0:
-        return None
-    # Not 0 x gradient: a rank without samples must not pass on a NaN.
-    return gradient * weight if weight else torch.zeros_like(gradient)
 
 
 def watch_steps(

@@ -32,3 +32,14 @@ def agree_on_overflow() -> None:
             dist.all_reduce(found, dist.ReduceOp.MAX, group)
 
     handlers[_OPERATION] = unscale
+
+
+def count_as_checked(scaler: torch.amp.GradScaler, overflow: bool) -> None:
+    """Tell a GradScaler what the other ranks found, where it has no gradient to look at and would end with an error."""
+    unscale = type(scaler)._unscale_grads_
+
+    def found(optimizer: torch.optim.Optimizer, inverse: torch.Tensor, found_inf: torch.Tensor, allow: bool) -> Any:
+        own = unscale(scaler, optimizer, inverse, found_inf, allow)
+        return own or {found_inf.device: torch.full_like(found_inf, float(overflow))}
+
+    scaler._unscale_grads_ = found  # type: ignore[method-assign]

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
@@ -27,7 +20,9 @@ from hpctrain.adapters.torch.parallel.distribute import check_plan, watch_steps
 from hpctrain.adapters.torch.parallel.forward_only import run_forward
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.adapters.torch.parallel.schedules import Schedules, own_stages, rank_of, stages_per_rank
 from hpctrain.adapters.torch.parallel.sharding import divide
 from hpctrain.adapters.torch.parallel.stages import Cut, Tie, ties_of
 from hpctrain.adapters.torch.parallel.tensor import refuse_tie, tied_names
@@ -37,21 +32,12 @@ from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator, current
-from hpctrain.errors import HpctrainError, nearest
+from hpctrain.errors import HpctrainError
 from hpctrain.recipes.mesh import Mesh
 
 # Numbers of each gradient that tell whether it was changed.
 _SAMPLED = 16
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# The schedule, and how many stages each rank has.
-_SCHEDULES: dict[str, tuple[type, int]] = {
-    "gpipe": (ScheduleGPipe, 1),
-    "1f1b": (Schedule1F1B, 1),
-    "interleaved_1f1b": (ScheduleInterleaved1F1B, 2),
-    "looped_bfs": (ScheduleLoopedBFS, 2),
-    "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2),
-    "zbv": (ScheduleZBVZeroBubble, 2),
-}
 
 
 class Pipeline:
@@ -113,8 +99,7 @@ class Pipeline:
         if mesh is not None:
             set_mesh(self._comm, Mesh(**sizes_of(mesh)))
         sizes = mesh_of(self._comm).sizes
-        self._kind, per_rank = _schedule(schedule, sizes["pp"])
-        self._name = schedule
+        per_rank = stages_per_rank(schedule, sizes["pp"])
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
         self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
@@ -131,7 +116,7 @@ class Pipeline:
             broadcast_optimizer(self._comm, each)
         note = step_recorder(self._comm, model)
         self._mesh = device_mesh(self._comm, mesh_of(self._comm))
-        own = _own_stages(schedule, self._mesh.get_local_rank("pp"), self._pp, per_rank)
+        own = own_stages(schedule, self._mesh.get_local_rank("pp"), self._pp)
         self.stages = cut.take(model, own)
         for stage in self.stages:
             divide(stage, self._mesh, self._plan, keep=True)
@@ -141,12 +126,13 @@ class Pipeline:
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._count = self._pp * per_rank
+        self._rank_of = functools.partial(rank_of, schedule, pp=self._pp)
         self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
         for each in optimizers:
             each.register_step_pre_hook(self._before_step)
         self._taken: torch.Tensor | None = None
         self._size = 0
-        self._schedule: Any = None
+        self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
         ready(self._comm, "model")
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
@@ -157,12 +143,6 @@ class Pipeline:
             one, other = tie.names
             if everyone[one] != everyone[other]:
                 refuse_tie(one, other)
-
-    def _rank_of(self, stage: int) -> int:
-        """The rank within pp that has a stage."""
-        if self._kind is ScheduleZBVZeroBubble:
-            return min(stage, self._count - 1 - stage)
-        return stage % self._pp
 
     @property
     def is_first(self) -> bool:
@@ -213,17 +193,17 @@ class Pipeline:
         self._tied.expect()
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
-            self._spread_overflow()
+            self._spread_overflow(scaler)
             self._taken = None  # It will change them.
         return found / factor
 
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
-        self._cut_up(inputs, target, 1.0, None)
-        size, number = self._size, self._micro_batches
-        parts = _padded(inputs, size * number).split(size)
-        outputs = run_forward(self._by_number, self._count, parts, self._rank_of, self._mesh["pp"].get_group())
-        targets = self._target.split(size)
+        size = math.ceil(len(inputs) / self._micro_batches)
+        parts = self._cut_up(inputs, target, size, 1.0, None)
+        group = self._mesh["pp"].get_group()
+        outputs = run_forward(self._by_number, self._count, parts.split(size), self._rank_of, group)
+        targets = self._batch.target.split(size)
         with torch.no_grad():
             return self._everyone([self._loss(*pair) for pair in zip(outputs, targets, strict=bool(outputs))])
 
@@ -231,31 +211,41 @@ class Pipeline:
         self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
     ) -> float:
         """The mean loss over the whole batch, times a factor."""
-        if self._cut_up(inputs, target, factor, count) or self._schedule is None:
-            self._schedule = self._scheduled()
+        # A smaller batch is padded, so that it needs no schedule of its own.
+        self._size = max(self._size, math.ceil(len(inputs) / self._micro_batches))
+        whole = self._cut_up(inputs, target, self._size, factor, count)
+        schedule = self._schedules.of(self._size, inputs, target)
         losses: list[torch.Tensor] = []
-        given: dict[str, Any] = {"target": self._target, "losses": losses} if self.is_last else {}
-        taken = [_padded(inputs, self._size * self._micro_batches)] if self.is_first else []
-        self._schedule.step(*taken, return_outputs=False, **given)
+        given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
+        try:
+            schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
+        except RuntimeError as error:
+            if own := _own_error(error):
+                raise own from None
+            raise
         return self._everyone(losses)
 
     def _cut_up(
-        self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
-    ) -> bool:
-        """Divide a batch into micro-batches of one size, the last ones padded; returns whether the size changed."""
+        self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None
+    ) -> torch.Tensor:
+        """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
+        samples = len(inputs)
+        if not samples or len(target) != samples:
+            raise HpctrainError(
+                f"a pipeline got {samples} inputs and {len(target)} targets, which it cuts into micro-batches together",
+                "give one target per sample, along the first dimension; flatten them in the loss",
+                exit_code=1,
+            )
         weight = batch_weights(self._comm).of_inputs((inputs, target))()
-        grows = len(inputs) > self._size * self._micro_batches
-        if grows:
-            self._size = math.ceil(len(inputs) / self._micro_batches)
-        rows = self._size * self._micro_batches
-        counts = [min(max(len(inputs) - start, 0), self._size) for start in range(0, rows, self._size)]
+        rows = size * self._micro_batches
+        counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
         # Of the padding, what the loss gets is cut off again.
-        self._factors = [(own if weight else 0, factor * weight * own / len(inputs)) for own in counts]
+        factors = [(own if weight else 0, factor * weight * own / samples) for own in counts]
         if self._count_of is not None:
             divisor = self._counted(self._count_of(target) if count is None else count, weight)
-            self._factors = [(own if weight else 0, factor / divisor if divisor else 0.0) for own in counts]
-        self._target = _padded(target, rows)
-        return grows
+            factors = [(own if weight else 0, factor / divisor if divisor else 0.0) for own in counts]
+        self._batch = _Batch(size, _padded(target, rows), factors)
+        return _padded(inputs, rows)
 
     def _counted(self, count: torch.Tensor | float, weight: float) -> float:
         """What the mean over the ranks of their sums is divided by. Collective."""
@@ -267,25 +257,12 @@ class Pipeline:
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
         return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
 
-    def _scheduled(self) -> Any:
-        group, device = self._mesh["pp"].get_group(), torch.device(self._mesh.device_type)
-        parts = [
-            PipelineStage(stage, number, self._count, device, group=group) for number, stage in self._by_number.items()
-        ]
-        stages: Any = parts[0] if self._count == self._pp else parts
-        try:
-            return self._kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
-        except ValueError as error:
-            raise HpctrainError(
-                f"{self._name} refuses {self._micro_batches} micro-batches: {error}",
-                f"choose a multiple of pp: micro_batches={2 * self._pp}",
-            ) from error
-
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, with its share of the whole batch's mean."""
         # Torch gives the loss no number of the micro-batch; its target lies in the batch's memory.
-        offset = target.data_ptr() - self._target.data_ptr()
-        count, factor = self._factors[offset // (self._size * self._target.stride(0) * target.itemsize)]
+        batch = self._batch
+        offset = target.data_ptr() - batch.target.data_ptr()
+        count, factor = batch.factors[offset // (batch.size * batch.target.stride(0) * target.itemsize)]
         if count == 0:
             return output[:0].sum()
         found = self._loss_of(output[:count], target[:count])
@@ -307,8 +284,9 @@ class Pipeline:
         """
         total = self.grad_norm()
         parameters = [each for _, each in self.named_parameters() if each.grad is not None]
-        norm = torch.tensor(total, dtype=parameters[0].dtype, device=parameters[0].device)
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        if parameters:  # The stages of a rank may be frozen.
+            norm = torch.tensor(total, dtype=parameters[0].dtype, device=parameters[0].device)
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         if self._taken is not None:
             self.accept_gradients()
         return total
@@ -350,11 +328,14 @@ class Pipeline:
             )
         self._tied.add_up()
 
-    def _spread_overflow(self) -> None:
+    def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
         """A GradScaler looks at its own rank's gradients."""
         own = self._gradients()
         overflow = not all(bool(each.isfinite().all()) for each in own)
-        if self._comm.allreduce(np.array([float(overflow)]), "max")[0] and own:
+        overflow = bool(self._comm.allreduce(np.array([float(overflow)]), "max")[0])
+        if not own:
+            count_as_checked(scaler, overflow)
+        elif overflow:
             own[0].fill_(math.inf)
 
 
@@ -362,18 +343,20 @@ def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return part.named_parameters(remove_duplicate=False)
 
 
-def _schedule(name: str, pp: int) -> tuple[type, int]:
-    if name not in _SCHEDULES:
-        raise HpctrainError(f"unknown pipeline schedule {name!r}", nearest(name, _SCHEDULES))
-    if pp == 1:
-        raise HpctrainError("the mesh has pp 1: there is one stage", "ht.distribute(model, optimizer, mesh=mesh)")
-    return _SCHEDULES[name]
+@dataclass(frozen=True)
+class _Batch:
+    """A batch in micro-batches: their size, the padded targets, and of each the samples that count and their factor."""
+
+    size: int
+    target: torch.Tensor
+    factors: list[tuple[int, float]]
 
 
-def _own_stages(schedule: str, rank: int, pp: int, per_rank: int) -> list[int]:
-    if schedule == "zbv":
-        return [rank, 2 * pp - 1 - rank]
-    return [rank + pp * turn for turn in range(per_rank)]
+def _own_error(error: BaseException | None) -> HpctrainError | None:
+    """What PyTorch's schedules wrap when a stage raises it."""
+    while error is not None and not isinstance(error, HpctrainError):
+        error = error.__cause__
+    return error
 
 
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:

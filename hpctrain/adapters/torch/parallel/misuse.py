@@ -1,0 +1,65 @@
+"""Says what to write instead, where PyTorch's parts of a divided model end a script with a message of their own."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hpctrain.errors import HpctrainError
+
+_MIXED = "mixed torch.Tensor and DTensor"
+_hooked: list[object] = []
+
+
+def explain_mixed_tensors() -> None:
+    """From now on, an uncaught error about a divided tensor that met a rank's own says what to write. Idempotent.
+
+    PyTorch 2.13 raises it in C++, where nothing of Python's can be put in its place.
+    """
+    if _hooked:
+        return
+    show = sys.excepthook
+    _hooked.append(show)
+
+    def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _MIXED in str(error):
+            told = mixed_tensors()
+            told.__cause__ = error
+            show(type(told), told, trace)
+        else:
+            show(kind, error, trace)
+
+    sys.excepthook = explain
+
+
+def mixed_tensors() -> HpctrainError:
+    """What PyTorch's message about divided tensors means to a script."""
+    return HpctrainError(
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor that is this rank's own",
+        "call the model or modules in it, which gather their parameters, rather than forward() or functions of their "
+        "weights; in a penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of "
+        "model.parameters(); plan=ht.ParallelPlan(zero=1) keeps whole parameters",
+        exit_code=1,
+    )
+
+
+def explain_copies(model: nn.Module) -> None:
+    """Say what to do instead of a copy of a divided model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+
+
+def _refuse_copy(model: nn.Module, _: Any) -> NoReturn:
+    raise HpctrainError(
+        f"{type(model).__name__.removeprefix('FSDP')} is divided over the ranks and cannot be copied, as copy.deepcopy "
+        "and torch.optim.swa_utils.AveragedModel do",
+        "average its parameters: averages = [p.detach().clone() for p in model.parameters()], and after each step "
+        "average.lerp_(p.detach(), 0.001) for each of them; or plan=ht.ParallelPlan(zero=1), which keeps the model "
+        "whole",
+        exit_code=1,
+    )
