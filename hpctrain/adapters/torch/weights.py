@@ -410,7 +410,8 @@ class BatchWeights:
 def unfrozen(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
     """Hooks can be put on a parameter that is frozen at the moment, but PyTorch wants to see it unfrozen."""
     trained = parameter.requires_grad
-    yield parameter.requires_grad_(True)
+    parameter.requires_grad_(True)
+    yield parameter
     parameter.requires_grad_(trained)
 
 

@@ -1,8 +1,9 @@
 """Ways to draw batches and to compute them: each is run by one process on whole batches and by the ranks on shares.
 
-``python torch_patterns.py BACKEND,… OUT`` writes OUT-BACKEND-RANK.json: of each pattern and each division of the
-batches, what was refused, how many updates were made, and how far the worst of them is from one process's. With
-``refuse`` for OUT, one rank refuses a pattern and the other does not.
+``python torch_patterns.py BACKEND,… OUT [PATTERN…|models]`` writes OUT-BACKEND-RANK.json: of each pattern and each
+division of the batches, what was refused, how many updates were made, and how far the worst of them is from one
+process's. With ``refuse`` for OUT, one rank refuses a pattern and the other does not. With ``gloo@dp_shard=2+units`` for
+BACKEND, the models are divided over that mesh, here with each linear layer gathered by itself.
 
 A refusal may come on one rank only, and would end the run. Here all ranks take part in it, and go on with the next.
 """
@@ -27,6 +28,8 @@ from hpctrain.errors import HpctrainError
 
 # Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
 DIVISIONS = {"even": (60, 24), "uneven": (26, 7), "small": (22, 7)}
+# A mesh divides the parameters that these ask for, and the script has to gather them.
+OF_WHOLE_PARAMETERS = {"a_penalty_of_weights", "a_penalty_of_weights_first"}
 
 
 def refuse_together(comm) -> None:
@@ -90,15 +93,19 @@ def main() -> None:
     if out == "refuse":
         refuse_alone(backends)
         return
+    if names == ["models"]:
+        names = [name for name, function in PATTERNS.items() if function.__module__ == "patterns_of_models"]
     for index, place in enumerate(backends.split(",")):
         backend, _, mesh = place.partition("@")
+        divisions = ("uneven",) if mesh else DIVISIONS
         ht.shutdown()
         comm = ht.init(backend)
         results = {
-            name: {division: outcome(PATTERNS[name], comm, division, mesh) for division in DIVISIONS}
+            name: {division: outcome(PATTERNS[name], comm, division, mesh) for division in divisions}
             for name in names or PATTERNS
             # Compiling takes longer than all else, and is the same on any ranks and whatever carries the messages.
-            if (index == 0 and comm.size == 2) or not name.startswith("compiled")
+            if (index == 0 and comm.size == 2 and not mesh) or not name.startswith("compiled")
+            if not (mesh and name in OF_WHOLE_PARAMETERS)
         }
         Path(f"{out}-{place}-{comm.rank}.json").write_text(json.dumps(results))
 

@@ -72,9 +72,9 @@ class Gathered:
         """
         begin, reshard, unshard, wait = group.pre_backward, group.reshard, group.unshard, group.wait_for_unshard
 
-        def pre_backward(*args: Any) -> None:
+        def pre_backward(default_prefetch: bool, *unused: Any) -> None:
             (self._kept.add if torch.is_grad_enabled() else self._kept.discard)(group)
-            begin(*args)
+            begin(default_prefetch, *unused)
 
         def reshard_unless_kept() -> None:
             if group not in self._kept:
@@ -94,16 +94,19 @@ class Gathered:
     def _watch(self, parameter: FSDPParam) -> None:
         """FSDP2 makes the gathered parameter when it gathers for the first time, and keeps it."""
         make = parameter.init_unsharded_param
-        # The parameter owns its hook; if that owned the model, neither would ever go.
         own = weakref.proxy(self)
+
+        def arrived(gathered: torch.Tensor) -> None:
+            # The parameter owns its hook; if that owned the model, neither would ever go.
+            own._arrived(gathered)
 
         def made() -> None:
             fresh = not hasattr(parameter, "_unsharded_param")
-            make()
+            make()  # type: ignore[no-untyped-call]
             if fresh and parameter._unsharded_param.is_floating_point():
                 self._weights.weigh(parameter._unsharded_param)
                 with unfrozen(parameter._unsharded_param) as gathered:
-                    gathered.register_post_accumulate_grad_hook(lambda each: own._arrived(each))
+                    gathered.register_post_accumulate_grad_hook(arrived)
             self._weights.identify(parameter._unsharded_param, parameter.sharded_param)
 
         parameter.init_unsharded_param = made  # type: ignore[method-assign]

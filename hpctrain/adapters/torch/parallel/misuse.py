@@ -39,7 +39,7 @@ def explain_mixed_tensors() -> None:
 def mixed_tensors() -> HpctrainError:
     """What PyTorch's message about divided tensors means to a script."""
     return HpctrainError(
-        "a parameter that is divided over the ranks, or what was computed from it, met a tensor that is this rank's own",
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own",
         "call the model or modules in it, which gather their parameters, rather than forward() or functions of their "
         "weights; in a penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of "
         "model.parameters(); plan=ht.ParallelPlan(zero=1) keeps whole parameters",

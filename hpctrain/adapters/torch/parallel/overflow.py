@@ -38,8 +38,10 @@ def count_as_checked(scaler: torch.amp.GradScaler, overflow: bool) -> None:
     """Tell a GradScaler what the other ranks found, where it has no gradient to look at and would end with an error."""
     unscale = type(scaler)._unscale_grads_
 
-    def found(optimizer: torch.optim.Optimizer, inverse: torch.Tensor, found_inf: torch.Tensor, allow: bool) -> Any:
-        own = unscale(scaler, optimizer, inverse, found_inf, allow)
+    def found(
+        optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        own = unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16)
         return own or {found_inf.device: torch.full_like(found_inf, float(overflow))}
 
     scaler._unscale_grads_ = found  # type: ignore[method-assign]

@@ -1,0 +1,36 @@
+"""A pipeline whose batches change their shape, and whose layers are frozen and unfrozen, is one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "pipeline_shapes.py"
+ALL = "gpipe,1f1b,interleaved_1f1b,looped_bfs,interleaved_zero_bubble,zbv"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "backends", "schedules"),
+    [
+        (2, "mpi", "1f1b,zbv"),
+        pytest.param(2, "mpi,gloo", ALL, marks=pytest.mark.thorough),
+        pytest.param(4, "gloo", "1f1b,zbv", marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.long
+def test_batches_of_any_shape_give_the_numbers_of_one_process(mpirun, tmp_path, ranks, backends, schedules):
+    mpirun(PROGRAM, ranks, backends, str(tmp_path / "out"), schedules, timeout=600, HPCTRAIN_TIMEOUT="120")
+    for backend in backends.split(","):
+        for rank in range(ranks):
+            found = json.loads((tmp_path / f"out-{backend}-{rank}.json").read_text())
+            refused = found.pop("refused", {})
+            assert len(found) == 9 * len(schedules.split(","))
+            assert {name: error for name, error in found.items() if not error < 1e-10} == {}
+            if ranks == 2:
+                assert "inputs and targets of (8, 6) of torch.int64 and (8,)" in refused["different"]
+                assert "got 8 inputs and 40 targets" in refused["flat"]
+                assert "got 0 inputs" in refused["none"]
