@@ -2,8 +2,8 @@
 
 ``python torch_patterns.py BACKEND,… OUT [PATTERN…|models]`` writes OUT-BACKEND-RANK.json: of each pattern and each
 division of the batches, what was refused, how many updates were made, and how far the worst of them is from one
-process's. With ``refuse`` for OUT, one rank refuses a pattern and the other does not. With ``gloo@dp_shard=2+units`` for
-BACKEND, the models are divided over that mesh, here with each linear layer gathered by itself.
+process's. With ``refuse`` for OUT, one rank refuses a pattern and the other does not. ``gloo@dp_shard=2+units`` is a
+BACKEND whose models are divided over that mesh, here with each linear layer gathered by itself.
 
 A refusal may come on one rank only, and would end the run. Here all ranks take part in it, and go on with the next.
 """
