@@ -58,11 +58,22 @@ def placement_file(kind: str, order: Sequence[str], ranks: int, node_map: NodeMa
     places = slots(node_map, ranks)
     placed = [(host, places) for host in order]
     if kind == "rankfile":
+        _require_first_cores(node_map)
         logical = launch_files.logical_cores([each.cores for each in node_map.numa_nodes])
         return launch_files.open_mpi_rankfile(placed, logical)
     if kind == "cpu-bind":
         return launch_files.cpu_bind(placed) + "\n"
     return _assignments({**launch_files.network_variables(rails=rails), **launch_files.host_variables(places)})
+
+
+def _require_first_cores(node_map: NodeMap) -> None:
+    """Refuse a node map that may lack cores which hwloc counts before the listed ones."""
+    cores = sorted(core for node in node_map.numa_nodes for core in node.cores)
+    if not node_map.whole and cores != list(range(len(cores))):
+        raise HpctrainError(
+            "a rankfile counts all cores of a host, and the node map lists only those near its devices",
+            "give --node a file of lstopo --of xml; or write cpu-bind, which names CPUs by their own numbers",
+        )
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

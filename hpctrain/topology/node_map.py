@@ -131,6 +131,7 @@ class NodeMap:
         gpu_gpu: distance class of each pair of GPUs, by position; "X" of a GPU and itself.
         gpu_adapter: distance class of each GPU and adapter, by position.
         warnings: what is odd, in sentences.
+        whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
     """
 
     gpus: tuple[Gpu, ...]
@@ -139,6 +140,7 @@ class NodeMap:
     gpu_gpu: tuple[tuple[str, ...], ...]
     gpu_adapter: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def fabric_adapters(self) -> tuple[Adapter, ...]:

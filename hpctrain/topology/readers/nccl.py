@@ -89,7 +89,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     if not gpus and not adapters:
         raise HpctrainError(f"{where}: no GPU and no adapter in this file", _REMEDY)
     numbers = _indices([device for device, _, _ in gpus])
-    return node_map_of_tree(
+    node_map = node_map_of_tree(
         {
             Gpu(index=index, bus_id=device.attribute("busid"), numa=numa): bridges
             for index, (device, numa, bridges) in zip(numbers, gpus, strict=True)
@@ -100,6 +100,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
         where=where,
         warnings=_unnamed(adapters, file),
     )
+    return replace(node_map, whole=False)
 
 
 def _numa(cpu: Element) -> int:

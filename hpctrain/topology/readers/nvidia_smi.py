@@ -81,6 +81,7 @@ def read(text: str, where: str) -> NodeMap:
             gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
             gpu_adapter=tuple(_columns(row, devices, gpu=False) for row in gpus),
             warnings=tuple(_nameless(names, where)),
+            whole=False,
         ),
         where,
     )

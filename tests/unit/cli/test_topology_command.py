@@ -251,6 +251,16 @@ def test_place_writes_what_the_node_map_tells(fabric: str, capsys: pytest.Captur
     ]
 
 
+def test_a_rankfile_is_not_written_without_the_cores_that_come_first(fabric: str, capsys: pytest.CaptureFixture[str]):
+    """GPUs near the second socket only: Open MPI counts the cores of the first one too."""
+    Path("node.txt").write_text("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t8-15\t1\n")
+    wanted = ["place", "--fabric", fabric, "--hosts", "node0001", "--node", "node.txt"]
+    message = run(capsys, *wanted, "--write=rankfile=ranks", code=2)
+    assert "lists only those near its devices" in message and "lstopo --of xml" in message
+    run(capsys, *wanted, "--write=cpu-bind=bind")
+    assert Path("bind").read_text() == "--cpu-bind=mask_cpu:0xff00\n"
+
+
 def test_the_environment_keeps_rings_on_rails(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     (tmp_path / "rails.txt").write_text(fat_tree(hosts=4, rails=2, leaf_down=4, leaf_up=4))
     (tmp_path / "node.txt").write_text(NODE)
