@@ -67,8 +67,10 @@ def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) 
         return f"they are {' and '.join(sorted(layers))} here"
     known = {name.partition(":")[0] for name in listed}
     for name, port in ports.items():
-        virtual = (port.adapter / "device/physfn").exists()
-        if devices and port.link_layer in layers and port.adapter.name not in known and not virtual:
+        # RDMA in software has no device. A virtual function is for a guest of this host.
+        device = port.adapter / "device"
+        own = device.exists() and not (device / "physfn").exists()
+        if own and port.link_layer in layers and port.adapter.name not in known:
             return f"{name} is up here, and the node map does not list it"
     return ""
 

@@ -30,13 +30,18 @@ def machine(
     return root
 
 
-def adapter(root: Path, name: str, layer: str = "InfiniBand", *, up: bool = True, virtual: bool = False) -> None:
-    port = root / "sys/class/infiniband" / name / "ports/1"
+def adapter(
+    root: Path, name: str, layer: str = "InfiniBand", *, up: bool = True, virtual: bool = False, software: bool = False
+) -> None:
+    folder = root / "sys/class/infiniband" / name
+    port = folder / "ports/1"
     port.mkdir(parents=True)
+    if not software:
+        (folder / "device").mkdir()
     (port / "link_layer").write_text(f"{layer}\n")
     (port / "state").write_text("4: ACTIVE\n" if up else "1: DOWN\n")
     if virtual:
-        (root / "sys/class/infiniband" / name / "device/physfn").mkdir(parents=True)
+        (folder / "device/physfn").mkdir()
 
 
 LISTED = ("mlx5_0", "mlx5_1", "mlx5_2")
@@ -64,6 +69,7 @@ def test_ports_that_are_down_and_virtual_functions(tmp_path: Path) -> None:
     adapter(tmp_path, "mlx5_0")
     adapter(tmp_path, "mlx5_7", up=False)
     adapter(tmp_path, "mlx5_8", virtual=True)
+    adapter(tmp_path, "rxe0", software=True)
     folder = tmp_path / "sys/class/infiniband"
     assert unfit_adapters(["mlx5_0:1"], ["mlx5_0:1"], folder) == ""
     assert unfit_adapters(["mlx5_0:2"], ["mlx5_0"], folder) == "mlx5_0:2 of the node map is not up here"
