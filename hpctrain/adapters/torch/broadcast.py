@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from hpctrain.adapters.torch.references import optimizers_in, parameters_of
 from hpctrain.comm.base import Communicator, TorchEngine
 from hpctrain.errors import HpctrainError
 
 _CHUNK_BYTES = 64_000_000
+# Of a group, what each rank keeps.
+_NAMES = frozenset({"params", "param_names"})
 _numbers = itertools.count()
 
 
@@ -39,24 +43,87 @@ def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -
 
 
 def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
-    """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint."""
-    before = optimizer.state_dict()
-    own = pytree.tree_map_only(torch.Tensor, _dense, before)
+    """Overwrite the optimizer's settings and state with one rank's: only rank 0 may have loaded a checkpoint.
+
+    They are written into the groups and the state that are there, and into those of optimizers within it: its own
+    ``load_state_dict`` would put others in their place, to which nobody else who has the old ones would refer.
+    """
+    own = [_Settings(each) for each in optimizers_in(optimizer)]
+    values = pytree.tree_map_only(torch.Tensor, _dense, [each.values() for each in own])
     # The nested dictionary goes ahead with a shape in place of each tensor, their values follow.
-    shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, own)
-    state = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
-    state = own if comm.rank == root else pytree.tree_map_only(_Shape, _Shape.empty, state)
-    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)], root)
-    if comm.rank != root or any(map(_is_sparse, pytree.tree_leaves(before))):
-        optimizer.load_state_dict(state)
+    shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, values)
+    shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
+    if comm.rank != root:
+        values = pytree.tree_map_only(_Shape, _Shape.empty, shapes)
+    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)], root)
+    for settings, value in zip(own, values, strict=True):
+        settings.write(value)
 
 
-def _is_sparse(leaf: object) -> bool:
-    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
-    return isinstance(leaf, torch.Tensor) and leaf.is_sparse
+class _Settings:
+    """What an optimizer has in groups, state and attributes, with numbers in place of parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._attributes = vars(optimizer)
+        self._groups: list[dict[str, Any]] = self._attributes.get("param_groups", [])
+        self._state: dict[Any, Any] = self._attributes.get("state", {})
+        self._parameters = list(parameters_of(optimizer))
+        self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "groups": [{key: group[key] for key in group if key not in _NAMES} for group in self._groups],
+            "state": {self._key(key): _plain(value) for key, value in self._state.items() if self._is_known(key)},
+            "attributes": {
+                key: value
+                for key, value in self._attributes.items()
+                # Not integers, one of which may be the rank.
+                if isinstance(value, float | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+            },
+        }
+
+    def _is_known(self, key: Any) -> bool:
+        return not isinstance(key, torch.Tensor) or id(key) in self._numbers
+
+    def _key(self, key: Any) -> Any:
+        """A parameter's number, in a tuple, since others may be numbers."""
+        return (self._numbers[id(key)],) if id(key) in self._numbers else key
+
+    def write(self, values: dict[str, Any]) -> None:
+        for group, value in zip(self._groups, values["groups"], strict=True):
+            _write(group, value, keep=_NAMES.__contains__)
+        state = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
+        _write(self._state, state, keep=lambda key: not self._is_known(key))
+        self._attributes.update({k: _written(self._attributes.get(k), v) for k, v in values["attributes"].items()})
+
+
+def _plain(value: Any) -> Any:
+    """A dictionary of any class as a plain one, so that its factory need not travel."""
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _write(own: dict[Any, Any], values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _: False) -> None:
+    """Make a dictionary equal to another one, within what it holds, except for keys to keep."""
+    for key in [key for key in own if key not in values and not keep(key)]:
+        del own[key]
+    for key, value in values.items():
+        own[key] = _written(own.get(key), value)
+
+
+def _written(own: Any, value: Any) -> Any:
+    if isinstance(own, dict) and isinstance(value, dict):
+        _write(own, value)
+        return own
+    if not isinstance(own, torch.Tensor) or not isinstance(value, torch.Tensor) or own is value:
+        return value
+    if (own.shape, own.dtype, own.layout) != (value.shape, value.dtype, value.layout):
+        return value
+    own.detach().copy_(value)
+    return own
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """SGD's momentum of sparse gradients is sparse; ranks that add to it in different layouts round differently."""
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import weakref
@@ -14,7 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.changes import has_parameter
+from hpctrain.adapters.torch.closures import has_closure, mean_loss, with_closure
+from hpctrain.adapters.torch.parts import whole_of
 from hpctrain.adapters.torch.reducer import GradientReducer, reducers
+from hpctrain.adapters.torch.references import optimizers_in, parameters_of
 from hpctrain.adapters.torch.refusals import check_optimizer
 from hpctrain.adapters.torch.turns import turns_of
 from hpctrain.comm import Communicator
@@ -54,7 +58,10 @@ class Trained:
     def add(self, optimizers: Iterable[Optimizer]) -> None:
         """Add optimizers that the model was distributed with."""
         known = self.optimizers
-        self._optimizers += [weakref.ref(each) for each in optimizers if not any(each is one for one in known)]
+        new = [each for each in optimizers if not any(each is one for one in known)]
+        self._optimizers += map(weakref.ref, new)
+        for each in new:
+            within_others.update(optimizers_in(each)[1:])
 
     def keep(self, reducer: GradientReducer) -> None:
         """Stay alive as long as the reducer: the model may be a container that is dropped before its parts."""
@@ -88,6 +95,8 @@ trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDi
 _by_reducer: weakref.WeakKeyDictionary[GradientReducer, Trained] = weakref.WeakKeyDictionary()
 # Of models whose gradients PyTorch's own parts reduce.
 reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+# Whose steps are made within those of one around them.
+within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _watching: list[object] = []
@@ -100,8 +109,11 @@ def watch_steps() -> None:
         _watching.append(register_optimizer_step_post_hook(_after_step))
 
 
-def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Refuse gradients that are this rank's alone.
+
+    Returns:
+        The arguments with closures whose loss is the mean over all ranks; None where they stay.
 
     Raises:
         HpctrainError: a parameter that no call of ``distribute`` saw, a backward pass that did not reach its end, or a
@@ -109,7 +121,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     """
     everyone = reducers()
     if not everyone or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
-        return
+        return None
     _check_ended(everyone)
     reduced = _reduced(everyone)
     deferred = _reduced(reducer for reducer in everyone if reducer.defers)
@@ -119,8 +131,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
             "autocast in bfloat16 needs none; or choose compression 'bf16'",
             exit_code=1,
         )
-    # A closure makes its gradients within the step.
-    closure = any(callable(value) for value in (*arguments[1:], *named.values()))
+    closure = has_closure(arguments, named)
     own, updates_reduced = [], False
     for parameter in _parameters(optimizer):
         if id(parameter) in reduced:
@@ -132,6 +143,10 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         _checked.add(optimizer)
     if own:
         _judge(optimizer, own, updates_reduced=updates_reduced)
+    comm = _records()[0].comm
+    if not closure or not updates_reduced or optimizer in within_others or comm.size == 1:
+        return None
+    return with_closure(arguments, named, functools.partial(mean_loss, comm))
 
 
 def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
@@ -200,7 +215,8 @@ def _records() -> list[Trained]:
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Parameter]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    """The model's, where the optimizer has parts of them."""
+    return map(whole_of, parameters_of(optimizer))
 
 
 def _reduced(everyone: Iterable[GradientReducer]) -> set[int]:

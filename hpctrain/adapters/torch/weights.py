@@ -218,6 +218,11 @@ class BatchWeights:
         with self._lock:
             return self._weight_for(parameter)
 
+    def of_last_draw(self) -> float:
+        """The weight of the batch that was drawn last."""
+        with self._lock:
+            return 1.0 if self._last is None else self._weights[self._last]
+
     def of_inputs(self, inputs: Any) -> Callable[[], float]:
         """The weight of what a model computes from its inputs, for one who applies it by himself in the backward pass.
 

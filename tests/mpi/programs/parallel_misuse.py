@@ -78,10 +78,31 @@ def too_few_micro_batches() -> None:
 
 
 def optimizer_with_a_state() -> None:
-    model, optimizer = _model()
+    """Which is divided with the parameters, if it has an element for each of theirs."""
+    model = GPT()
+    optimizer = torch.optim.Adafactor(model.parameters())
     model(torch.zeros(1, 6, dtype=torch.int64)).sum().backward()
     optimizer.step()
     ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
+
+
+def optimizer_whose_rule_needs_whole_parameters() -> None:
+    model = GPT()
+    ht.distribute(model, torch.optim.Adafactor(model.parameters()), mesh=ht.mesh(dp_shard=2))
+
+
+def optimizer_that_hides_its_parameters() -> None:
+    model = GPT()
+
+    class Hiding(torch.optim.SGD):
+        def __init__(self, parameters: list[nn.Parameter]) -> None:
+            super().__init__(parameters, lr=0.1)
+            self._update = lambda: [each.data.add_(0.1) for each in parameters]
+
+        def step(self, closure: None = None) -> None:
+            self._update()
+
+    ht.distribute(model, Hiding(list(model.parameters())), mesh=ht.mesh(dp_shard=2))
 
 
 def optimizer_of_another_model() -> None:
@@ -146,6 +167,7 @@ CASES = [
     *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
+    *(optimizer_whose_rule_needs_whole_parameters, optimizer_that_hides_its_parameters),
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]

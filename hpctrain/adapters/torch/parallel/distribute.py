@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.guard import Guard
+from hpctrain.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.adapters.torch.guarding import guard_over, guards
 from hpctrain.adapters.torch.parallel.gathered import Gathered
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -22,6 +24,7 @@ from hpctrain.adapters.torch.parallel.sharding import divide, is_sharded, recomp
 from hpctrain.adapters.torch.parallel.shared_state import share_state
 from hpctrain.adapters.torch.recording import step_recorder
 from hpctrain.adapters.torch.reducer import syncing
+from hpctrain.adapters.torch.references import optimizers_in
 from hpctrain.adapters.torch.steps import reduced_elsewhere
 from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator
@@ -91,6 +94,7 @@ class Division:
         assert self._rewiring is not None
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
         self._rewiring.apply([self._model])
+        self._rewiring = None
         explain_mixed_tensors()
         explain_copies(self._model)
         if is_sharded(self._model):
@@ -122,12 +126,18 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
     plan.check(model, sizes["tp"])
 
 
+def _with_mean_loss(comm: Communicator) -> Callable[..., Any]:
+    return lambda _, args, kwargs: with_closure(args, kwargs, functools.partial(mean_loss, comm))
+
+
 def watch_steps(
     guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
 ) -> None:
     """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
-    reduced_elsewhere.update(optimizers)
     comm.distributed = True
+    for each in optimizers:
+        reduced_elsewhere.update(optimizers_in(each))
+        each.register_step_pre_hook(_with_mean_loss(comm))
     first, *others = optimizers
     guards[first] = guard
     # What is dropped before the end leaves what proves that ranks were equal.

@@ -2,58 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hpctrain.adapters.torch.parallel.moved import divided
+from hpctrain.adapters.torch.parallel.trial import New, try_rule
+from hpctrain.adapters.torch.references import Optimizer, optimizers_in, parameters_of, replace
 from hpctrain.errors import HpctrainError
 
 # Their fused kernels take DTensors (torch/distributed/tensor/_ops/_pointwise_ops.py of PyTorch 2.13); SGD's does not.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
+# Each element by itself, in operations that DTensors have: the tests show it, and nothing has to be tried.
+_ELEMENT_WISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop),
+)
 
 
 class Rewiring:
     """Which parameters of a model some optimizers update, by name; made before the parameters are replaced.
 
+    Args:
+        model: with its plain parameters.
+        optimizers: of these.
+        alone: other ranks get other parameters.
+
     Raises:
-        HpctrainError: an optimizer has a state already, or parameters that the model does not have.
+        HpctrainError: an optimizer has parameters that the model does not have.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._names: dict[int, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self._names.setdefault(id(parameter), []).append(name)
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, alone: bool = False) -> None:
+        self._optimizers, self._alone = optimizers, alone
+        self._old = dict(model.named_parameters(remove_duplicate=False))
+        known = {id(each) for each in self._old.values()}
         for optimizer in optimizers:
-            _check(optimizer, self._names)
+            _check(optimizer, known)
 
     def apply(self, models: Iterable[nn.Module]) -> None:
-        """Give each group the parameters that now have its names, in the same order; those that no model has are left
-        out.
+        """Give each optimizer the parameters that now have the names of its own; those that no model has are left out.
+
+        Raises:
+            HpctrainError: it would give other numbers with them.
         """
-        now = {name: each for model in models for name, each in model.named_parameters(remove_duplicate=False)}
+        new = {name: each for model in models for name, each in model.named_parameters(remove_duplicate=False)}
+        now: dict[int, dict[int, nn.Parameter]] = {}
+        for name, old in self._old.items():
+            own = now.setdefault(id(old), {})
+            if name in new:
+                own.setdefault(id(new[name]), new[name])
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                _replace(
-                    group, [[now[name] for name in self._names[id(old)] if name in now] for old in group["params"]]
-                )
-            if any(isinstance(each, DTensor) for group in optimizer.param_groups for each in group["params"]):
-                fuse(optimizer)
+            rewire(optimizer, {old: list(each.values()) for old, each in now.items()}, alone=self._alone)
+        self._old.clear()
 
 
-def _check(optimizer: torch.optim.Optimizer, known: dict[int, list[str]]) -> None:
-    if optimizer.state:
-        raise HpctrainError(
-            f"{type(optimizer).__name__} has already made steps: its state is that of whole parameters, which are "
-            "about to be divided",
-            "give ht.distribute a new optimizer, and load a checkpoint after it",
-        )
-    foreign = next(
-        (each for group in optimizer.param_groups for each in group["params"] if id(each) not in known), None
-    )
+def rewire(optimizer: Optimizer, now: New, *, alone: bool = False) -> None:
+    """Put other parameters in the place of an optimizer's, and divide what it keeps for them.
+
+    Args:
+        optimizer: changed in place, with what it holds.
+        now: what takes each one's place, by the ``id`` of the old ones, which live as long as this runs.
+        alone: other ranks get other parameters.
+
+    Raises:
+        HpctrainError: it would give other numbers with them.
+    """
+    every = optimizers_in(optimizer)
+    prepare: Callable[[Optimizer], None] = fuse
+    if any(type(each) not in _ELEMENT_WISE for each in every):
+        prepare = _tried(optimizer, now, alone)
+    replace(optimizer, lambda each: now.get(id(each)), divided)
+    for each in every:
+        prepare(each)
+
+
+def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer], None]:
+    """What has to be done to the optimizer so that it gives the same numbers."""
+    try:
+        try_rule(optimizer, now, prepare=fuse, alone=alone)
+        return fuse
+    except HpctrainError:
+        # Of several parameters at once, not all operations are there for DTensors.
+        if not any(is_pytorchs(each) for each in optimizers_in(optimizer)):
+            raise
+        try_rule(optimizer, now, prepare=_loop, alone=alone)
+        return _loop
+
+
+def _loop(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if is_pytorchs(optimizer) and group.get("foreach", True) is None:
+            group["foreach"] = False
+
+
+def _check(optimizer: Optimizer, known: set[int]) -> None:
+    foreign = next((each for each in parameters_of(optimizer) if id(each) not in known), None)
     if foreign is not None:
         raise HpctrainError(
             f"{type(optimizer).__name__} updates a parameter of shape {tuple(foreign.shape)} that the model does not "
@@ -62,20 +107,28 @@ def _check(optimizer: torch.optim.Optimizer, known: dict[int, list[str]]) -> Non
         )
 
 
-def _replace(group: dict[str, Any], parameters: list[list[nn.Parameter]]) -> None:
-    unique = [list({id(each): each for each in now}.values()) for now in parameters]
-    group["params"] = [each for now in unique for each in now]
-    if "param_names" in group:
-        group["param_names"] = [name for name, now in zip(group["param_names"], unique, strict=True) for _ in now]
+def is_pytorchs(optimizer: Optimizer) -> bool:
+    """Whether PyTorch has its class."""
+    return type(optimizer).__module__.startswith("torch.optim.")
 
 
-def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer of DTensors use one kernel for all of them; a loop over them spends its time on dispatch."""
+def fuse(optimizer: Optimizer) -> None:
+    """Let an optimizer of DTensors use one kernel for all of them; a loop over them spends its time on dispatch.
+
+    What the script chose stays. Another package's foreach is left alone.
+    """
+    if not is_pytorchs(optimizer):
+        return
     for group in optimizer.param_groups:
-        chosen = [group.get(key) for key in ("foreach", "fused", "capturable", "differentiable")]
-        if any(chosen) or not all(each.is_floating_point() for each in group["params"]):
+        divided = [each for each in group["params"] if isinstance(each, DTensor)]
+        chosen = [group.get(key) for key in ("foreach", "fused")] + [
+            group.get(key) or None for key in ("capturable", "differentiable")
+        ]
+        if not divided or any(each is not None for each in chosen):
             continue
-        if type(optimizer) in _FUSED:
+        if not all(each.is_floating_point() for each in group["params"]):
+            continue
+        if type(optimizer) in _FUSED and not optimizer.state:
             group["fused"], group["foreach"] = True, False
         elif "foreach" in group:
             group["foreach"] = True

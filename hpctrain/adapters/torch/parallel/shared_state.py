@@ -8,7 +8,9 @@ PyTorch's ZeroRedundancyOptimizer is another class of optimizer, and gives whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -16,28 +18,33 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.adapters.torch.parallel.optimizers import fuse
+from hpctrain.adapters.torch.closures import with_closure
+from hpctrain.adapters.torch.parallel.optimizers import rewire
 from hpctrain.adapters.torch.parts import set_whole
+from hpctrain.adapters.torch.references import Optimizer, optimizers_in, parameters_of
+from hpctrain.errors import HpctrainError
 
 
-def share_state(optimizers: Sequence[torch.optim.Optimizer], mesh: DeviceMesh) -> None:
+def share_state(optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
     """Divide what optimizers keep over the ranks of a 1-D mesh, on which the parameters are equal."""
     for optimizer in optimizers:
         _Shared(optimizer, mesh)
 
 
 class _Shared:
-    def __init__(self, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self._parts: list[tuple[nn.Parameter, nn.Parameter]] = []
-        for group in optimizer.param_groups:
-            group["params"] = [self._part(each) for each in group["params"]]
-        fuse(optimizer)
-        optimizer.register_step_pre_hook(self._take_gradients)
-        optimizer.register_step_post_hook(self._give_parameters)
-        # The gradients are the whole parameters', of which the optimizer does not know.
-        optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        # What is stepping, around optimizers that step within it.
+        self._outer: Optimizer | None = None
+        rewire(optimizer, {id(each): [self._part(each)] for each in parameters_of(optimizer)})
+        for each in optimizers_in(optimizer):
+            each.register_step_pre_hook(self._before_step)
+            each.register_step_post_hook(self._after_step)
+            # The gradients are the whole parameters', of which the optimizer does not know.
+            each.zero_grad = self._zero_grad  # type: ignore[method-assign]
+            for name in _own_methods(each):
+                setattr(each, name, self._watched(name, getattr(each, name)))
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
         part = nn.Parameter(self._divided(parameter.detach()), requires_grad=parameter.requires_grad)
@@ -55,16 +62,70 @@ class _Shared:
             local, self._mesh, [Shard(0)], run_check=False, shape=flat.shape, stride=flat.stride()
         )
 
-    def _take_gradients(self, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._outer not in (None, optimizer):
+            return None
+        self._outer = optimizer
+        self._take_gradients()
+        return with_closure(args, kwargs, self._evaluated)
+
+    def _evaluated(self, closure: Callable[[], Any]) -> Any:
+        """A closure's loss, at the parameters as they are now, with the gradients for the rest of the step."""
+        self._give_parameters()
+        loss = closure()
+        self._take_gradients()
+        return loss
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._outer is optimizer:
+            self._outer = None
+            self._give_parameters()
+
+    def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method other than step, which may change parameters too: as SAM's first_step, or ScheduleFree's eval."""
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._outer is not None:
+                return method(*args, **kwargs)
+            self._versions = self._count_writes()
+            self._take_gradients()
+            result = method(*args, **kwargs)
+            if self._count_writes() != self._versions:
+                self._refuse_empty(name)
+                self._give_parameters()
+            self._drop_gradients()
+            return result
+
+        return called
+
+    def _count_writes(self) -> list[int]:
+        return [parameter._version for _, parameter in self._parts]
+
+    def _refuse_empty(self, name: str) -> None:
+        """Ranks know from their own rows that a method changed parameters."""
+        if all(parameter.shape[:1].numel() < self._mesh.size() for _, parameter in self._parts):
+            raise HpctrainError(
+                f"with zero=1, {name}() of the optimizer changes parameters outside of step(), of which some of the "
+                f"{self._mesh.size()} ranks have no rows",
+                "choose zero=2 or zero=3, or step(closure)",
+            )
+
+    def _take_gradients(self) -> None:
         for part, parameter in self._parts:
             part.grad = None if parameter.grad is None else self._divided(parameter.grad)
 
+    def _drop_gradients(self) -> None:
+        for part, _ in self._parts:
+            part.grad = None
+
     @torch.no_grad()
-    def _give_parameters(self, *_: Any) -> None:
+    def _give_parameters(self) -> None:
         for part, parameter in self._parts:
-            if part.grad is not None:
+            if part.requires_grad:
                 parameter.copy_(cast(DTensor, part).full_tensor().view(parameter.shape))
-                part.grad = None
+        self._drop_gradients()
+        self._versions = self._count_writes()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
         for _, parameter in self._parts:
@@ -72,3 +133,11 @@ class _Shared:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.zero_()
+
+
+def _own_methods(optimizer: Optimizer) -> Iterator[str]:
+    """Names of public methods that PyTorch's class of all optimizers does not have."""
+    for kind in type(optimizer).__mro__:
+        for name, value in vars(kind).items():
+            if isinstance(value, FunctionType) and not name.startswith("_") and not hasattr(Optimizer, name):
+                yield name
