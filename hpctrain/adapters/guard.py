@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from hpctrain.adapters.replicas import Checksums, Replicas, ReplicasOfPieces
@@ -23,9 +24,15 @@ Values = NDArray[Any]
 T = TypeVar("T")
 
 CAUSES = (
-    "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, Horovod's own "
-    "DistributedOptimizer on Keras 3), parameters changed on some ranks only, ranks that started from different "
-    "weights, a random layer seeded by rank inside the parameters, or faulty memory on one host"
+    "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, those of "
+    "torch.autograd.grad, Horovod's own DistributedOptimizer on Keras 3), a scheduler that looks at this rank's own "
+    "loss (give ReduceLROnPlateau ht.mean(loss)), parameters changed on some ranks only, ranks that started from "
+    "different weights, random numbers in updates that are not seeded alike on all ranks, a random layer seeded by "
+    "rank inside the parameters, or faulty memory on one host"
+)
+_SETTINGS_CAUSES = (
+    "likely causes: a scheduler that looks at this rank's own loss (give ReduceLROnPlateau ht.mean(loss)), or that "
+    "makes steps on some ranks only"
 )
 
 
@@ -46,6 +53,7 @@ class Guard:
         checksums: as given, for :meth:`compare`; of one rank they are of nothing.
         steps: finished ones that were counted; whoever restores a training sets it.
         apart: the ranks hold different parameters by intent, until :meth:`averaged`: nothing is compared.
+        settings: tells the optimizers' numbers (learning rate, momentum, ...), each by its name; they are compared too.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class Guard:
         self._sealed = False
         self.steps = 0
         self.apart = False
+        self.settings: Callable[[], Mapping[str, object]] = dict
         self._checked = 0
         comm.distributed = True
         if comm.size > 1:
@@ -102,7 +111,8 @@ class Guard:
         self.apart = False
         self.updated()
         if not self._checked or self.steps - self._checked >= self._every:
-            self.check()
+            # Ranks that train by themselves may do so by different settings.
+            self.compare(self.steps, self.checksums())
 
     def updated(self) -> None:
         """Accept the current parameters as the result of training, on all ranks alike."""
@@ -139,6 +149,8 @@ class Guard:
         own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
         self.checksums = lambda: own
         self._values = lambda index: np.empty(0)
+        settings = self.settings()
+        self.settings = lambda: settings
         version, self._sealed = self._version(), True
         self._version = lambda: version
         self._comm.keep(self)
@@ -148,8 +160,16 @@ class Guard:
         self.steps = self._checked = 0
 
     def check(self) -> None:
-        """Compare now."""
-        self.compare(self.steps, self.checksums())
+        """Compare now, the settings too.
+
+        Raises:
+            TransientError: as :meth:`step_done`.
+        """
+        text = repr(sorted(self.settings().items())) if self._comm.size > 1 else ""
+        if error := self._find_difference(
+            self.steps, self.checksums(), xxhash.xxh3_64_intdigest(text.encode()) - (1 << 63)
+        ):
+            raise error
 
     def compare(self, step: int, own: Checksums) -> None:
         """Compare checksums that were computed elsewhere after ``step`` steps. Reduces two integers for each."""
@@ -164,13 +184,33 @@ class Guard:
         """
         return self._replicas.proofs(own)
 
-    def _find_difference(self, step: int, own: Checksums) -> TransientError | None:
+    def _find_difference(self, step: int, own: Checksums, settings: int = 0) -> TransientError | None:
         self._checked = step
-        if not self._replicas.names:
+        if self._comm.size == 1:
             return None
-        high, inverted_low = self._comm.allreduce(self._replicas.spread(own), "max")
+        spread = np.column_stack([self._replicas.spread(own), [settings, ~settings]])
+        high, inverted_low = self._comm.allreduce(spread, "max")
         differing = np.flatnonzero(high != ~inverted_low)
-        return self._difference(step, differing, own) if differing.size else None
+        if not differing.size:
+            return None
+        if differing[0] < len(self._replicas.names):
+            return self._difference(step, differing[differing < len(self._replicas.names)], own)
+        return TransientError(
+            f"after step {step} the ranks' optimizers have different settings: {self._different_settings()}",
+            _SETTINGS_CAUSES,
+            exit_code=1,
+        )
+
+    def _different_settings(self) -> str:
+        """The first setting that differs between ranks; empty where none does. Collective."""
+        everyone = self._comm.allgather_object(dict(self.settings()))
+        for name in dict.fromkeys(name for each in everyone for name in each):
+            held: dict[str, list[str]] = {}
+            for rank, each in enumerate(everyone):
+                held.setdefault(repr(each.get(name)), []).append(str(rank))
+            if len(held) > 1:
+                return f"{name} is {', '.join(f'{value} on rank {_ranks(ranks)}' for value, ranks in held.items())}"
+        return ""
 
     def _difference(self, step: int, differing: NDArray[np.int64], checksums: Checksums) -> TransientError:
         """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
@@ -188,9 +228,10 @@ class Guard:
         else:
             odd = ", ".join(rank for side in sides.values() if side is not most for rank in side)
             what = f"differs on rank {odd} from the other ranks {differ}"
+        element, settings = self._first_element(place), self._different_settings()
         return TransientError(
-            f"after step {step} the ranks hold different parameters: {names[place]!r} {what}; "
-            f"{self._first_element(place)}",
+            f"after step {step} the ranks hold different parameters: {names[place]!r} {what}; {element}"
+            f"{settings and '; of the optimizers, '}{settings}",
             CAUSES,
             exit_code=1,
         )
@@ -221,6 +262,11 @@ class Guard:
         found = np.array(np.unravel_index(block * size + column, shapes[0]), np.int64)
         begin = self._replicas.offsets(place) or (0,) * len(found)
         return f"its element {[int(each) for each in found + begin]} is {', '.join(held.values())}"
+
+
+def _ranks(ranks: Sequence[str]) -> str:
+    """The first few of many."""
+    return ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _nothing() -> Checksums:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 BUILD_HINT = "build the model before ht.distribute: a keras.Input layer, model.build(input_shape) or model(batch)"
 
+_SETTINGS = (
+    *("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "ema_momentum"),
+    *("clipnorm", "global_clipnorm", "clipvalue"),
+)
+
 # The word that a dtype's bits are read as, by its size in bytes.
 _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 
@@ -93,7 +98,20 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
     def values(index: int) -> Values:
         return np.asarray(variables[index].value.numpy())
 
-    return Guard(comm, [variable.path for variable in variables], numbers, values, every=every)
+    guard = Guard(comm, [variable.path for variable in variables], numbers, values, every=every)
+    guard.settings = lambda: _settings(getattr(model, "optimizer", None))
+    return guard
+
+
+def _settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, object]:
+    """The numbers of the optimizer that the model was compiled with."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = {name: getattr(inner, name, None) for name in _SETTINGS}
+    return {
+        f"{name} of {type(inner).__name__}": float(np.asarray(value))
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _checksum(value: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from hpctrain.adapters.compression import Compression, wire_of
 from hpctrain.adapters.data_ranks import mesh_of
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.adapters.torch.changes import watch_changes
-from hpctrain.adapters.torch.guarding import guard_over, guards
+from hpctrain.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.adapters.torch.random_streams import ready
 from hpctrain.adapters.torch.recording import step_recorder
@@ -165,6 +165,7 @@ def _take_care(
         record.keep(reducer)
         record.lead(optimizers[0], model)
         guard = guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
+        guard.settings = settings_of(optimizers)
         record.prove(guard)
         record.note = step_recorder(comm, model, bucket_bytes / 1e6)
         if comm.size > 1:

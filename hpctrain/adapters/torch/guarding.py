@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -67,6 +67,32 @@ def guard_over(
         version=lambda: _version(local_tensor(tensor) for tensor, _ in parts),
         boxes=[box for _, _, _, box in held] if divided else None,
     )
+
+
+def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dict[str, object]]:
+    """Tells the numbers in the groups of optimizers, as long as they live: learning rates, momenta, ..."""
+    references = [weakref.ref(each) for each in optimizers]
+
+    def settings() -> dict[str, object]:
+        living = [each for reference in references if (each := reference()) is not None]
+        return {
+            f"{key} of {type(each).__name__} {place} (group {number})": setting
+            for place, each in enumerate(living)
+            for number, group in enumerate(each.param_groups)
+            for key, value in group.items()
+            if (setting := _setting(value)) is not None
+        }
+
+    return settings
+
+
+def _setting(value: object) -> object:
+    """A number, or several in a tuple; not an integer, which may be the rank or count something of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    if isinstance(value, tuple) and value:
+        return value if all(isinstance(each, int | float) for each in value) else None
+    return value if isinstance(value, float | bool) else None
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> Checksums:

@@ -97,6 +97,8 @@ _by_reducer: weakref.WeakKeyDictionary[GradientReducer, Trained] = weakref.WeakK
 reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 # Whose steps are made within those of one around them.
 within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+# What makes a step, while others make theirs within it.
+_outermost: list[Optimizer] = []
 _warned: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _watching: list[object] = []
@@ -122,6 +124,8 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     everyone = reducers()
     if not everyone or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
         return None
+    if not (nested := optimizer in within_others and bool(_outermost)):
+        _outermost[:] = [optimizer]
     _check_ended(everyone)
     reduced = _reduced(everyone)
     deferred = _reduced(reducer for reducer in everyone if reducer.defers)
@@ -144,7 +148,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     if own:
         _judge(optimizer, own, updates_reduced=updates_reduced)
     comm = _records()[0].comm
-    if not closure or not updates_reduced or optimizer in within_others or comm.size == 1:
+    if not closure or not updates_reduced or nested or comm.size == 1:
         return None
     return with_closure(arguments, named, functools.partial(mean_loss, comm))
 
@@ -195,8 +199,9 @@ def _check_ended(everyone: Iterable[GradientReducer]) -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (_outermost and _outermost[0] is not optimizer):
         return
+    _outermost.clear()
     for each in _records():
         if not each.is_led_by(optimizer):
             if each.guard is not None and any(optimizer is one for one in each.optimizers):

@@ -85,7 +85,8 @@ def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer],
         return fuse
     except HpctrainError:
         # Of several parameters at once, not all operations are there for DTensors.
-        if not any(is_pytorchs(each) for each in optimizers_in(optimizer)):
+        groups = [group for each in optimizers_in(optimizer) for group in each.param_groups]
+        if all(group.get("foreach", True) is not None for group in groups):
             raise
         try_rule(optimizer, now, prepare=_loop, alone=alone)
         return _loop
@@ -93,7 +94,7 @@ def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer],
 
 def _loop(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
-        if is_pytorchs(optimizer) and group.get("foreach", True) is None:
+        if group.get("foreach", True) is None:
             group["foreach"] = False
 
 
@@ -107,17 +108,12 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
         )
 
 
-def is_pytorchs(optimizer: Optimizer) -> bool:
-    """Whether PyTorch has its class."""
-    return type(optimizer).__module__.startswith("torch.optim.")
-
-
 def fuse(optimizer: Optimizer) -> None:
     """Let an optimizer of DTensors use one kernel for all of them; a loop over them spends its time on dispatch.
 
     What the script chose stays. Another package's foreach is left alone.
     """
-    if not is_pytorchs(optimizer):
+    if not type(optimizer).__module__.startswith("torch.optim."):
         return
     for group in optimizer.param_groups:
         divided = [each for each in group["params"] if isinstance(each, DTensor)]

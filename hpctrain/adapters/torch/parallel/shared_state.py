@@ -19,8 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.adapters.torch.closures import with_closure
+from hpctrain.adapters.torch.guarding import checksums
 from hpctrain.adapters.torch.parallel.optimizers import rewire
 from hpctrain.adapters.torch.parts import set_whole
+from hpctrain.adapters.torch.pieces import local_tensor
 from hpctrain.adapters.torch.references import Optimizer, optimizers_in, parameters_of
 from hpctrain.errors import HpctrainError
 
@@ -37,6 +39,7 @@ class _Shared:
         self._parts: list[tuple[nn.Parameter, nn.Parameter]] = []
         # What is stepping, around optimizers that step within it.
         self._outer: Optimizer | None = None
+        self._in_method = False
         rewire(optimizer, {id(each): [self._part(each)] for each in parameters_of(optimizer)})
         for each in optimizers_in(optimizer):
             each.register_step_pre_hook(self._before_step)
@@ -86,12 +89,14 @@ class _Shared:
 
         @functools.wraps(method)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if self._outer is not None:
+            if self._outer is not None or self._in_method:
                 return method(*args, **kwargs)
-            self._versions = self._count_writes()
+            self._given = self._content()
+            self._in_method = True
             self._take_gradients()
             result = method(*args, **kwargs)
-            if self._count_writes() != self._versions:
+            self._in_method = False
+            if self._content() != self._given:
                 self._refuse_empty(name)
                 self._give_parameters()
             self._drop_gradients()
@@ -99,8 +104,10 @@ class _Shared:
 
         return called
 
-    def _count_writes(self) -> list[int]:
-        return [parameter._version for _, parameter in self._parts]
+    def _content(self) -> tuple[list[int], list[int]]:
+        """Another one after a write to a part: the DTensor counts them, unless they are through ``part.data``."""
+        own = checksums(local_tensor(part) for part, _ in self._parts)
+        return [part._version for part, _ in self._parts], own.tolist()
 
     def _refuse_empty(self, name: str) -> None:
         """Ranks know from their own rows that a method changed parameters."""
@@ -125,7 +132,8 @@ class _Shared:
             if part.requires_grad:
                 parameter.copy_(cast(DTensor, part).full_tensor().view(parameter.shape))
         self._drop_gradients()
-        self._versions = self._count_writes()
+        if self._in_method:
+            self._given = self._content()
 
     def _zero_grad(self, set_to_none: bool = True) -> None:
         for _, parameter in self._parts:

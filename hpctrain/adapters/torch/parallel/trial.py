@@ -31,6 +31,7 @@ New = Mapping[int, Sequence[nn.Parameter]]
 STEPS = 11
 # Sums over the ranks are rounded in another order.
 _TOLERANCE = 1e-10
+_KEPT = "keep parameters in lists, dictionaries or attributes of the optimizer, not in functions"
 _HINT = (
     "choose an optimizer that docs/optimizers.md lists as exact on such a mesh; or train replicas, without the mesh, "
     "where each rank has whole parameters"
@@ -61,7 +62,10 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
         except HpctrainError:
             raise
         except Exception as error:
-            raise HpctrainError(f"{name} could not be tried on small parameters: {_said(error)}", _HINT) from error
+            raise HpctrainError(
+                f"{name} fails with other parameters than the model's, as it would get on this mesh: {_said(error)}",
+                f"{_KEPT}; or train replicas, without the mesh",
+            ) from error
         try:
             parts = trial.run(chosen, divide=True)
         except Exception as error:
@@ -72,7 +76,7 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
             raise HpctrainError(
                 f"a copy of {name} with other parameters does not update those: it keeps the model's parameters where "
                 "ht.distribute cannot replace them",
-                "keep parameters in lists, dictionaries or attributes of the optimizer, not in functions",
+                _KEPT,
             )
         if not _equal(whole, parts):
             raise HpctrainError(
@@ -114,6 +118,8 @@ class _Trial:
             if divide:
                 self._prepare(each)
             _start_warm(each)
+        # ScheduleFree's; a script may call it after ht.distribute only.
+        getattr(twin, "train", lambda: None)()
         own = list(stand_ins.values())
 
         def closure() -> float:
@@ -133,12 +139,12 @@ class _Point:
     """A stand-in's values at first, and the quadratic function that is minimised."""
 
     def __init__(self, old: nn.Parameter, new: nn.Parameter, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         shape, self._like = _shape(old, new), new
         self._gradient = old.requires_grad
 
         def drawn() -> torch.Tensor:
-            return torch.randn(shape, generator=generator, dtype=_wide(old.dtype)).to(old.device)
+            return torch.randn(shape, generator=generator, dtype=_wide(old.dtype), device="cpu").to(old.device)
 
         self.begin, self._target, self._scale = drawn(), drawn(), drawn().abs() * 0.1
 
@@ -197,7 +203,7 @@ def _copied(optimizer: Optimizer) -> Optimizer:
     for each in every:
         memo.update({id(parameter): parameter for parameter in parameters_of(each)})
         state = vars(each).get("state", {})
-        kept = torch.utils._pytree.tree_leaves(list(map(dict, state.values()))) if state else []
+        kept = torch.utils._pytree.tree_leaves(list(state.values())) if state else []
         memo.update({id(value): value for value in kept if isinstance(value, torch.Tensor)})
         memo.update({id(value): value for value in vars(each).values() if isinstance(value, nn.Module)})
     twins = [type(each).__new__(type(each)) for each in every]
