@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.closures import mean_loss, with_closure
-from hpctrain.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.adapters.torch.parallel.gathered import Gathered
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.adapters.torch.parallel.misuse import explain_copies, explain_mixed_tensors
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
