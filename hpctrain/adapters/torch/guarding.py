@@ -69,6 +69,10 @@ def guard_over(
     )
 
 
+# Chosen for the parameters that a rank's own stages have; they compute the same.
+_KERNELS = ("foreach", "fused")
+
+
 def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dict[str, object]]:
     """Tells the numbers in the groups of optimizers, as long as they live: learning rates, momenta, ..."""
     references = [weakref.ref(each) for each in optimizers]
@@ -80,7 +84,7 @@ def settings_of(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], dic
             for place, each in enumerate(living)
             for number, group in enumerate(each.param_groups)
             for key, value in group.items()
-            if (setting := _setting(value)) is not None
+            if key not in _KERNELS and (setting := _setting(value)) is not None
         }
 
     return settings

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from hpctrain.adapters.data_ranks import data_place
+from hpctrain.adapters.data_ranks import data_place, mesh_of
 from hpctrain.adapters.recording import placed, say_unplaced
 from hpctrain.adapters.torch.random_streams import ready
+from hpctrain.adapters.torch.reducer import syncing
 from hpctrain.adapters.torch.same_data import compare_loaders
 from hpctrain.adapters.torch.weights import SPARE_SAMPLES, batch_weights
 from hpctrain.comm import Communicator, current
@@ -56,7 +57,9 @@ class ShardedLoader:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._evaluation:
+        if self._evaluation:
+            self._sampler.refuse_idle_ranks()
+        else:
             say_unplaced(self._comm)
         epoch, first = self._sampler.epoch, self._sampler.first
         with self._unchanged_generator() if first else contextlib.nullcontext():
@@ -175,6 +178,27 @@ class _ShareSampler(torch.utils.data.Sampler[list[int]]):
         """The numbers of samples of the global batches of an epoch."""
         rest = 0 if self._drop_last else self._samples % self._size
         return {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
+
+    def refuse_idle_ranks(self) -> None:
+        """Refuse a batch that some ranks have no sample of, where the model computes on all of them together.
+
+        Raises:
+            HpctrainError: says which batch size to choose.
+        """
+        sizes, ranks = mesh_of(self._comm).sizes, data_place(self._comm).ranks
+        # Idle are the last ranks. Of a model that FSDP2 divides, those along dp_shard compute together.
+        together = ranks if sizes["pp"] > 1 else sizes["dp_shard"] if syncing else 1
+        idle = [total for total in self.totals() if total < ranks and total % together]
+        if idle:
+            fitting = range(max(self._size, ranks), self._samples + 1)
+            size = next((each for each in fitting if not 0 < self._samples % each < ranks), None)
+            raise HpctrainError(
+                f"a batch of this evaluation has {min(idle)} samples for {ranks} ranks: those without one skip it, and "
+                "the others would wait for them, because the model is divided over the ranks",
+                f"DataLoader(dataset, batch_size={size}) gives every rank a sample of each batch"
+                if size
+                else "let each rank evaluate all samples: leave ht.shard out",
+            )
 
     def shares(self, epoch: int, first: int) -> Iterator[tuple[int, int, RankShare]]:
         """An epoch's parts from global batch ``first`` on, each with that batch's number and number of samples.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,10 +13,12 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset  # noqa: E402
 
+from hpctrain.adapters.data_ranks import set_mesh  # noqa: E402
 from hpctrain.adapters.torch import shard  # noqa: E402
 from hpctrain.adapters.torch.weights import computed_samples, own_samples  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.errors import HpctrainError  # noqa: E402
+from hpctrain.recipes.mesh import Mesh  # noqa: E402
 
 
 def rank_of(rank: int, size: int) -> SingleCommunicator:
@@ -233,3 +237,21 @@ def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not
     assert drawn(one) == epochs_of(12, 4, 3)[2]
     with pytest.raises(HpctrainError, match="lacks batch_size, drop_last"):
         one.load_state_dict({"epoch": 1, "batches": 0})
+
+
+@pytest.mark.slow
+@given(samples=st.integers(1, 40), batch=st.integers(1, 12), ranks=st.integers(2, 5))
+def test_an_evaluation_that_some_ranks_would_skip_is_refused_where_they_compute_together(samples, batch, ranks):
+    comm = rank_of(0, 2 * ranks)
+    set_mesh(comm, Mesh(pp=2, dp_replicate=ranks))
+    sizes = {len(each) for each in torch.arange(samples).split(batch)}
+    try:
+        list(shard(loader(samples, batch), comm=comm, evaluation=True))
+    except HpctrainError as error:
+        assert min(sizes) < ranks
+        if found := re.search(r"batch_size=(\d+)", str(error)):
+            list(shard(loader(samples, int(found[1])), comm=comm, evaluation=True))
+        else:
+            assert samples < ranks
+    else:
+        assert min(sizes) >= ranks

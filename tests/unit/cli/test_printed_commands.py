@@ -17,7 +17,7 @@ from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.recipes.tracking import parse_trackers
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
-OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-J", "-p"}
+OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
 
 # The parser's own base of them all; a missing argument is one of them.
 _UsageError = typer.BadParameter.__mro__[1]

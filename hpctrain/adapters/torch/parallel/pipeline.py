@@ -189,8 +189,9 @@ class Pipeline:
         # report an overflow.
         one = torch.ones((), device=self._mesh.device_type)
         factor = scale if scaler is None else scale * float(scaler.scale(one))
+        self._tied.restart()
         found = self._run(inputs, target, factor, count)
-        self._tied.expect()
+        self._tied.add_up()
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
             self._spread_overflow(scaler)
@@ -293,7 +294,6 @@ class Pipeline:
 
     def grad_norm(self) -> float:
         """The norm over the gradients of all stages, the same on every rank. Collective."""
-        self._tied.add_up()
         parameters = [each for _, each in self.named_parameters() if each.grad is not None]
         counted = [cast(torch.Tensor, each.grad) for each in parameters if not self._tied.is_copy(each)]
         own = torch.nn.utils.get_total_norm(counted)
@@ -326,7 +326,6 @@ class Pipeline:
                 "pipeline.accept_gradients()",
                 exit_code=1,
             )
-        self._tied.add_up()
 
     def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
         """A GradScaler looks at its own rank's gradients."""

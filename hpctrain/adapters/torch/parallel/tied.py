@@ -27,7 +27,6 @@ class TiedGradients:
         self, ties: Sequence[Tie], stages: Mapping[int, nn.Module], rank_of: Callable[[int], int], group: Any
     ) -> None:
         self._group = group
-        self._waiting = False
         # In the order of the stages, which is the order in which all ranks add up; None where another rank has it.
         self._shared: list[tuple[list[nn.Parameter | None], int]] = []
         self._copies: set[int] = set()
@@ -48,16 +47,19 @@ class TiedGradients:
         """Whether a norm over all stages counts this parameter in another stage."""
         return id(parameter) in self._copies
 
-    def expect(self) -> None:
-        """Record that a backward pass made gradients."""
-        self._waiting = True
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Before further backward passes: of a sum that both copies have already, the second lets go."""
+        for (_, copy), _ in self._shared:
+            if copy is not None and copy.grad is not None:
+                copy.grad.zero_()
 
     @torch.no_grad()
     def add_up(self) -> None:
-        """Replace the gradients by their sums; once for all backward passes since the last time. Collective."""
-        if not self._waiting:
-            return
-        self._waiting = False
+        """Replace the gradients by their sums, so that both copies have what the one parameter would have. Collective.
+
+        After each backward pass, and not only before an update: a script may clip or change gradients by itself.
+        """
         for own, peer in self._shared:
             locals_ = [None if each is None else _local(each) for each in own]
             present = [each for each in locals_ if each is not None]
