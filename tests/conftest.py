@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import warm_start
 from hypothesis import settings
-from launching import AS_ROOT, Launch
+from launching import AS_ROOT, Launch, warm_interpreters
 
 # No case has to be over within a time: a busy machine is no fault. In CI the same cases each time, so that a change
 # fails for its own sake; new ones each time at a developer's desk.
@@ -24,10 +23,6 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 # pytest tests/unit --hypothesis-profile thorough: ten times as many, 2000 texts for each reader of topologies.
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
-
-# tests/startup/sitecustomize.py in every process that tests start, pytest's own workers and the jobs of Slurm included.
-_STARTUP = str(Path(__file__).with_name("startup"))
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTUP, os.environ.get("PYTHONPATH"))))
 
 # Threads that wait leave their core to the ranks of other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -65,21 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start, once for all of pytest's workers, the interpreters in which ranks begin."""
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
-    folder = tempfile.mkdtemp(prefix="hpctrain-warm-")
-    program = Path(__file__).with_name("warm_interpreters.py")
-    environment = {**os.environ, "PYTHONPATH": _STARTUP}
-    with (Path(folder) / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, program, str(os.getpid()), folder], stdout=log, stderr=log, env=environment
-        )
-
-    def stop() -> None:
-        server.kill()
-        server.wait()
-        shutil.rmtree(folder)
-
-    os.environ[warm_start.DIRECTORY] = folder
-    config.add_cleanup(stop)
+    stack = contextlib.ExitStack()
+    stack.enter_context(warm_interpreters())
+    config.add_cleanup(stack.close)
 
 
 def _run(command: list[str], *, timeout: float, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,39 @@
+"""Scripts composed at random: the numbers of one process, or a refusal before a wrong update."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from imported_programs import imported
+
+pytest.importorskip("torch")
+
+program = imported(Path(__file__).parent / "programs" / "composed_scripts.py")
+
+# From campaigns, such that every choice is among them. python composed_scripts.py --seed SEED says what one is.
+EQUAL = (
+    *(23, 210, 843, 808, 1440, 841, 417, 505, 437, 179, 27, 318, 490, 12, 154, 764),  # 2 ranks, mpi
+    *(199, 536),  # 1 rank
+    *(28, 789, 216, 320, 260, 736, 763, 1461),  # 3 ranks, gloo
+    *(626, 895, 352),  # 4 ranks, gloo
+)
+REFUSED = {
+    502: "a batch of this evaluation has 3 samples for 4 ranks",
+}
+
+
+def test_every_choice_is_among_the_scripts():
+    chosen = [dataclasses.asdict(program.drawn(seed)) for seed in (*EQUAL, *REFUSED)]
+    for name, choices in program.CHOICES.items():
+        assert {each[name] for each in chosen} == set(choices), name
+
+
+@pytest.mark.slow
+def test_scripts_equal_one_process_or_are_refused():
+    found = {result.composition.seed: result for result in program.results((*EQUAL, *REFUSED))}
+    for seed in EQUAL:
+        assert found[seed].outcome == "equal", str(found[seed])
+    for seed, reason in REFUSED.items():
+        assert (found[seed].outcome, reason in found[seed].message) == ("refused", True), str(found[seed])
