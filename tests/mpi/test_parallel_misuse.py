@@ -26,6 +26,7 @@ SAID = {
     "too_few_micro_batches": "1f1b refuses 1 micro-batches",
     "optimizer_with_a_state": "keeps 'row_var' of shape (16, 1) for a parameter of shape (16, 16)",
     "optimizer_whose_rule_needs_whole_parameters": "Adafactor fails with parameters that are divided over ranks: ",
+    "optimizer_whose_rule_spans_stages": "Normalised updates a parameter depending on the others, and other stages",
     "optimizer_that_hides_its_parameters": "a copy of Hiding with other parameters does not update those",
     "optimizer_of_another_model": "AdamW updates a parameter of shape (16, 16) that the model does not have",
     "tie_across_units": "'tokens.weight' and 'head.weight' are one parameter, but the plan's shard names",

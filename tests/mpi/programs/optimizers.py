@@ -1,6 +1,6 @@
 """Trains a small network for a few steps with every optimizer of PyTorch and pytorch_optimizer, on replicas and meshes.
 
-``python optimizers.py OUT BACKEND [NAME,…]`` writes OUT-RANK.json: by optimizer and kind what became of it, the
+``python optimizers.py OUT BACKEND [NAME;…]`` writes OUT-RANK.json: by optimizer and kind what became of it, the
 parameters or the error. The tests import this file and call :func:`reference`, which is plain PyTorch.
 """
 
@@ -61,14 +61,16 @@ def _torchs() -> dict[str, Make]:
     names = [
         each for each in torch.optim.__all__ if isinstance(getattr(torch.optim, each), type) and each != "Optimizer"
     ]
-    made = {f"torch {each}": _of(getattr(torch.optim, each)) for each in names}
-    made["torch Muon"] = lambda model: torch.optim.Muon([each for each in model.parameters() if each.dim() == 2])
-    made["torch SGD"] = _of(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
-    made["torch LBFGS"] = _of(torch.optim.LBFGS, max_iter=4)
-    made["torch LBFGS strong_wolfe"] = _of(torch.optim.LBFGS, line_search_fn="strong_wolfe", max_iter=4)
-    made["torch Adafactor"] = _of(torch.optim.Adafactor, lr=0.1)
-    made["torch Adam foreach=False"] = _of(torch.optim.Adam, foreach=False)
-    made["torch Adam amsgrad"] = _of(torch.optim.Adam, amsgrad=True, weight_decay=0.1)
+    made = {f"torch.optim.{each}": _of(getattr(torch.optim, each)) for each in names}
+    made["torch.optim.Muon"] = lambda model: torch.optim.Muon([each for each in model.parameters() if each.dim() == 2])
+    made["torch.optim.SGD"] = _of(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    made["torch.optim.LBFGS"] = _of(torch.optim.LBFGS, max_iter=4)
+    made["torch.optim.LBFGS(line_search_fn='strong_wolfe')"] = _of(
+        torch.optim.LBFGS, line_search_fn="strong_wolfe", max_iter=4
+    )
+    made["torch.optim.Adafactor"] = _of(torch.optim.Adafactor, lr=0.1)
+    made["torch.optim.Adam(foreach=False)"] = _of(torch.optim.Adam, foreach=False)
+    made["torch.optim.Adam(amsgrad=True)"] = _of(torch.optim.Adam, amsgrad=True, weight_decay=0.1)
     return made
 
 
@@ -167,7 +169,7 @@ def main() -> None:
     comm = ht.init(sys.argv[2])
     every = optimizers()
     found: dict[str, Any] = {}
-    for name in sys.argv[3].split(",") if len(sys.argv) > 3 else every:
+    for name in sys.argv[3].split(";") if len(sys.argv) > 3 else every:
         for kind in KINDS:
             print(name, kind, file=sys.stderr, flush=True)
             found[f"{name}/{kind}"] = on_ranks(ht, name, every[name], kind)

@@ -91,6 +91,16 @@ def optimizer_whose_rule_needs_whole_parameters() -> None:
     ht.distribute(model, torch.optim.Adafactor(model.parameters()), mesh=ht.mesh(dp_shard=2))
 
 
+def optimizer_whose_rule_spans_stages() -> None:
+    class Normalised(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:
+            nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.01)
+            super().step()
+
+    model = GPT()
+    ht.Pipeline(model, Normalised(model.parameters(), lr=0.1), loss_of, mesh=ht.mesh(pp=2))
+
+
 def optimizer_that_hides_its_parameters() -> None:
     model = GPT()
 
@@ -168,6 +178,7 @@ CASES = [
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
     *(optimizer_whose_rule_needs_whole_parameters, optimizer_that_hides_its_parameters),
+    optimizer_whose_rule_spans_stages,
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]

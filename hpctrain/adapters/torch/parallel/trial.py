@@ -11,9 +11,11 @@ import copy
 import inspect
 import math
 import random
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -94,12 +96,14 @@ def try_rule(optimizer: Optimizer, now: New, *, prepare: Callable[[Optimizer], N
 class _Trial:
     def __init__(self, optimizer: Optimizer, now: New, prepare: Callable[[Optimizer], None]) -> None:
         self._optimizer, self._now, self._prepare = optimizer, now, prepare
+        # Each stand-in has the same values in every run, whichever others there are.
+        self._seeds: dict[int, int] = {}
 
     def run(self, chosen: Sequence[nn.Parameter], *, divide: bool) -> list[torch.Tensor]:
         """What some steps of a copy make of stand-ins for the chosen parameters."""
         torch.manual_seed(0)
         random.seed(0)
-        self._points = [_Point(old, self._now[id(old)][0], number) for number, old in enumerate(chosen)]
+        self._points = [self._point(old) for old in chosen]
         stand_ins = {id(old): point.parameter(divide) for old, point in zip(chosen, self._points, strict=True)}
 
         def move(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -129,6 +133,9 @@ class _Trial:
             closure()
             _step(twin, closure)
         return [_whole(each) for each in own]
+
+    def _point(self, old: nn.Parameter) -> _Point:
+        return _Point(old, self._now[id(old)][0], self._seeds.setdefault(id(old), len(self._seeds)))
 
     def moved(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the stand-ins have other values than at first."""
@@ -261,4 +268,6 @@ def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 def _said(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{line})"
+    return f"{type(error).__name__}: {lines[0] if lines else where}"
