@@ -154,6 +154,11 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
             f"{where}: hosts with {' and '.join(map(str, sorted(set(shape))))} ranks",
             "measure with the same number on each host",
         )
+    if sum(shape) == 1:
+        raise HpctrainError(
+            f"{where}: each rank by itself: nothing was reduced between ranks",
+            "measure with several, such as -g 8; under mpirun nccl-tests must be built with MPI=1",
+        )
     groups = next(iter(on_host.values()))
     if groups > 1 and len(shape) == 1:
         raise HpctrainError(

@@ -107,3 +107,25 @@ def test_a_curve_of_one_host_leaves_the_links_alone() -> None:
     slow = ranks(rate=1e9)
     fast = curve(4e-3, hosts=1)
     assert allreduce(GB, slow, values, [fast])[0] == pytest.approx(float(allreduce(GB, slow, values)[0]))
+
+
+def rail_curve(*points: tuple[float, float]) -> Curve:
+    """Eight groups of one rank of each of two hosts."""
+    return Curve(collective="all-reduce", engine="nccl", ranks=2, hosts=2, points=points, source="f", groups=8)
+
+
+def test_each_group_has_its_part_of_the_buffer() -> None:
+    values = drawn(constants(), count=0)
+    one = ranks(local=1, adapters=1)
+    part, whole = (float(allreduce(size, one, values)[0]) for size in (GB / 8, GB))
+    measured = rail_curve((GB / 8, 2 * part), (float(GB), whole))
+    found = allreduce(GB, ranks(), values, [measured])[0] / allreduce(GB, ranks(), values)[0]
+    assert found == pytest.approx(2.0)
+
+
+def test_groups_of_one_rank_of_a_host_say_nothing_of_what_is_within() -> None:
+    values = drawn(constants(), count=0)
+    links = rail_curve((GB / 8, float(allreduce(GB / 8, ranks(local=1, adapters=1), values)[0])))
+    within = curve(0.5, hosts=1)
+    assert allreduce(GB, ranks(), values, [links, within])[0] == pytest.approx(0.5)
+    assert allreduce(GB, ranks(), values, [links])[0] == pytest.approx(float(allreduce(GB, ranks(), values)[0]))

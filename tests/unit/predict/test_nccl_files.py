@@ -68,6 +68,8 @@ def test_groups_are_curves_of_what_they_are(
         ([(0, "n1"), (0, "n1"), (0, "n1"), (0, "n2")], 1.5, "hosts with 1 and 3 ranks"),
         ([(0, "n1"), (0, "n1"), (1, "n1"), (1, "n1")], 1.0, "2 groups within one host"),
         ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n3")], 1.0, "lie differently"),
+        ([(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], 0.0, "each rank by itself"),
+        ([(0, "n1")], 0.0, "each rank by itself"),
     ],
 )
 def test_groups_of_which_one_curve_would_not_tell(places: list[tuple[int, str]], factor: float, said: str) -> None:
