@@ -224,7 +224,7 @@ def make_buckets(
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
     Returns:
-        The buckets, and one element a parameter that travels with the last of them: the reducer's flags.
+        The buckets, and what travels with the last of them: one element a parameter, and one for all.
     """
     members = [
         BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator
 
@@ -38,6 +39,7 @@ def mean_loss(comm: Communicator, closure: Closure) -> Any:
     LBFGS ends by it, and chooses the length of its steps; ranks that differ in that wait for each other. Collective.
     """
     loss = closure()
+    denominators_of(comm).step_begins(loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu"))
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
     return _mean(comm, loss) if isinstance(loss, float) else loss

@@ -19,6 +19,9 @@ from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator, current
 from hpctrain.errors import HpctrainError
 
+OVER_RANKS = "_OverRanksBackward"
+"""The name of these losses' nodes in autograd's graph."""
+
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
     """The sum over the ranks of ``total``, divided by the sum over the ranks of ``count``. Collective.
@@ -74,7 +77,7 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
             weights.check_assumed(weight)
 
     divisor_tensor = count if isinstance(count, torch.Tensor) else None
-    result: torch.Tensor = _Mean.apply(total, divisor_tensor, mean, scale, check)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale, check)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -82,7 +85,7 @@ def _number(value: torch.Tensor | float) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
-class _Mean(torch.autograd.Function):
+class _OverRanks(torch.autograd.Function):
     """A number that is known, with the gradients of a sum and of what it is divided by."""
 
     @staticmethod

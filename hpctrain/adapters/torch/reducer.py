@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from hpctrain.adapters.torch.buckets import BucketSlot, differs, make_buckets
+from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.finite import all_finite
 from hpctrain.adapters.torch.sparse import reduce_sparse
 from hpctrain.adapters.torch.turns import turns_of
@@ -113,6 +114,7 @@ class GradientReducer:
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
+        self._denominators = denominators_of(comm)
         self.title = title
         self.number = self._turns.enter(comm, self)
         self.defers = isinstance(wire, TopK)
@@ -166,8 +168,10 @@ class GradientReducer:
         return any(differs(slot) for slot in self._slots)
 
     def _take_buckets(self) -> None:
-        self._buckets, self._used = self._make_buckets()
+        self._buckets, flags = self._make_buckets()
+        self._used, self._news = flags[:-1], flags[-1:]
         self._used.fill_(1)
+        self._news.zero_()
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
         # How often the gradients of each had been changed when the last backward pass ended.
         self._versions = [-2] * len(self._buckets)
@@ -179,7 +183,8 @@ class GradientReducer:
             gradient = slot.parameter.grad
             if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
                 slot.parameter.grad = gradient.clone()
-        self._buckets, self._slots, self._used = [], [], torch.empty(0, device="cpu")
+        self._buckets, self._slots = [], []
+        self._used = self._news = torch.empty(0, device="cpu")
         self._left = True
 
     def _register(self) -> None:
@@ -204,6 +209,8 @@ class GradientReducer:
         self._start = time.perf_counter()
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if len(self._news):
+            self._denominators.travels(self._news)
         self._turns.begin(self)
 
     def _sparse_arrived(self) -> None:
@@ -279,6 +286,8 @@ class GradientReducer:
             # What was deferred for a parameter can come in a step in which no rank uses it.
             if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
                 self._slots[index].parameter.grad = self._slots[index].gradient
+        if len(self._news):
+            self._denominators.arrived(self._news)
         self._end()
         self.communication_seconds = time.perf_counter() - begin
 
@@ -316,6 +325,7 @@ class GradientReducer:
 
     def _end(self) -> None:
         self._used.fill_(1)
+        self._news.zero_()
         self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
         for bucket in self._buckets:
             bucket.reset()

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.changes import has_parameter
 from hpctrain.adapters.torch.closures import has_closure, mean_loss, with_closure
+from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.parts import whole_of
 from hpctrain.adapters.torch.reducer import GradientReducer, reducers
 from hpctrain.adapters.torch.references import optimizers_in, parameters_of
@@ -118,8 +119,8 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         The arguments with closures whose loss is the mean over all ranks; None where they stay.
 
     Raises:
-        HpctrainError: a parameter that no call of ``distribute`` saw, a backward pass that did not reach its end, or a
-            GradScaler where gradients are deferred.
+        HpctrainError: a parameter that no call of ``distribute`` saw, a backward pass that did not reach its end, a
+            GradScaler where gradients are deferred, or losses that ranks divide by different counts.
     """
     everyone = reducers()
     if not everyone or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
@@ -147,16 +148,23 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         _checked.add(optimizer)
     if own:
         _judge(optimizer, own, updates_reduced=updates_reduced)
+    if not nested and (updates_reduced or _is_given(optimizer)):
+        _compare_losses(optimizer, everyone)
     comm = _records()[0].comm
     if not closure or not updates_reduced or nested or comm.size == 1:
         return None
     return with_closure(arguments, named, functools.partial(mean_loss, comm))
 
 
+def _compare_losses(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
+    for device in {parameter.device for parameter in itertools.islice(_parameters(optimizer), 1)}:
+        for comm in {reducer.comm for reducer in everyone}:
+            denominators_of(comm).step_begins(device)
+
+
 def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
     """An optimizer that updates parameters whose gradients are not reduced."""
-    given = any(optimizer is one for each in (*_records(), *trained.values()) for one in each.optimizers)
-    if updates_reduced or given or has_parameter(own):
+    if updates_reduced or _is_given(optimizer) or has_parameter(own):
         raise HpctrainError(
             f"the optimizer updates a parameter of shape {tuple(own[0].shape)} whose gradient is not reduced: "
             "it belongs to no model that ht.distribute got, or did not require a gradient then, or was replaced since",
@@ -170,6 +178,11 @@ def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool)
             f"{type(optimizer).__name__} updates {len(own)} parameters of no model that ht.distribute got: each rank "
             "trains its own copy of them, and the copies drift apart"
         )
+
+
+def _is_given(optimizer: Optimizer) -> bool:
+    """Whether ``ht.distribute`` got it."""
+    return any(optimizer is one for each in (*_records(), *trained.values()) for one in each.optimizers)
 
 
 def _is_scaled() -> bool:

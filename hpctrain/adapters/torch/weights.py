@@ -261,6 +261,26 @@ class BatchWeights:
             # refused in the backward pass.
             return (1.0 if self._last is None else self._weights[self._last]), False
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a batch of a training was drawn."""
+        return self._last is not None
+
+    @property
+    def last_total(self) -> int:
+        """The samples of the global batch that was drawn last."""
+        return self._last or 0
+
+    def behind(self, loss: torch.Tensor) -> float:
+        """The weight that the gradients of a loss will get, or 1 where only the backward pass will tell."""
+        with self._lock:
+            if not self._watching:
+                return 1.0
+            weights = {origin.weight for origin in self._outputs.origins(loss) if not origin.problem}
+            if not weights and self._last is not None:
+                weights = {self._weights[self._last]}
+            return weights.pop() if len(weights) == 1 else 1.0
+
     def check_assumed(self, weight: float) -> None:
         """Within a backward pass: refuse a weight that was taken for a loss if its forward pass has another one.
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.guard import Guard
 from hpctrain.adapters.torch.closures import mean_loss, with_closure
+from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.adapters.torch.parallel.gathered import Gathered
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -151,8 +152,11 @@ def watch_steps(
             note(optimizer)
         guard.step_done()
 
-    def step_begins(*_: object) -> None:
+    denominators = denominators_of(comm)
+
+    def step_begins(optimizer: torch.optim.Optimizer, *_: object) -> None:
         comm.passes += 1
+        denominators.step_begins(optimizer.param_groups[0]["params"][0].device)
 
     first.register_step_pre_hook(step_begins)
     first.register_step_post_hook(step_done)

@@ -1,0 +1,220 @@
+"""Refuses losses whose mean over the ranks is not that of the batch, because ranks divide by different counts.
+
+Before each backward pass the graph of its loss is read (:mod:`hpctrain.adapters.torch.divisors`). What it is divided by
+may differ between ranks as their numbers of samples do, and no other way. As long as nothing changes on any rank, what
+the ranks compared once is still right; a change is told to the others by a number that travels with the gradients, and
+compared before the optimizer's step. Losses on a GPU are read at the first steps and every so many only, because
+reading waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpctrain.adapters.data_ranks import data_place
+from hpctrain.adapters.torch.divisors import Divided, divisors
+from hpctrain.adapters.torch.turns import turns_of
+from hpctrain.adapters.torch.weights import batch_weights
+from hpctrain.comm import Communicator
+from hpctrain.errors import HpctrainError
+
+# Counts that went through float32, as means of masks do.
+_ROUNDING = 2e-6
+_FIRST_STEPS = 3
+_EVERY = 100
+# Backward passes without a step, as of a script that updates its parameters by hand.
+_MOST_PASSES = 10_000
+
+_SUMMED = "let the loss be ht.sum_loss(total); or divide the sum by the number of this rank's samples: total / len(x)"
+_COUNTED = (
+    "give the sum and what it is divided by: loss = ht.mean_loss(total, count), such as "
+    'F.cross_entropy(logits, y, reduction="sum") and (y != -100).sum(); a mean that a model returns: '
+    "ht.mean_loss(loss * count, count). Where every rank's own mean is meant to count alike: ht.mean_loss(loss, 1)"
+)
+
+_all: weakref.WeakKeyDictionary[Communicator, Denominators] = weakref.WeakKeyDictionary()
+_watching: list[object] = []
+
+
+class Pass(NamedTuple):
+    """A backward pass: the weight of its gradients on this rank, and the parts of its loss."""
+
+    weight: float
+    parts: tuple[Divided, ...]
+
+
+def denominators_of(comm: Communicator) -> Denominators:
+    """What the losses of these ranks are divided by; from now on their backward passes are watched."""
+    if comm not in _all:
+        _all[comm] = Denominators(comm)
+        _watch_backward()
+    return _all[comm]
+
+
+def _watch_backward() -> None:
+    if _watching:
+        return
+    backward = torch.autograd.backward
+    _watching.append(backward)
+
+    # Nothing but the loss itself leads to what it was computed from, and no hook is called with it.
+    @functools.wraps(backward)
+    def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for each in list(_all.values()):
+                each.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        backward(tensors, *arguments, **settings)
+
+    torch.autograd.backward = watched
+
+
+class Denominators:
+    """What the losses of one communicator's ranks are divided by.
+
+    Attributes:
+        changed: this rank's losses since the last step are divided by other counts than those that were compared.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = weakref.ref(comm)
+        self._weights = batch_weights(comm)
+        self._passes: list[Pass] = []
+        self._agreed: list[Pass] | None = None
+        self._told = False
+        self._asked = False
+        self._steps = 0
+        self.changed = False
+
+    def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
+        """Read the losses of a backward pass."""
+        comm = self._comm()
+        scalars = [each for each in roots if each.grad_fn is not None and each.numel() == 1]
+        if comm is None or comm.size == 1 or not self._weights.in_use or not scalars:
+            return
+        if scalars[0].device.type != "cpu" and not self._is_time:
+            return
+        parts = tuple(part for each in scalars for part in divisors(each.grad_fn))
+        weight = self._weights.behind(scalars[0]) if parts else 1.0
+        if len(self._passes) >= _MOST_PASSES:
+            self._passes.clear()
+        self._passes.append(Pass(weight, parts))
+        known = self._agreed or []
+        self.changed = self._passes != known[: len(self._passes)]
+
+    def travels(self, flag: torch.Tensor) -> None:
+        """Put this rank's change into a number that travels with the gradients, before they leave."""
+        if flag.device.type == "cpu":
+            flag.fill_(float(self.changed))
+
+    def arrived(self, flag: torch.Tensor) -> None:
+        """Take the mean of that number over the ranks."""
+        if flag.device.type == "cpu":
+            self._told = True
+            self._asked |= bool(flag > 0)
+
+    @property
+    def _is_time(self) -> bool:
+        return self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
+
+    def step_begins(self, device: torch.device) -> None:
+        """Compare with the other ranks, if one of them has something new. Collective.
+
+        Args:
+            device: of what the step updates.
+
+        Raises:
+            HpctrainError: the ranks' losses are divided by different counts.
+        """
+        comm = self._comm()
+        if comm is None or comm.size == 1:
+            return
+        if turns_of(comm).joined:  # ranks without batches make no steps
+            self._passes.clear()
+            self._told = self._asked = False
+            return
+        # Nothing travels with the gradients of FSDP2, and what does on a GPU is not read.
+        if not self._told and (self._is_time or device.type == "cpu"):
+            self._asked = bool(comm.allreduce(np.array([float(self.changed)]), "max")[0])
+        self._steps += 1
+        passes, asked = self._passes, self._asked
+        self._passes, self._told, self._asked, self.changed = [], False, False, False
+        if asked:
+            self._compare(comm, passes)
+
+    def _compare(self, comm: Communicator, passes: list[Pass]) -> None:
+        everyone = comm.allgather_object(passes)
+        self._agreed = passes
+        samples = self._weights.last_total
+        ranks = data_place(comm).ranks
+        if ranks > 1 and (found := difference(everyone, samples, ranks)):
+            raise HpctrainError(*found, exit_code=1)
+
+
+def difference(everyone: Sequence[Sequence[Pass]], samples: int, ranks: int) -> tuple[str, str] | None:
+    """What is wrong with the losses of all ranks, and what to write instead; None where their mean is right.
+
+    Args:
+        everyone: each rank's backward passes of one update.
+        samples: of the global batch that was drawn last.
+        ranks: that compute different samples.
+    """
+    if len({len(each) for each in everyone}) > 1:
+        return None
+    for passes in zip(*everyone, strict=True):
+        # A rank without a sample of its own computes another rank's.
+        counted = {rank: each for rank, each in enumerate(passes) if each.weight}
+        if len({tuple(part.kind for part in each.parts) for each in counted.values()}) > 1:
+            continue
+        for index in range(min((len(each.parts) for each in counted.values()), default=0)):
+            parts = {rank: each.parts[index] for rank, each in counted.items()}
+            alone = all(len(each.parts) == 1 for each in counted.values())
+            if found := _whole_sum(parts, samples, ranks, alone=alone):
+                return found
+            if found := _uneven(parts, {rank: each.weight for rank, each in counted.items()}):
+                return found
+    return None
+
+
+def _whole_sum(parts: dict[int, Divided], samples: int, ranks: int, *, alone: bool) -> tuple[str, str] | None:
+    """A sum that is divided by what all ranks have together, or by nothing, is too small by the number of ranks."""
+    first = next(iter(parts.values()))
+    # Divided by one's own samples, the sum over a single one is not divided by anything either.
+    if not first.is_sum or not (first.exact or alone) or samples < 2 * ranks:
+        return None
+    divisor = first.divisor * first.doubled
+    if divisor <= 1:
+        how = "is not divided by anything"
+    elif divisor == samples:
+        how = f"is divided by the {samples} samples of the whole batch"
+    else:
+        return None
+    text = f"the loss is a sum over this rank's samples and {how}: the mean over {ranks} ranks is too small by a factor"
+    return f"{text} of {ranks}", _SUMMED
+
+
+def _uneven(parts: dict[int, Divided], weights: dict[int, float]) -> tuple[str, str] | None:
+    first, *others = parts
+    own = parts[first]
+    for other in others:
+        theirs = parts[other]
+        alike = _close(own.divisor, theirs.divisor) and (not own.exact or weights[first] == weights[other])
+        if alike or _close(own.divisor * weights[other], theirs.divisor * weights[first]):
+            continue
+        return (
+            f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
+            f"{own.divisor:g} on rank {first} and {theirs.divisor:g} on rank {other}, so that the mean over the ranks "
+            "is not the mean of the batch",
+            _COUNTED,
+        )
+    return None
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING)

@@ -1,0 +1,130 @@
+"""What a loss is divided by, as its autograd graph tells: from the loss down to the sums and means in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from hpctrain.adapters.torch.mean_loss import OVER_RANKS
+
+# Graphs of scalars are small; a list of a thousand losses that are added up need not be read to its end.
+_MOST_NODES = 300
+_PASSED = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Add", "Alias", "Cat", "Clamp", "Clone", "Expand", "NanToNum", "Neg", "ReshapeAlias", "Select", "Squeeze"),
+        *("Stack", "Sub", "ToCopy", "UnsafeView", "Unsqueeze", "View", "Where"),
+    )
+    for number in (0, 1)
+)
+_LISTS = ("StackBackward0", "CatBackward0")
+
+
+class Divided(NamedTuple):
+    """A part of a loss.
+
+    Attributes:
+        kind: what it is, for messages.
+        divisor: what the sum over its elements is divided by.
+        elements: that are added up; 0 where it is not known.
+        exact: it certainly depends on the samples.
+        is_sum: it is a sum, and not a mean.
+        doubled: the powers of two by which it was multiplied, as a GradScaler does.
+    """
+
+    kind: str
+    divisor: float
+    elements: int = 0
+    exact: bool = False
+    is_sum: bool = False
+    doubled: float = 1.0
+
+
+class _Place(NamedTuple):
+    node: Any
+    divisor: float
+    doubled: float
+
+
+def divisors(root: torch.autograd.graph.Node) -> list[Divided]:
+    """The parts that a loss is the sum of. Those that :func:`hpctrain.mean_loss` made are left out."""
+    found: list[Divided] = []
+    waiting, seen = [_Place(root, 1.0, 1.0)], 0
+    while waiting and seen < _MOST_NODES:
+        place = waiting.pop()
+        seen += 1
+        name = place.node.name()
+        if name == OVER_RANKS:
+            continue
+        following = list(_below(place, name))
+        if following:
+            waiting += following
+        elif (part := _part(place, name)) is not None:
+            found.append(part)
+    return found
+
+
+def _below(place: _Place, name: str) -> Iterator[_Place]:
+    """The scalars that a scalar was computed from."""
+    node, divisor, doubled = place
+    below = [each for each, _ in node.next_functions]
+    kind = name.removesuffix("Backward0").removesuffix("Backward1")
+    if kind == "Div" and below[0] is not None:
+        known = None if len(below) > 1 and below[1] is not None else _number(node._saved_other)
+        yield _Place(below[0], divisor * (1.0 if known is None else known), doubled)
+    elif kind == "Mul":
+        yield from _factors(place, below)
+    elif name in ("MeanBackward0", "SumBackward0"):
+        elements = _elements(node)
+        if below[0] is not None and (elements == 1 or below[0].name() in _LISTS):
+            yield _Place(below[0], divisor * (elements if name == "MeanBackward0" else 1), doubled)
+    elif name in _PASSED:
+        alpha = abs(float(getattr(node, "_saved_alpha", 1)))
+        for index, each in enumerate(below):
+            if each is not None:
+                yield _Place(each, divisor / alpha if index and alpha else divisor, doubled)
+
+
+def _factors(place: _Place, below: list[Any]) -> Iterator[_Place]:
+    node, divisor, doubled = place
+    present = [each for each in below if each is not None]
+    if len(present) > 1:  # such as a loss with a trained weight, equal on all ranks
+        yield from (_Place(each, divisor, doubled) for each in present)
+        return
+    factor = _number(node._saved_other if below[0] is not None else node._saved_self)
+    if factor is None:
+        factor = 1.0
+    if factor >= 2 and math.frexp(factor)[0] == 0.5:
+        doubled *= factor
+    yield _Place(present[0], divisor / factor if factor else math.inf, doubled)
+
+
+def _part(place: _Place, name: str) -> Divided | None:
+    node, divisor, doubled = place
+    if hasattr(node, "_saved_total_weight") and node._saved_reduction == 1:
+        weight = float(node._saved_total_weight)
+        return Divided("the targets of a cross entropy that count, or their weights", divisor * weight, exact=True)
+    elements = _elements(node)
+    if name in ("MeanBackward0", "MeanBackward1") or getattr(node, "_saved_reduction", None) == 1:
+        return Divided("the elements of a mean", divisor * elements, elements)
+    if getattr(node, "_saved_reduction", None) == 2:
+        return Divided("the divisor of a sum", divisor, elements, is_sum=True, exact=True, doubled=doubled)
+    if name in ("SumBackward0", "SumBackward1"):
+        return Divided("the divisor of a sum", divisor, elements, is_sum=True, doubled=doubled)
+    return Divided("the divisor", divisor) if divisor != 1 else None
+
+
+def _elements(node: Any) -> int:
+    """How many elements the tensor has that a node reduces."""
+    below, index = node.next_functions[0] if node.next_functions else (None, 0)
+    return 0 if below is None else math.prod(below._input_metadata[index].shape)
+
+
+def _number(value: Any) -> float | None:
+    """The absolute value of a number or of a tensor of one; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return abs(float(value)) if value.numel() == 1 else None
+    return abs(float(value)) if isinstance(value, int | float) else None
