@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.adapters.keras.callbacks import LearningRateSchedule, callbacks
+from hpctrain.adapters.keras.mean_loss import mean_loss, sum_loss
 from hpctrain.adapters.keras.optimizer import distribute
 from hpctrain.adapters.keras.sharding import shard
 from hpctrain.adapters.keras.strategy import coordinator, strategy
@@ -14,6 +15,8 @@ __all__ = [
     "callbacks",
     "coordinator",
     "distribute",
+    "mean_loss",
     "shard",
     "strategy",
+    "sum_loss",
 ]

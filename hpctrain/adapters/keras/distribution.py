@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +13,9 @@ import tensorflow as tf
 from hpctrain.comm import Communicator
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+# Whose steps are being traced or computed.
+_computing: list[Distribution] = []
 
 
 class Distribution:
@@ -24,6 +28,8 @@ class Distribution:
         fitting: ``fit`` is on its way.
         own_data: it trains on data that ``ht.shard`` did not make.
         told: a warning about it was printed.
+        losses: those that a step called by itself, by ``id``, as losses of the global batch.
+        gathers: how often the step in work gathered what its losses are computed from.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -33,15 +39,24 @@ class Distribution:
         self.fitting = False
         self.own_data = False
         self.told = False
+        self.losses: dict[int, Any] = {}
+        self.gathers = 0
 
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self.share = share
+        self.share, self.gathers = share, 0
+        _computing.append(self)
         try:
             yield
         finally:
+            _computing.pop()
             self.share = None
+
+
+def share_in_work() -> tf.Tensor | None:
+    """The share of the part in work, within a step of ``fit``."""
+    return _computing[-1].share if _computing else None
 
 
 def distribution_of(model: keras.Model) -> Distribution | None:

@@ -7,8 +7,8 @@ the ranks. Others are replaced by one of which that is true as well.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,8 +20,8 @@ from hpctrain.errors import HpctrainError
 if TYPE_CHECKING:
     from hpctrain.adapters.keras.distribution import Distribution
 
-# Losses are taken in the same order on every rank.
-_NUMBERS = itertools.count()
+# Those that are computing.
+_wrapped: list[_OfGlobalBatch] = []
 
 
 def take_losses(model: keras.Model, distribution: Distribution) -> None:
@@ -51,6 +51,27 @@ def take_losses(model: keras.Model, distribution: Distribution) -> None:
         compiled.build = build_and_take
 
 
+@contextmanager
+def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
+    """Let the losses that a ``train_step`` of the user's own calls be those of the global batch too."""
+    kind = keras.losses.Loss
+    call = kind.__call__
+
+    def call_of_global_batch(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        # One that the wrapper calls is reduced by Keras.
+        if _wrapped or getattr(loss, "reduction", None) in (None, "none"):
+            return call(loss, y_true, y_pred, sample_weight)
+        if id(loss) not in distribution.losses:
+            distribution.losses[id(loss)] = _OfGlobalBatch(loss, distribution)
+        return distribution.losses[id(loss)](y_true, y_pred, sample_weight)
+
+    kind.__call__ = call_of_global_batch
+    try:
+        yield
+    finally:
+        kind.__call__ = call
+
+
 def _check_reduced(loss: keras.losses.Loss) -> None:
     """Refuse a loss that returns one value per sample and so has no mean over a batch."""
     if getattr(loss, "reduction", "mean") in (None, "none"):
@@ -72,8 +93,6 @@ class _OfGlobalBatch:
         self._distribution = distribution
         self._values: Any = None
         self.name = loss.name
-        # Two losses of one step may bear the same name.
-        self._collective = f"hpctrain.loss.{next(_NUMBERS)}"
         _note_values(loss, self._note)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
@@ -81,7 +100,7 @@ class _OfGlobalBatch:
         if share is not None:
             _check_reduced(self._loss)
         self._values = None
-        own = self._loss(y_true, y_pred, sample_weight)
+        own = self._of_keras(y_true, y_pred, sample_weight)
         if share is None or self._values is None or self._distribution.comm.size == 1:
             return own
         values, mask = self._values, _mask_of(y_pred, self._values)
@@ -93,6 +112,13 @@ class _OfGlobalBatch:
         elif values.shape.rank and self._loss.reduction != "mean_with_sample_weight":
             return own if mask is None else own * self._part_of(mask, share)
         return self._of_all(y_true, y_pred, sample_weight, share)
+
+    def _of_keras(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        _wrapped.append(self)
+        try:
+            return self._loss(y_true, y_pred, sample_weight)
+        finally:
+            _wrapped.pop()
 
     def _note(self, values: Any) -> None:
         self._values = tf.convert_to_tensor(values)
@@ -112,7 +138,10 @@ class _OfGlobalBatch:
 
     def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
         """The loss of what all ranks have: nobody knows how a function of a batch follows from those of its parts."""
-        comm, name = self._distribution.comm, self._collective
+        comm = self._distribution.comm
+        # The same on every rank, in each graph of a step; two losses of one step may bear the same name.
+        self._distribution.gathers += 1
+        name = f"hpctrain.loss.{self._distribution.gathers}"
 
         def joined(tensor: Any, part: str) -> tf.Tensor:
             tensor = tf.convert_to_tensor(tensor)
@@ -129,7 +158,7 @@ class _OfGlobalBatch:
             return keras.tree.pack_sequence_as(value, [joined(leaf, f"{part}.{i}") for i, leaf in enumerate(leaves)])
 
         weight = None if sample_weight is None else each(sample_weight, "weight")
-        loss = self._loss(each(y_true, "true"), each(y_pred, "predicted"), weight)
+        loss = self._of_keras(each(y_true, "true"), each(y_pred, "predicted"), weight)
         return _with_gradient_times(self._per_share(share), loss)
 
 

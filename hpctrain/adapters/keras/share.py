@@ -144,6 +144,7 @@ def _check_value(value: Any) -> Any:
     if value != 1:
         raise HpctrainError(
             f"this rank's part of the batch has the share {float(value):g} from ht.shard, but the loop did not use it",
-            "for x, y, sample_weight, share in ht.shard(dataset): multiply the mean loss by share",
+            "for x, y, sample_weight, share in ht.shard(dataset): multiply the mean loss by share, or give share "
+            "to ht.mean_loss(total, count, share=share)",
         )
     return value

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hpctrain.adapters.keras.batch_norm import take_moments
 from hpctrain.adapters.keras.distribution import Distribution
-from hpctrain.adapters.keras.losses import take_losses
+from hpctrain.adapters.keras.losses import take_losses, whole_batch_losses
 from hpctrain.adapters.keras.parts import batch_of, is_part, samples_of, share_of
 from hpctrain.adapters.keras.ranks import group_of, in_step
 from hpctrain.adapters.keras.watch import only_distributed
@@ -118,7 +118,7 @@ def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
 
 def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
     batch = batch_of(data) if is_part(data) else data
-    with distribution.computing(share), _one_mean_a_batch(share):
+    with distribution.computing(share), _one_mean_a_batch(share), whole_batch_losses(distribution):
         take_losses(model, distribution)
         take_moments(model, distribution)
         before = {id(variable): tf.identity(variable.value) for variable in model.metrics_variables}

@@ -84,7 +84,6 @@ class Denominators:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = weakref.ref(comm)
-        self._weights = batch_weights(comm)
         self._passes: list[Pass] = []
         self._agreed: list[Pass] | None = None
         self._told = False
@@ -95,13 +94,14 @@ class Denominators:
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
         """Read the losses of a backward pass."""
         comm = self._comm()
-        scalars = [each for each in roots if each.grad_fn is not None and each.numel() == 1]
-        if comm is None or comm.size == 1 or not self._weights.in_use or not scalars:
+        if comm is None or comm.size == 1:
             return
-        if scalars[0].device.type != "cpu" and not self._is_time:
+        weights = batch_weights(comm)
+        losses = [(each, each.grad_fn) for each in roots if each.grad_fn is not None and each.numel() == 1]
+        if not weights.in_use or not losses or not (losses[0][0].device.type == "cpu" or self._is_time):
             return
-        parts = tuple(part for each in scalars for part in divisors(each.grad_fn))
-        weight = self._weights.behind(scalars[0]) if parts else 1.0
+        parts = tuple(part for _, node in losses if node is not None for part in divisors(node))
+        weight = weights.behind(losses[0][0]) if parts else 1.0
         if len(self._passes) >= _MOST_PASSES:
             self._passes.clear()
         self._passes.append(Pass(weight, parts))
@@ -151,7 +151,7 @@ class Denominators:
     def _compare(self, comm: Communicator, passes: list[Pass]) -> None:
         everyone = comm.allgather_object(passes)
         self._agreed = passes
-        samples = self._weights.last_total
+        samples = batch_weights(comm).last_total
         ranks = data_place(comm).ranks
         if ranks > 1 and (found := difference(everyone, samples, ranks)):
             raise HpctrainError(*found, exit_code=1)
@@ -191,8 +191,8 @@ def _whole_sum(parts: dict[int, Divided], samples: int, ranks: int, *, alone: bo
     divisor = first.divisor * first.doubled
     if divisor <= 1:
         how = "is not divided by anything"
-    elif divisor == samples:
-        how = f"is divided by the {samples} samples of the whole batch"
+    elif divisor in (samples, first.elements * ranks):
+        how = f"is divided by the {divisor:g} of the whole batch"
     else:
         return None
     text = f"the loss is a sum over this rank's samples and {how}: the mean over {ranks} ranks is too small by a factor"

@@ -104,12 +104,13 @@ def _factors(place: _Place, below: list[Any]) -> Iterator[_Place]:
 
 def _part(place: _Place, name: str) -> Divided | None:
     node, divisor, doubled = place
-    if hasattr(node, "_saved_total_weight") and node._saved_reduction == 1:
+    is_likelihood = hasattr(node, "_saved_total_weight")
+    if is_likelihood and node._saved_reduction == 1:
         weight = float(node._saved_total_weight)
-        return Divided("the targets of a cross entropy that count, or their weights", divisor * weight, exact=True)
-    elements = _elements(node)
+        return Divided("the number of targets that count, or their weight,", divisor * weight, exact=True)
+    elements = node._saved_target.numel() if is_likelihood else _elements(node)
     if name in ("MeanBackward0", "MeanBackward1") or getattr(node, "_saved_reduction", None) == 1:
-        return Divided("the elements of a mean", divisor * elements, elements)
+        return Divided("the number of elements of a mean", divisor * elements, elements)
     if getattr(node, "_saved_reduction", None) == 2:
         return Divided("the divisor of a sum", divisor, elements, is_sum=True, exact=True, doubled=doubled)
     if name in ("SumBackward0", "SumBackward1"):

@@ -10,7 +10,8 @@ import itertools
 import sys
 
 import keras
-import keras_fits  # noqa: F401  # each of the three adds its patterns
+import keras_counted  # noqa: F401  # each of the four adds its patterns
+import keras_fits  # noqa: F401
 import keras_guides  # noqa: F401
 import keras_loops  # noqa: F401
 import numpy as np
