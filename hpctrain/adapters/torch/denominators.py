@@ -67,7 +67,8 @@ def _watch_backward() -> None:
     # Nothing but the loss itself leads to what it was computed from, and no hook is called with it.
     @functools.wraps(backward)
     def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
-        if not torch.compiler.is_compiling():
+        # What goes to the inputs alone, as for adversarial examples, trains nothing.
+        if settings.get("inputs") is None and not torch.compiler.is_compiling():
             for each in list(_all.values()):
                 each.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
         backward(tensors, *arguments, **settings)

@@ -129,13 +129,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         _outermost[:] = [optimizer]
     _check_ended(everyone)
     reduced = _reduced(everyone)
-    deferred = _reduced(reducer for reducer in everyone if reducer.defers)
-    if deferred and any(id(parameter) in deferred for parameter in _parameters(optimizer)) and _is_scaled():
-        raise HpctrainError(
-            "compression='top_k' keeps gradients for later steps, where a GradScaler scales differently",
-            "autocast in bfloat16 needs none; or choose compression 'bf16'",
-            exit_code=1,
-        )
+    _refuse_scaled(optimizer, everyone)
     closure = has_closure(arguments, named)
     own, updates_reduced = [], False
     for parameter in _parameters(optimizer):
@@ -154,6 +148,16 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     if not closure or not updates_reduced or nested or comm.size == 1:
         return None
     return with_closure(arguments, named, functools.partial(mean_loss, comm))
+
+
+def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
+    deferred = _reduced(reducer for reducer in everyone if reducer.defers)
+    if deferred and any(id(parameter) in deferred for parameter in _parameters(optimizer)) and _is_scaled():
+        raise HpctrainError(
+            "compression='top_k' keeps gradients for later steps, where a GradScaler scales differently",
+            "autocast in bfloat16 needs none; or choose compression 'bf16'",
+            exit_code=1,
+        )
 
 
 def _compare_losses(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:

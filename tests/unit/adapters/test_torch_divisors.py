@@ -53,9 +53,7 @@ def test_a_loss_over_the_ranks_is_left_out():
 
 def _passes(*counts, weights=None, **settings):
     weights = weights or [1.0] * len(counts)
-    return [
-        [Pass(weight, (Divided("k", count, **settings),))] for weight, count in zip(weights, counts, strict=True)
-    ]
+    return [[Pass(weight, (Divided("k", count, **settings),))] for weight, count in zip(weights, counts, strict=True)]
 
 
 @pytest.mark.parametrize(
