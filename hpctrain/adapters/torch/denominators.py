@@ -43,11 +43,15 @@ _all: weakref.WeakKeyDictionary[Communicator, Denominators] = weakref.WeakKeyDic
 _watching: list[object] = []
 
 
-class Pass(NamedTuple):
-    """A backward pass: the weight of its gradients on this rank, and the parts of its loss."""
+class Part(NamedTuple):
+    """A part of a loss, and the weight of its gradients on this rank; not a number where that is not known."""
 
     weight: float
-    parts: tuple[Divided, ...]
+    divided: Divided
+
+
+Pass = tuple[Part, ...]
+"""The parts of a loss of which a backward pass begins."""
 
 
 def denominators_of(comm: Communicator) -> Denominators:
@@ -89,7 +93,7 @@ class Denominators:
         self._agreed: list[Pass] | None = None
         self._told = False
         self._asked = False
-        self._steps = 0
+        self._steps = self._forgotten = 0
         self.changed = False
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
@@ -101,11 +105,11 @@ class Denominators:
         losses = [(each, each.grad_fn) for each in roots if each.grad_fn is not None and each.numel() == 1]
         if not weights.in_use or not losses or not (losses[0][0].device.type == "cpu" or self._is_time):
             return
-        parts = tuple(part for _, node in losses if node is not None for part in divisors(node))
-        weight = weights.behind(losses[0][0]) if parts else 1.0
-        if len(self._passes) >= _MOST_PASSES:
-            self._passes.clear()
-        self._passes.append(Pass(weight, parts))
+        found = [each for _, node in losses if node is not None for each in divisors(node)]
+        if len(self._passes) >= _MOST_PASSES or weights.epochs_forgotten != self._forgotten:
+            self._passes.clear()  # as of a backward pass that was refused
+            self._forgotten = weights.epochs_forgotten
+        self._passes.append(tuple(Part(weights.behind(node), divided) for divided, node in found))
         known = self._agreed or []
         self.changed = self._passes != known[: len(self._passes)]
 
@@ -169,23 +173,22 @@ def difference(everyone: Sequence[Sequence[Pass]], samples: int, ranks: int) -> 
     if len({len(each) for each in everyone}) > 1:
         return None
     for passes in zip(*everyone, strict=True):
-        # A rank without a sample of its own computes another rank's.
-        counted = {rank: each for rank, each in enumerate(passes) if each.weight}
-        if len({tuple(part.kind for part in each.parts) for each in counted.values()}) > 1:
+        if len({tuple(part.divided.kind for part in each) for each in passes}) > 1:
             continue
-        for index in range(min((len(each.parts) for each in counted.values()), default=0)):
-            parts = {rank: each.parts[index] for rank, each in counted.items()}
-            alone = all(len(each.parts) == 1 for each in counted.values())
-            if found := _whole_sum(parts, samples, ranks, alone=alone):
-                return found
-            if found := _uneven(parts, {rank: each.weight for rank, each in counted.items()}):
+        for parts in zip(*passes, strict=True):
+            # A rank without a sample of its own computes another rank's.
+            counted = {rank: each for rank, each in enumerate(parts) if each.weight > 0}
+            found = _whole_sum(counted, samples, ranks, alone=len(passes[0]) == 1) or _uneven(counted)
+            if found:
                 return found
     return None
 
 
-def _whole_sum(parts: dict[int, Divided], samples: int, ranks: int, *, alone: bool) -> tuple[str, str] | None:
+def _whole_sum(parts: dict[int, Part], samples: int, ranks: int, *, alone: bool) -> tuple[str, str] | None:
     """A sum that is divided by what all ranks have together, or by nothing, is too small by the number of ranks."""
-    first = next(iter(parts.values()))
+    if not parts:
+        return None
+    first = next(iter(parts.values())).divided
     # Divided by one's own samples, the sum over a single one is not divided by anything either.
     if not first.is_sum or not (first.exact or alone) or samples < 2 * ranks:
         return None
@@ -200,18 +203,17 @@ def _whole_sum(parts: dict[int, Divided], samples: int, ranks: int, *, alone: bo
     return f"{text} of {ranks}", _SUMMED
 
 
-def _uneven(parts: dict[int, Divided], weights: dict[int, float]) -> tuple[str, str] | None:
-    first, *others = parts
-    own = parts[first]
-    for other in others:
-        theirs = parts[other]
-        alike = _close(own.divisor, theirs.divisor) and (not own.exact or weights[first] == weights[other])
-        if alike or _close(own.divisor * weights[other], theirs.divisor * weights[first]):
+def _uneven(parts: dict[int, Part]) -> tuple[str, str] | None:
+    ranks = list(parts)
+    for other in ranks[1:]:
+        (weight, own), (other_weight, theirs) = parts[ranks[0]], parts[other]
+        alike = _close(own.divisor, theirs.divisor) and (not own.exact or weight == other_weight)
+        if alike or _close(own.divisor * other_weight, theirs.divisor * weight):
             continue
         return (
             f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
-            f"{own.divisor:g} on rank {first} and {theirs.divisor:g} on rank {other}, so that the mean over the ranks "
-            "is not the mean of the batch",
+            f"{own.divisor:g} on rank {ranks[0]} and {theirs.divisor:g} on rank {other}, so that the mean over the "
+            "ranks is not the mean of the batch",
             _COUNTED,
         )
     return None

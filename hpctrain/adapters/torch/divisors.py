@@ -49,9 +49,9 @@ class _Place(NamedTuple):
     doubled: float
 
 
-def divisors(root: torch.autograd.graph.Node) -> list[Divided]:
-    """The parts that a loss is the sum of. Those that :func:`hpctrain.mean_loss` made are left out."""
-    found: list[Divided] = []
+def divisors(root: torch.autograd.graph.Node) -> list[tuple[Divided, torch.autograd.graph.Node]]:
+    """The parts that a loss is the sum of, and their nodes. Those that :func:`hpctrain.mean_loss` made are left out."""
+    found: list[tuple[Divided, torch.autograd.graph.Node]] = []
     waiting, seen = [_Place(root, 1.0, 1.0)], 0
     while waiting and seen < _MOST_NODES:
         place = waiting.pop()
@@ -63,7 +63,7 @@ def divisors(root: torch.autograd.graph.Node) -> list[Divided]:
         if following:
             waiting += following
         elif (part := _part(place, name)) is not None:
-            found.append(part)
+            found.append((part, place.node))
     return found
 
 

@@ -43,10 +43,10 @@ class Outputs:
 
     def origins(self, tensor: torch.Tensor) -> Set[Origin]:
         """The recorded forward passes that a tensor was computed from; empty if there is none."""
-        return self._storages.of(tensor) if tensor.grad_fn is None else self._behind(tensor.grad_fn)
+        return self._storages.of(tensor) if tensor.grad_fn is None else self.behind(tensor.grad_fn)
 
-    def _behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
-        """The nearest ones in the graph."""
+    def behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
+        """The nearest recorded forward passes in the graph."""
         found: set[Origin] = set()
         seen, waiting = {start}, [start]
         while waiting:

@@ -25,6 +25,7 @@ remembered: neither the batch sizes of the loader that was refused, nor the orde
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +110,7 @@ class BatchWeights:
         self._last: int | None = None
         self._unused_draws = 0
         self._passes = 0
+        self.epochs_forgotten = 0
         self._draws_of_pass = self._smallest = self._passes_before_draw = 0
         self._in_step = True
         self._one_thread = True
@@ -141,6 +143,7 @@ class BatchWeights:
 
     def _forget(self) -> None:
         self._refused = False
+        self.epochs_forgotten += 1
         self._totals.clear()
         self._last = None
         self._unused_draws = 0
@@ -271,15 +274,15 @@ class BatchWeights:
         """The samples of the global batch that was drawn last."""
         return self._last or 0
 
-    def behind(self, loss: torch.Tensor) -> float:
-        """The weight that the gradients of a loss will get, or 1 where only the backward pass will tell."""
+    def behind(self, node: torch.autograd.graph.Node) -> float:
+        """The weight that the gradients of a part of a loss will get; not a number if it is of several batches."""
         with self._lock:
             if not self._watching:
                 return 1.0
-            weights = {origin.weight for origin in self._outputs.origins(loss) if not origin.problem}
+            weights = {origin.weight for origin in self._outputs.behind(node) if not origin.problem}
             if not weights and self._last is not None:
                 weights = {self._weights[self._last]}
-            return weights.pop() if len(weights) == 1 else 1.0
+            return weights.pop() if len(weights) == 1 else math.nan
 
     def check_assumed(self, weight: float) -> None:
         """Within a backward pass: refuse a weight that was taken for a loss if its forward pass has another one.

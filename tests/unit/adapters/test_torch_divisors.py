@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.adapters.torch.denominators import Pass, difference  # noqa: E402
+from hpctrain.adapters.torch.denominators import Part, difference  # noqa: E402
 from hpctrain.adapters.torch.divisors import Divided, divisors  # noqa: E402
 from hpctrain.adapters.torch.mean_loss import mean_loss  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
@@ -43,17 +43,17 @@ MASK = (LABELS >= 0).float()
     ],
 )
 def test_the_counts_of_losses(loss, counts):
-    assert sorted(part.divisor for part in divisors(loss.grad_fn)) == pytest.approx(sorted(counts))
+    assert sorted(part.divisor for part, _ in divisors(loss.grad_fn)) == pytest.approx(sorted(counts))
 
 
 def test_a_loss_over_the_ranks_is_left_out():
     found = divisors((mean_loss(EACH.sum(), 5, comm=SingleCommunicator("alone")) + EACH.mean()).grad_fn)
-    assert [part.divisor for part in found] == [8]
+    assert [part.divisor for part, _ in found] == [8]
 
 
 def _passes(*counts, weights=None, **settings):
     weights = weights or [1.0] * len(counts)
-    return [[Pass(weight, (Divided("k", count, **settings),))] for weight, count in zip(weights, counts, strict=True)]
+    return [[(Part(weight, Divided("k", count, **settings)),)] for weight, count in zip(weights, counts, strict=True)]
 
 
 @pytest.mark.parametrize(
