@@ -89,7 +89,7 @@ def _look(leaf: Any) -> Look:
         return Look(f"{leaf}")
     if isinstance(leaf, str | bytes):
         # Of a path only the end: a file may lie in another folder on each host.
-        last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf
+        last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
         shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return Look(f"{kind} {shown}")
     array = _array(leaf)
@@ -153,16 +153,18 @@ def timely(looks: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
 def compare(
     comm: Communicator,
     facts: Mapping[str, tuple[str, str]],
-    looks: Mapping[int, Sample] | None = None,
-    again: Callable[[int], Iterable[Sample]] = lambda _: (),
+    looks: Mapping[Any, Sample] | None = None,
+    again: Callable[[Any], Iterable[Sample]] = lambda _: (),
+    what: str = "sample",
 ) -> None:
     """Refuse data that differ between ranks. Collective.
 
     Args:
         comm: the ranks.
         facts: what must be equal, by its name: its value as text, and what to do if it differs.
-        looks: samples of a data set by their indices, in the order of :func:`places`, as many as this rank has seen.
+        looks: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
         again: fetches a sample several times more: what differs between them is random, and not compared.
+        what: these are.
 
     Raises:
         HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.
@@ -170,8 +172,8 @@ def compare(
     looks = looks or {}
     everyone = comm.allgather_object((dict(facts), dict(looks)))
     for rank, (others, _) in enumerate(everyone):
-        for name, (value, hint) in everyone[0][0].items():
-            other, _ = others.get(name, ("missing", ""))
+        for name, (_, hint) in (everyone[0][0] | others).items():
+            (value, _), (other, _) = (each.get(name, ("missing", "")) for each in (everyone[0][0], others))
             if other != value:
                 raise _refusal(name, value, rank, other, hint)
     random = set[str]()
@@ -185,7 +187,7 @@ def compare(
         random |= set[str]().union(*comm.allgather_object(unsteady))
         for name, rank, first, other_look in differences:
             if name not in random:
-                where = f"sample {index}{f' at {name}' if name else ''}"
+                where = f"{what} {index}{f' at {name}' if name else ''}"
                 raise _refusal(where, str(first), rank, str(other_look), WHOLE)
 
 

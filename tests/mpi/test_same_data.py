@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 PROGRAM = Path(__file__).parent / "programs" / "same_data.py"
 REFUSED = {
     "lengths": "the number of samples: 24 on rank 0, 21 on rank 1",
@@ -35,23 +33,51 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "backend"),
-    [
-        (2, "mpi"),
-        pytest.param(3, "mpi", marks=pytest.mark.thorough),
-        pytest.param(2, "gloo", marks=pytest.mark.thorough),
-        pytest.param(3, "gloo", marks=pytest.mark.thorough),
-    ],
-)
+KERAS_REFUSED = {
+    "lengths_of_arrays": "the number of samples: 16 on rank 0, 13 on rank 1",
+    "seeds_of_arrays": "seed: 0 on rank 0, 1 on rank 1",
+    "batch_sizes_of_arrays": "batch_size: 6 on rank 0, 5 on rank 1",
+    "an_unseeded_split": "at [0]: float64 (4,) [",
+    "an_unseeded_split_as_slices": "of step 1 of the dataset at [0]: float64 (4,) [",
+    "an_unseeded_shuffle": "shuffled without a seed",
+    "shuffles_that_are_seeded_apart": "use dataset.shuffle(buffer, seed=0)",
+    "ranks_that_are_seeded_apart": "seed of step 2 of the dataset, ShuffleDataset: 0 on rank 0, 1 on rank 1",
+    "a_shard_of_each_rank": "index of step 2 of the dataset, ShardDataset: 0 on rank 0, 1 on rank 1",
+    "numbers_of_batches": "count of step 3 of the dataset, TakeDataset: 3 on rank 0, 2 on rank 1",
+    "steps_that_differ": "step 2 of the dataset: BatchDataset on rank 0, ShuffleDataset on rank 1",
+    "files_in_the_order_of_the_directory": ".png' on rank 0, bytes b'",
+}
+RANKS = [
+    (2, "mpi"),
+    pytest.param(3, "mpi", marks=pytest.mark.thorough),
+    pytest.param(2, "gloo", marks=pytest.mark.thorough),
+    pytest.param(3, "gloo", marks=pytest.mark.thorough),
+]
+KERAS_RANKS = [(2, "mpi"), pytest.param(3, "mpi", marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize(("ranks", "backend"), RANKS)
 def test_ranks_have_the_same_data_and_streams_of_their_own(mpirun, tmp_path, ranks, backend):
+    pytest.importorskip("torch")
     mpirun(PROGRAM, ranks, backend, str(tmp_path / "out"), timeout=300)
+    _check(tmp_path, ranks, REFUSED)
+
+
+@pytest.mark.parametrize(("ranks", "backend"), KERAS_RANKS)
+@pytest.mark.long
+def test_ranks_have_the_same_data_and_seeds_of_their_own_in_keras(mpirun, tmp_path, ranks, backend):
+    pytest.importorskip("keras")
+    mpirun(PROGRAM.with_name("keras_same_data.py"), ranks, backend, str(tmp_path / "out"), timeout=400)
+    _check(tmp_path, ranks, KERAS_REFUSED)
+
+
+def _check(folder, ranks, refused):
     for rank in range(ranks):
-        found = json.loads((tmp_path / f"out-{rank}.json").read_text())
-        assert {name for name, value in found.items() if isinstance(value, str)} == REFUSED.keys()
+        found = json.loads((folder / f"out-{rank}.json").read_text())
+        assert {name for name, value in found.items() if isinstance(value, str)} == refused.keys()
         for name, value in found.items():
-            if name in REFUSED:
-                assert REFUSED[name] in value, name
+            if name in refused:
+                assert refused[name] in value, name
             elif isinstance(value, dict):
                 _check_draws(value, ranks)
             else:

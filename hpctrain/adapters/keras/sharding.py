@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.adapters.keras.same_data import compare_arrays, compare_datasets
 from hpctrain.adapters.keras.share import BatchShare
 from hpctrain.comm import Communicator, current
 from hpctrain.data.sampling import batch_count, epoch_order, global_batches, share
@@ -25,12 +26,16 @@ def shard(
     seed: int = 0,
     comm: Communicator | None = None,
 ) -> tf.data.Dataset:
-    """This rank's part of every global batch of ``data``, with its share.
+    """This rank's part of every global batch of ``data``, with its share. Collective.
 
     The mean over the ranks of share x mean loss is the mean loss over the global batch, whatever its size: the share
     is own samples x ranks / samples of the batch. A rank without a sample of a batch computes another rank's with
     share 0, so every rank has the same number of batches. The share is part of the element, so it stays with its
     samples whatever is done with the dataset: ``take``, ``repeat``, ``prefetch``, a list of it.
+
+    The ranks compare what they were given: of arrays the lengths, the settings and up to 64 samples; of a dataset its
+    steps with their settings and seeds, and samples of arrays in it. What a generator yields or a file contains is not
+    compared.
 
     ``fit`` and ``evaluate`` of a distributed model take the dataset as it is, and your own ``train_step`` gets the
     elements of ``data``. Without ``fit`` you get the share, and have to multiply the mean loss by it yourself::
@@ -54,7 +59,8 @@ def shard(
         ``(x, share)``. Weights of a part with share 0 are 0. ``dataset.map`` sees one named tuple.
 
     Raises:
-        HpctrainError: data of another form, or settings that do not belong to it.
+        HpctrainError: data of another form, or settings that do not belong to it; ranks that were given different data;
+            a dataset that is shuffled without a seed.
     """
     comm = comm or current()
     if isinstance(data, tf.data.Dataset):
@@ -86,6 +92,8 @@ def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         )
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
         raise HpctrainError("the dataset yields single samples", "use dataset.batch(GLOBAL_BATCH) before ht.shard")
+    if comm.size > 1:
+        compare_datasets(comm, dataset)
 
     def part(*batch: Any) -> Part | UnweightedPart | InputPart:
         samples = tf.shape(tf.nest.flatten(batch)[0])[0]
@@ -108,6 +116,7 @@ def _shard_arrays(
     if len(lengths) != 1:
         raise HpctrainError(f"the arrays have different numbers of samples: {sorted(lengths)}")
     samples = lengths.pop()
+    compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
     epochs = itertools.count()
 
     def parts() -> Iterator[tuple[Any, float]]:

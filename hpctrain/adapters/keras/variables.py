@@ -30,8 +30,8 @@ _WORDS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int32}
 def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> None:
     """Broadcast rank 0's weights and optimizer state to every rank; builds the optimizer if needed.
 
-    States of random seed generators stay as they are, so that ranks draw different dropout masks if they were
-    seeded differently.
+    Seed generators of layers get a seed of each rank's own, unless the ranks' seeds differ already: dropout draws
+    another mask on each rank.
 
     Raises:
         HpctrainError: the model is not built, or ranks hold different models or optimizers.
@@ -41,6 +41,21 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
     variables = model.weights + (_state(model, optimizer) if optimizer else [])
     check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
+    _part_seeds(comm, model)
+
+
+def _part_seeds(comm: Communicator, model: keras.Model) -> None:
+    """Part the ranks' seeds of the model's layers. Rank 0 keeps its own."""
+    states = [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
+    if comm.size == 1 or not states:
+        return
+    everyone = comm.allgather_object([np.asarray(state.numpy()).tolist() for state in states])
+    for number, state in enumerate(states):
+        values = [tuple(own[number]) for own in everyone]
+        if comm.rank and len(set(values)) < comm.size:
+            _, *counter = values[0]
+            seed = np.random.SeedSequence([*values[0], number, comm.rank]).generate_state(1)[0] >> 1
+            state.assign(np.array([seed, *counter], state.dtype))
 
 
 def is_built(model: keras.Model) -> bool:
