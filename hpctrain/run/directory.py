@@ -34,10 +34,14 @@ from pydantic_core import PydanticSerializationError
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import make_folder, private
+from hpctrain.files.regular import read_regular
 from hpctrain.files.utf8 import json_text
 from hpctrain.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# Of a JSON file. The plan of a thousand hosts has some hundred thousand.
+_MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def read_model(path: Path, model: type[Model]) -> Model:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(read_regular(path, _MOST_BYTES))
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
     except ValidationError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
+import time
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -15,6 +16,8 @@ from hpctrain.run.directory import RunDirectory, read_model, write_json
 
 # A process's start is computed from the boot time, which two processes can read a clock adjustment apart.
 _START_TOLERANCE_SECONDS = 2.0
+_FINAL_TRIES = 5
+_PAUSE_SECONDS = 0.2
 
 
 class RankError(BaseModel):
@@ -85,11 +88,33 @@ def read_records(directory: RunDirectory) -> dict[int, RankRecord]:
 
 
 def whole_records(directory: RunDirectory) -> list[RankRecord]:
-    """The records that can be read; a crash of the machine can damage others."""
-    found: list[RankRecord] = []
+    """The records that can be read, by rank; a crash of the machine can damage others."""
+    return sorted(_records(directory).values(), key=lambda record: record.rank)
+
+
+def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:
+    """The records of ranks that have ended, by rank, and why others cannot be read. A file server gets some time."""
+    problems: dict[Path, str] = {}
+    for number in range(_FINAL_TRIES):
+        if number:
+            time.sleep(_PAUSE_SECONDS)
+        problems.clear()
+        found = _records(directory, problems)
+        if not problems:
+            break
+    return {record.rank: record for record in sorted(found.values(), key=lambda record: record.rank)}, [
+        problems[path] for path in sorted(problems)
+    ]
+
+
+def _records(directory: RunDirectory, problems: dict[Path, str] | None = None) -> dict[Path, RankRecord]:
+    found: dict[Path, RankRecord] = {}
     for path in directory.ranks.glob("rank-*.json"):
-        with contextlib.suppress(HpctrainError):
-            found.append(read_model(path, RankRecord))
+        try:
+            found[path] = read_model(path, RankRecord)
+        except HpctrainError as error:
+            if problems is not None:
+                problems[path] = error.message
     return found
 
 

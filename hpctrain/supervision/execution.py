@@ -17,7 +17,7 @@ from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
 from hpctrain.run.plan import Plan
-from hpctrain.run.records import read_records
+from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import Failure
 from hpctrain.supervision.interrupts import Interrupted, Interrupts
@@ -141,16 +141,27 @@ class Execution:
                     interrupts=self.interrupts,
                     leave=leave,
                 )
-        except HpctrainError as error:
-            self._record_error(plan, attempt, error, error.exit_code)
+        except Exception as error:
+            if not isinstance(error, HpctrainError):
+                known = HpctrainError(f"hpctrain failed: {type(error).__name__}: {error}", exit_code=1)
+            else:
+                known = error
+            self._record_error(plan, attempt, known, known.exit_code)
             raise
-        if failure and failure.exit_code == RESUMABLE and is_done(run_events(self.directory)):
+        if failure and failure.exit_code == RESUMABLE and self._is_done():
             # A host or a rank went when all was done, before each rank had said so.
             return None
-        if failure and attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
+        if failure and attempt.number > 1 and not self.interrupts.received and not whole_records(self.directory):
             # Ranks could be started before, so this may be a host that is gone.
             return replace(failure, exit_code=RESUMABLE)
         return failure
+
+    def _is_done(self) -> bool:
+        try:
+            return is_done(run_events(self.directory))
+        except HpctrainError:
+            # Without its events nothing shows that it is.
+            return False
 
     def _record_begin(self, attempt: Attempt) -> None:
         """Record what is not as the attempts before left it."""
@@ -184,8 +195,15 @@ class Execution:
             # Rank 0 says by itself that a recipe is done.
             if failure or plan.script:
                 events.emit(EndEvent(status=failure.status if failure else "done"))
-        summary = self.summarise(self.directory, plan, failure.status if failure else "done")
+        summary = self._summary(plan, failure.status if failure else "done")
         if failure:
             summary["failure"] = failure.cause
         write_json(self.directory.summary, summary)
         return summary
+
+    def _summary(self, plan: Plan, status: str) -> Summary:
+        try:
+            return self.summarise(self.directory, plan, status)
+        except HpctrainError as error:
+            self.audience.notice(f"warning: {error.message}; summary.json has the run's status alone")
+            return {"status": status, "ranks": plan.ranks, "metrics": {}}

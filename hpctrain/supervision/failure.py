@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -9,13 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import read_events
 from hpctrain.run.events.kinds import StoppedEvent
-from hpctrain.run.records import RankRecord, read_records
+from hpctrain.run.records import RankRecord, final_records
 from hpctrain.run.stopping import RESUMABLE
 
 LOG_LINES = 20
+_LOG_BYTES = 65536
 
 # Open MPI wraps these sentences at any blank.
 _OPEN_MPI_SIGNAL = re.compile(
@@ -109,7 +114,7 @@ def find_failure(
         first_dead: the rank that was seen dead, without an error recorded, while others lived.
         fault_tolerant: the ranks go on without one that died.
     """
-    records = read_records(directory)
+    records, unread = final_records(directory)
     left = _statuses_left(records, fault_tolerant=fault_tolerant)
     if len(records) == ranks and left == {"done"}:
         return None
@@ -132,7 +137,8 @@ def find_failure(
         )
     if failed:
         return _raised(directory, min(failed, key=lambda record: record.ended))
-    return _silent(directory, records, ranks, output=output, exit_status=exit_status)
+    failure = _silent(directory, records, ranks, output=output, exit_status=exit_status)
+    return replace(failure, message="; ".join([failure.message, *unread])) if unread else failure
 
 
 def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -> set[str]:
@@ -154,7 +160,10 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
     """Ranks that were asked to stop did so; those that lost others may have had another reason."""
     if all(record.status != "lost" for record in records.values()):
         return "stopped as asked"
-    reasons = [event.reason for event in read_events(directory.events) if isinstance(event, StoppedEvent)]
+    reasons: list[str] = []
+    # The events before a damaged one count, too.
+    with contextlib.suppress(HpctrainError):
+        reasons += (event.reason for event in read_events(directory.events) if isinstance(event, StoppedEvent))
     return f"stopped: {reasons[-1]}" if reasons else "stopped as asked"
 
 
@@ -225,12 +234,22 @@ def _killed_failure(
 
 def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exit_code: int) -> Failure:
     log = directory.log(record.rank)
-    lines = log.read_bytes()[record.log_begin :].decode(errors="replace").splitlines() if log.exists() else []
     return Failure(
         message=f"rank {record.rank} on {record.host} {what}",
         rank=record.rank,
         host=record.host,
         log=log,
-        lines=tuple(lines[-LOG_LINES:]),
+        lines=_end_of_log(log, record.log_begin),
         exit_code=exit_code,
     )
+
+
+def _end_of_log(path: Path, begin: int) -> tuple[str, ...]:
+    """The last lines of an attempt in a log; none where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(begin, size - _LOG_BYTES))
+            return tuple(file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:])
+    except OSError:
+        return ()

@@ -18,7 +18,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import StartEvent
 from hpctrain.run.plan import Stop
-from hpctrain.run.records import RankRecord, ranks_listen, read_records, whole_records
+from hpctrain.run.records import RankRecord, ranks_listen, whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
 from hpctrain.supervision.follow import Follower
@@ -78,11 +78,11 @@ def launch(
         None if every rank that was not lost on the way is done, else the first cause that is known.
 
     Raises:
-        HpctrainError: the program cannot be started, or what the ranks write cannot be read.
+        HpctrainError: the program cannot be started.
     """
     with contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected:
         with EventWriter(directory.events) as events:
-            follower = Follower(directory, show, line)
+            follower = Follower(directory, show, line, notice)
             events.emit(start)
         job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds)
         return _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
@@ -234,7 +234,7 @@ class RunningJob:
             follower.advance()
             self.output()
             if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
-                grace = self._grace(list(read_records(self.directory).values()))
+                grace = self._grace(whole_records(self.directory))
                 deadline = None if grace is None else time.monotonic() + grace
             if deadline is not None and time.monotonic() > deadline:
                 break

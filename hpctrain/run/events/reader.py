@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
 from hpctrain.run.events.kinds import Event, RunEvent, StartEvent, StepEvent, StoppedEvent
 from hpctrain.run.events.lines import parse_event
+
+LONGEST_LINE = 2**24
+"""Bytes of an event; the longest that was seen, a stall with the stacks of many threads, has some thousands."""
+
+_BLOCK_BYTES = 2**18
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -17,12 +24,32 @@ def read_events(path: Path) -> Iterator[Event]:
         HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
     """
     try:
-        text = path.read_bytes()
+        with open_regular(path) as file:
+            for number, line in enumerate(_whole_lines(file), start=1):
+                yield parse_event(line, f"{path}:{number}")
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
-    lines = text[: whole(text)].splitlines()
-    for number, line in enumerate(lines, start=1):
-        yield parse_event(line, f"{path}:{number}")
+
+
+def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
+    last = b""
+    for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+        if len(line) < LONGEST_LINE and not line.endswith(b"\n"):
+            break
+        if last:
+            yield last
+        last = line
+    if whole(last):
+        yield last
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has; 0 for one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+    except OSError:
+        return 0
 
 
 def whole(text: bytes) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from hpctrain.files.disk import disk_error
 from hpctrain.files.private import private
+from hpctrain.files.regular import open_regular
 from hpctrain.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
 from hpctrain.run.events.lines import line_of, mark, parse_event
 from hpctrain.run.events.reader import read_events, whole
@@ -111,10 +112,27 @@ class EventWriter:
         if _identity(event) in self._there:
             return
         assert self._file is not None
+        line = line_of(event)
         try:
-            self._file.write(line_of(event))
+            # A disk that fills up takes a part of it, and refuses the rest.
+            written = self._file.write(line)
+            if written < len(line):
+                self._complete(line[written:], written)
         except OSError as error:
             raise disk_error(error, self._path) from error
+
+    def _complete(self, rest: bytes, written: int) -> None:
+        """Write the rest of a line, or take back what was written of it: the next line must not be glued to it."""
+        assert self._file is not None
+        end = self._file.tell()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            # Unless somebody else has written behind it.
+            if os.fstat(self._file.fileno()).st_size == end:
+                self._file.truncate(end - written)
+            raise
 
 
 def _identity(event: Event) -> tuple[Any, ...]:
@@ -142,6 +160,11 @@ def _newest(path: Path) -> list[Event]:
 
 def _drop_partial_line(path: Path) -> None:
     """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
-    text = path.read_bytes()
+    text, begin = b"", path.stat().st_size
+    with open_regular(path) as file:
+        while begin and text.count(b"\n") < 2:
+            end, begin = begin, max(0, begin - _BLOCK_BYTES)
+            file.seek(begin)
+            text = file.read(end - begin) + text
     if (length := whole(text)) < len(text):
-        os.truncate(path, length)
+        os.truncate(path, begin + length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
@@ -42,6 +43,22 @@ def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_write
     with EventWriter(path) as events:
         events.emit(step(2))
     assert [event.iteration for event in read_events(path)] == [1, 2]
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_no_part_of_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    first, lost, later = (step(number) for number in (1, 2, 3))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventWriter(path) as events:
+        events.emit(first)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+        try:
+            with pytest.raises(HpctrainError):
+                events.emit(lost)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        events.emit(later)
+    assert list(read_events(path)) == [first, later]
 
 
 def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):

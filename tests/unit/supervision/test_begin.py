@@ -108,6 +108,25 @@ def test_a_run_that_fails_says_so_and_its_code_is_the_ranks() -> None:
     assert failure is not None and failure.status == "failed"
 
 
+def test_an_error_of_the_launchers_own_is_on_record_as_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("hpctrain.supervision.execution.launch_attempt", broken)
+    with pytest.raises(RuntimeError):
+        begin_or_resume(asked(script("")), Heard(), resume=False)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "failed" and "RuntimeError: a defect" in summary["failure"]["message"]
+
+
+def test_a_script_that_damages_the_events_is_done_all_the_same() -> None:
+    heard = Heard()
+    damage = "open('run/events.jsonl', 'a').write('nonsense\\n')"
+    assert begin_or_resume(asked(script(damage)), heard, resume=False) == 0
+    assert heard.failures == [None] and len(heard.notices) == 2
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
+
+
 @pytest.mark.parametrize("repeat", [None, 2])
 def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
     heard = Heard()
