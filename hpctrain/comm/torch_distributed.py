@@ -112,8 +112,9 @@ class TorchDistributedCommunicator(CheckedControl):
     # The control plane: tensors in the CPU's memory, so Gloo's.
 
     def _maximum(self, words: Words, what: str) -> None:
-        # torch's own barrier would take the GPU where there is one.
-        self.run(dist.all_reduce, torch.from_numpy(words), dist.ReduceOp.MAX, what=what)
+        # Gloo's all-gather takes half of the steps of its all-reduce. torch's own barrier would take the GPU.
+        everyone = self._rows(torch.from_numpy(words), len(words), what)
+        np.maximum.reduce([row.numpy() for row in everyone], axis=0, out=words)
 
     def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
         # torch warns of memory that cannot be written to, as what pickle returns.

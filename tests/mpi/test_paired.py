@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parent / "programs" / "paired.py"
     ("ranks", "backend"),
     [
         (2, "mpi"),
-        (2, "gloo"),
+        pytest.param(2, "gloo", marks=pytest.mark.long),
         *(pytest.param(3, each, marks=pytest.mark.thorough) for each in ("mpi", "gloo", "horovod")),
     ],
 )
