@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hpctrain.adapters.keras.callbacks import JoinMetrics, Restored, StopTogether, callbacks
 from hpctrain.adapters.keras.distribution import Distribution
+from hpctrain.adapters.keras.epochs import ContinueOrders
 from hpctrain.adapters.keras.metrics import flatten, join_logs, join_metrics
 from hpctrain.adapters.keras.parts import Part, batch_of, is_sharded
 from hpctrain.adapters.keras.variables import BUILD_HINT, is_built
@@ -45,6 +46,10 @@ def take_fits(model: keras.Model, distribution: Distribution) -> None:
             if not distribution.own_data and not is_built(model):
                 _build(model, given["x"].element_spec)
             given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
+        # With steps_per_epoch an epoch is no pass over the data.
+        passes = not distribution.own_data and not given.get("steps_per_epoch")
+        if passes and not isinstance(given.get("callbacks"), keras.callbacks.CallbackList):
+            given["callbacks"] = [*_listed(given.get("callbacks")), ContinueOrders(comm, given["x"])]
         distribution.fitting = True
         try:
             return fit(**given)

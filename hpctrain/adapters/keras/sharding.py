@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hpctrain.adapters.keras.epochs import Passes, register
 from hpctrain.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
 from hpctrain.adapters.keras.same_data import compare_arrays, compare_datasets
 from hpctrain.adapters.keras.share import BatchShare
@@ -24,6 +24,7 @@ def shard(
     batch_size: int | None = None,
     shuffle: bool | None = None,
     seed: int = 0,
+    epoch: int = 0,
     comm: Communicator | None = None,
 ) -> tf.data.Dataset:
     """This rank's part of every global batch of ``data``, with its share. Collective.
@@ -49,9 +50,10 @@ def shard(
             same on every rank (give its ``shuffle`` a seed); or a tuple of such arrays, or one array.
         batch_size: samples of a global batch; for arrays only.
         shuffle: for arrays only, true by default: a new order each epoch, which depends only on the seed and the epoch.
-            An epoch is one pass over the returned dataset, and the first pass is epoch 0 in a resumed run too: give
-            that run another seed, or shuffle a tf.data.Dataset yourself, to get new orders.
+            An epoch is one pass over the returned dataset.
         seed: of the order.
+        epoch: whose order the first pass has, in a loop of your own that was resumed; of a tf.data.Dataset it is that
+            of its own ``shuffle``, if that has a seed. ``fit`` needs none: it has ``initial_epoch``.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Returns:
@@ -69,7 +71,11 @@ def shard(
                 "batch_size and shuffle belong to arrays, and this is a tf.data.Dataset",
                 "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
             )
-        return _shard_dataset(data, comm)
+        sharded = _shard_dataset(data, comm)
+        passes = Passes(own=False, next_epoch=epoch)
+        if epoch:
+            passes.begin_at(epoch, sharded)
+        return register(sharded, passes)
     if isinstance(data, np.ndarray | tf.Tensor):
         data = (data,)
     if not isinstance(data, tuple) or len(data) not in (1, 2, 3):
@@ -79,7 +85,9 @@ def shard(
         )
     if batch_size is None or batch_size < 1:
         raise HpctrainError(f"batch_size={batch_size}: arrays need the number of samples of a global batch")
-    return _shard_arrays(data, comm, batch_size=batch_size, shuffle=shuffle is not False, seed=seed)
+    passes = Passes(own=True, next_epoch=epoch)
+    sharded = _shard_arrays(data, comm, passes, batch_size=batch_size, shuffle=shuffle is not False, seed=seed)
+    return register(sharded, passes)
 
 
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
@@ -109,7 +117,7 @@ def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _shard_arrays(
-    arrays: tuple[Any, ...], comm: Communicator, *, batch_size: int, shuffle: bool, seed: int
+    arrays: tuple[Any, ...], comm: Communicator, passes: Passes, *, batch_size: int, shuffle: bool, seed: int
 ) -> tf.data.Dataset:
     arrays = tf.nest.map_structure(np.asarray, arrays)
     lengths = {len(array) for array in tf.nest.flatten(arrays)}
@@ -117,10 +125,9 @@ def _shard_arrays(
         raise HpctrainError(f"the arrays have different numbers of samples: {sorted(lengths)}")
     samples = lengths.pop()
     compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
-    epochs = itertools.count()
 
     def parts() -> Iterator[tuple[Any, float]]:
-        epoch = next(epochs)
+        epoch = passes.take()
         order = epoch_order(samples, seed=seed, epoch=epoch) if shuffle else np.arange(samples)
         for batch in global_batches(order, batch_size, drop_last=False):
             own = share(batch, comm.rank, comm.size)

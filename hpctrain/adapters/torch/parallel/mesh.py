@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.adapters.torch.parallel.saving import say_when_pickled
 from hpctrain.comm import Communicator, current
 from hpctrain.comm.process_group import require_default_group
 from hpctrain.errors import HpctrainError
@@ -54,6 +55,7 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
     made = _made.setdefault(comm, {})
     if sizes not in made:
         require_default_group(comm)
+        say_when_pickled(comm)
         options = _options(comm)
         with comm.making_groups():
             whole = init_device_mesh(
