@@ -240,7 +240,7 @@ def _exit_status(stop: SystemExit) -> Ending | None:
 
 
 def _describe(error: BaseException) -> Ending:
-    kind, message = type(error).__name__, f"{error}{_of_a_wrapper(error)}"
+    kind, message = type(error).__name__, f"{error}{_explanation(error)}"
     if not isinstance(error, HpctrainError):
         return Ending(exit_code=1, kind=kind, message=message)
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
@@ -252,8 +252,17 @@ def _print_error(error: BaseException, script: Script | None) -> None:
         print(f"hpctrain: {error}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, _from_script(error, script))
-        if explained := _of_a_wrapper(error):
+        if explained := _explanation(error):
             print(f"hpctrain: {explained.removeprefix('; ')}", file=sys.stderr)
+
+
+def _explanation(error: BaseException) -> str:
+    """What an error of PyTorch's own means to a script, or nothing."""
+    if misuse := sys.modules.get("hpctrain.adapters.torch.parallel.misuse"):
+        explained: str = misuse.of_mixed_tensors(error)
+        if explained:
+            return f"; {explained}"
+    return _of_a_wrapper(error)
 
 
 def _of_a_wrapper(error: BaseException) -> str:

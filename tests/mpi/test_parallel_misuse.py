@@ -34,6 +34,8 @@ SAID = {
     "tie_divided_in_two_ways_over_stages": "are one parameter, which the plan divides in two ways",
     "zero_1_of_a_divided_model": "zero=1 divides the state of an optimizer of the whole model",
     "compressed_shards": "compression is for ranks that replicate the whole model",
+    "a_copy_of_a_divided_model": "GPT is divided over the ranks and cannot be copied",
+    "a_penalty_on_divided_weights": "in a penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p",
     "divided_already": "gradients would be reduced twice",
     # Each rank's gradient of it is that of its part of the sequence.
     "layer_without_a_plan_in_a_divided_sequence": "after step 1 the ranks hold different parameters: "

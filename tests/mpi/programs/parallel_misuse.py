@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 import hpctrain as ht
+from hpctrain.adapters.torch.parallel.misuse import of_mixed_tensors
 
 
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -173,6 +174,17 @@ def layer_without_a_plan_in_a_divided_sequence() -> None:
     optimizer.step()
 
 
+def a_copy_of_a_divided_model() -> None:
+    model, _ = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2))
+    torch.optim.swa_utils.AveragedModel(model)
+
+
+def a_penalty_on_divided_weights() -> None:
+    model, _ = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), plan=ht.ParallelPlan(shard=[Block]))
+    x = torch.arange(12).reshape(2, 6)
+    (loss_of(model(x), x) + sum(each.abs().sum() for each in model.parameters())).backward()
+
+
 CASES = [
     *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
@@ -180,6 +192,7 @@ CASES = [
     *(optimizer_whose_rule_needs_whole_parameters, optimizer_that_hides_its_parameters),
     optimizer_whose_rule_spans_stages,
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
+    *(a_copy_of_a_divided_model, a_penalty_on_divided_weights),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]
 
@@ -193,6 +206,8 @@ if __name__ == "__main__":
             said = "nothing"
         except ht.HpctrainError as error:
             said = str(error).replace("\n", " | ")
+        except RuntimeError as error:
+            said = of_mixed_tensors(error)
         if comm.rank == 0:
             print(f"{case.__name__}: {said}", flush=True)
     comm.barrier()

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.errors import HpctrainError
 
-_MIXED = "mixed torch.Tensor and DTensor"
 _hooked: list[object] = []
 
 
@@ -26,24 +25,22 @@ def explain_mixed_tensors() -> None:
     _hooked.append(show)
 
     def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _MIXED in str(error):
-            told = mixed_tensors()
-            told.__cause__ = error
-            show(type(told), told, trace)
-        else:
-            show(kind, error, trace)
+        if explained := of_mixed_tensors(error):
+            print(f"hpctrain: {explained}", file=sys.stderr)
+        show(kind, error, trace)
 
     sys.excepthook = explain
 
 
-def mixed_tensors() -> HpctrainError:
-    """What PyTorch's message about divided tensors means to a script."""
-    return HpctrainError(
-        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own",
-        "call the model or modules in it, which gather their parameters, rather than forward() or functions of their "
-        "weights; in a penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of "
-        "model.parameters(); plan=ht.ParallelPlan(zero=1) keeps whole parameters",
-        exit_code=1,
+def of_mixed_tensors(error: BaseException) -> str:
+    """What PyTorch's message about divided tensors means to a script; nothing for other errors."""
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return ""
+    return (
+        "a parameter that is divided over the ranks, or what was computed from it, met a tensor of this rank's own: "
+        "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
+        "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
+        "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
     )
 
 
