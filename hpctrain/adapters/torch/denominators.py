@@ -19,14 +19,12 @@ import numpy as np
 import torch
 
 from hpctrain.adapters.data_ranks import data_place
-from hpctrain.adapters.torch.divisors import Divided, divisors
+from hpctrain.adapters.torch.divisors import ROUNDING, Divided, divisors
 from hpctrain.adapters.torch.turns import turns_of
 from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 
-# Counts that went through float32, as means of masks do.
-_ROUNDING = 2e-6
 _FIRST_STEPS = 3
 _EVERY = 100
 # Backward passes without a step, as of a script that updates its parameters by hand.
@@ -175,16 +173,28 @@ def difference(everyone: Sequence[Sequence[Pass]], samples: int, ranks: int) -> 
     for passes in zip(*everyone, strict=True):
         if len({tuple(part.divided.kind for part in each) for each in passes}) > 1:
             continue
+        scaled = any(_scaled_apart(parts) for parts in zip(*passes, strict=True))
         for parts in zip(*passes, strict=True):
             # A rank without a sample of its own computes another rank's.
             counted = {rank: each for rank, each in enumerate(parts) if each.weight > 0}
-            found = _whole_sum(counted, samples, ranks, alone=len(passes[0]) == 1) or _uneven(counted)
+            alone = len(passes[0]) == 1
+            found = _whole_sum(counted, samples, ranks, alone=alone, accumulated=len(everyone[0]))
+            found = found or _uneven(counted, scaled=scaled)
             if found:
                 return found
     return None
 
 
-def _whole_sum(parts: dict[int, Part], samples: int, ranks: int, *, alone: bool) -> tuple[str, str] | None:
+def _scaled_apart(parts: Sequence[Part]) -> bool:
+    """Whether ranks multiply their losses by different numbers that are not counts: each draws its own for mixup."""
+    own = [each.divided for each in parts]
+    alike = all(_close(own[0].divisor * each.bare, each.divisor * own[0].bare) for each in own)
+    return not alike and any(each.is_scaled_by_chance for each in own)
+
+
+def _whole_sum(
+    parts: dict[int, Part], samples: int, ranks: int, *, alone: bool, accumulated: int
+) -> tuple[str, str] | None:
     """A sum that is divided by what all ranks have together, or by nothing, is too small by the number of ranks."""
     if not parts:
         return None
@@ -195,7 +205,8 @@ def _whole_sum(parts: dict[int, Part], samples: int, ranks: int, *, alone: bool)
     divisor = first.divisor * first.doubled
     if divisor <= 1:
         how = "is not divided by anything"
-    elif divisor in (samples, first.elements * ranks):
+    # Divided by as many parts of an update as there are ranks, one's own samples look like those of the batch.
+    elif accumulated != ranks and divisor in (samples, first.elements * ranks):
         how = f"is divided by the {divisor:g} of the whole batch"
     else:
         return None
@@ -203,12 +214,11 @@ def _whole_sum(parts: dict[int, Part], samples: int, ranks: int, *, alone: bool)
     return f"{text} of {ranks}", _SUMMED
 
 
-def _uneven(parts: dict[int, Part]) -> tuple[str, str] | None:
+def _uneven(parts: dict[int, Part], *, scaled: bool) -> tuple[str, str] | None:
     ranks = list(parts)
     for other in ranks[1:]:
-        (weight, own), (other_weight, theirs) = parts[ranks[0]], parts[other]
-        alike = _close(own.divisor, theirs.divisor) and (not own.exact or weight == other_weight)
-        if alike or _close(own.divisor * other_weight, theirs.divisor * weight):
+        (_, own), (_, theirs) = pair = parts[ranks[0]], parts[other]
+        if _fit(*pair, own.divisor, theirs.divisor) or (scaled and _fit(*pair, own.bare, theirs.bare)):
             continue
         return (
             f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
@@ -219,5 +229,11 @@ def _uneven(parts: dict[int, Part]) -> tuple[str, str] | None:
     return None
 
 
+def _fit(one: Part, other: Part, own: float, theirs: float) -> bool:
+    """Whether two ranks' divisors are those of a mean over the samples of both, or the same constant."""
+    alike = _close(own, theirs) and (not one.divided.exact or one.weight == other.weight)
+    return alike or _close(own * other.weight, theirs * one.weight)
+
+
 def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING)
+    return math.isclose(one, other, rel_tol=ROUNDING)

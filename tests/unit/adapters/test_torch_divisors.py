@@ -37,6 +37,7 @@ MASK = (LABELS >= 0).float()
         ((EACH * MASK).sum() * (1 / MASK.sum()), [5]),
         (functional.mse_loss(LOGITS, WEIGHT.expand(8, 5)), [40]),
         (functional.cross_entropy(LOGITS, LABELS) / 2 + 0.5 * EACH.mean(), [10, 16]),
+        (functional.cross_entropy(LOGITS, LABELS, reduction="sum") / 4, [4]),
         (torch.stack([EACH.mean(), EACH[:2].mean()]).mean(), [16, 4]),
         (torch.tensor(1024.0) * EACH.mean(), [8 / 1024]),
         (EACH.mean().to(torch.float64).neg().view(1), [8]),
@@ -44,6 +45,17 @@ MASK = (LABELS >= 0).float()
 )
 def test_the_counts_of_losses(loss, counts):
     assert sorted(part.divisor for part, _ in divisors(loss.grad_fn)) == pytest.approx(sorted(counts))
+
+
+def test_a_checkpointed_loss_is_not_computed_again():
+    calls = []
+
+    def loss(logits):
+        calls.append(1)
+        return functional.cross_entropy(logits, LABELS) / 2.0 * torch.tensor(3.0)
+
+    divisors(torch.utils.checkpoint.checkpoint(loss, LOGITS, use_reentrant=False).grad_fn)
+    assert len(calls) == 1
 
 
 def test_a_loss_over_the_ranks_is_left_out():
@@ -81,6 +93,33 @@ def _passes(*counts, weights=None, **settings):
 def test_which_counts_are_refused(everyone, samples, right):
     found = difference(everyone, samples, 2)
     assert (found is None) is right
+
+
+def _mixed(part, *ranks):
+    """Each rank's share of the first of two mixed batches, and its samples: lam * loss + (1 - lam) * loss."""
+    return [
+        [
+            tuple(
+                Part(weight, Divided("k", count / each if each else math.inf, exact=True, bare=count))
+                for each in (part(rank), 1 - part(rank))
+            )
+        ]
+        for rank, (count, weight) in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize("lam", [(0.3, 0.8), (0.5, 0.8), (1.0, 0.25), (1.0, 0.5), (0.0, 0.7)])
+def test_losses_that_each_rank_mixes_by_a_number_of_its_own(lam):
+    assert difference(_mixed(lam.__getitem__, (4, 1.0), (4, 1.0)), 8, 2) is None
+    assert difference(_mixed(lam.__getitem__, (4, 8 / 7), (3, 6 / 7)), 7, 2) is None
+    assert difference(_mixed(lam.__getitem__, (5, 1.0), (3, 1.0)), 8, 2) is not None
+
+
+def test_one_s_own_samples_and_as_many_accumulated_parts_as_ranks():
+    of_each = [2 * passes for passes in _passes(8, 8, is_sum=True, exact=True)]
+    assert difference(of_each, 8, 2) is None
+    assert difference([2 * passes for passes in _passes(1, 1, is_sum=True, exact=True)], 8, 2) is not None
+    assert difference([3 * passes for passes in _passes(8, 8, is_sum=True, exact=True)], 8, 2) is not None
 
 
 def test_a_refusal_names_ranks_and_counts():
