@@ -77,13 +77,16 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     Raises:
         HpctrainError: a limit, with its value and the partition.
     """
-    faults = min((list(_faults(request, limits)) for limits in partitions), key=len)
-    warnings: list[str] = []
-    for fault in faults:
-        if fault.flag is None or not _may_be_lifted(fault.flag, request.qos):
-            raise HpctrainError(fault.text, fault.hint)
-        warnings.append(f"warning: {fault.text}: it waits for ever unless its QOS has the flag {fault.flag}")
-    return warnings
+    faults = [list(_faults(request, limits)) for limits in partitions]
+    if not all(faults):
+        return []
+    lasting = [[fault for fault in each if not _may_be_lifted(fault.flag, request.qos)] for each in faults]
+    fewest = min(range(len(faults)), key=lambda place: (len(lasting[place]), len(faults[place])))
+    for fault in lasting[fewest]:
+        raise HpctrainError(fault.text, fault.hint)
+    return [
+        f"warning: {fault.text}: it waits for ever unless its QOS has the flag {fault.flag}" for fault in faults[fewest]
+    ]
 
 
 def _faults(request: JobRequest, limits: Limits) -> Iterator[_Fault]:
@@ -121,8 +124,10 @@ def _minutes(text: str) -> float:
     return math.ceil(seconds / 60) if seconds else math.inf
 
 
-def _may_be_lifted(flag: str, qos: str | None) -> bool:
+def _may_be_lifted(flag: str | None, qos: str | None) -> bool:
     """Whether the QOS asked for, or the default one, which any may be, may lift a limit; unknown ones may."""
+    if flag is None:
+        return False
     flags = dict(line.partition("|")[::2] for line in program_output(*_QOS).splitlines())
     if qos is None:
         return any(flag in each.split(",") for each in flags.values())

@@ -95,8 +95,14 @@ def container_options(
 def host_options(
     profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None, topology: str | None = None
 ) -> HostOptions:
-    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them."""
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them.
+
+    Raises:
+        HpctrainError: a topology's name without a file.
+    """
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
+    if topology and not given:
+        raise HpctrainError(f"--topology {topology} is one of a file", "name the file with --fabric")
     places = node or profile.node_map
     return HostOptions(
         fabric=given.absolute() if given else None,

@@ -147,11 +147,12 @@ def _adapters_of(curve: Curve, ranks: Ranks) -> dict[str, Any]:
 def curve_rate(curve: Curve, ranks: Ranks) -> float:
     """Bytes a second, in one direction, of the adapters of a host that the ranks of a curve used.
 
-    NCCL has each GPU use the adapters that are nearest to it, so that some of a node's GPUs use some of its adapters.
+    NCCL has each GPU use the adapters that are nearest to it, so that some of a node's GPUs use some of its adapters,
+    but whole ones: one of eight GPUs with two adapters has one of these to itself.
     """
     network = ranks.network
     share = min(1.0, curve.local * curve.groups / ranks.local) if ranks.by_nccl else 1.0
-    return network.rails * network.rail_bytes_per_s * share
+    return math.ceil(network.rails * share - 1e-9) * network.rail_bytes_per_s
 
 
 def _within(nbytes: float, ranks: Ranks, values: Values) -> Floats:

@@ -108,6 +108,8 @@ class Hardware:
         """
         if self.routes is not None and self.fabric is None:
             raise HpctrainError("--routes are the forwarding tables of a fabric", "add --fabric FILE")
+        if self.topology is not None and self.fabric is None:
+            raise HpctrainError(f"--topology {self.topology} is one of a file", "name the file with --fabric")
         adapters, rate = self.adapters or self._usual_adapters(), self.link_bytes_per_s or _DEFAULT_RATE
         if self.fabric is None:
             found = self._stated(counts, adapters, rate)

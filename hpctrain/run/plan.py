@@ -255,7 +255,3 @@ class Plan(BaseModel):
         if self.stop.restarts is not None:
             return self.stop.restarts
         return _RESTARTS if self.recipe or self.elastic else 0
-
-    def place(self, rank: int) -> tuple[Slots, Slot]:
-        """The host of a rank and its slot there, for a plan whose hosts have places."""
-        return [(host, slot) for host in self.hosts for slot in host.places][rank]

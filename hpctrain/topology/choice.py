@@ -47,7 +47,7 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
         where: the file.
 
     Raises:
-        HpctrainError: none is of the name or has a shape, or several that are not the default have the hosts.
+        HpctrainError: none is of the name or has a shape, or several that are not the default have hosts of the run.
     """
     if choice.name is not None:
         named = [topology for topology in topologies if topology.name == choice.name]
@@ -67,7 +67,7 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
     if len(able) == 1:
         return taken, []
     names = ", ".join(topology.name for topology in able)
-    if choice.hosts and not taken.default:
+    if most and not taken.default:
         raise HpctrainError(f"{where}: several topologies have these hosts: {names}", "--topology NAME chooses one")
     which = "the default" if taken.default else "the first"
     text = f"of the topologies {names}, {taken.name} is taken, {which}: --topology NAME chooses another"

@@ -23,14 +23,19 @@ def numa_nodes(root: Path = Path("/")) -> list[NumaNode]:
     nodes = [
         NumaNode(index=(index := int(node.name[4:])), cores=cores(cpus_of_node(index, root) or ())) for node in folders
     ]
-    online = root / _SYSTEM / "cpu/online"
-    return nodes or [NumaNode(index=0, cores=cores(cores_of_list(kernel_text(online), str(online))))]
+    return nodes or [NumaNode(index=0, cores=cores(_online(root)))]
 
 
 def allowed_cpus(root: Path = Path("/")) -> set[int]:
-    """The CPUs that this process may use."""
+    """The CPUs that this process may use, of those that are online: the kernel allows others, too."""
     status = (root / "proc/self/status").read_text()
-    return set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
+    allowed = set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
+    return allowed.intersection(_online(root)) or allowed
+
+
+def _online(root: Path) -> tuple[int, ...]:
+    file = root / _SYSTEM / "cpu/online"
+    return cores_of_list(kernel_text(file), str(file))
 
 
 def cpus_of_node(index: int, root: Path = Path("/")) -> tuple[int, ...] | None:

@@ -140,7 +140,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
             raise HpctrainError(f"{place}: {match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
-    if line[end:].strip() or first not in _LINES:
+    if line[end:].strip() or first not in _LINES or not pairs[first]:
         shown = line.strip()[:60]
         raise HpctrainError(
             f"{place}: not a line of a Slurm topology: {shown!r}",

@@ -68,6 +68,16 @@ def test_of_several_partitions_one_is_enough() -> None:
         ask(HOUR, day, nodes=9, time="20:00:00")
 
 
+def test_a_partition_whose_limit_may_be_lifted_is_enough(programs: Path) -> None:
+    install_sacctmgr(programs, "normal|\\nlong|PartitionTimeLimit")
+    small, large = Limits(partition="small", total=4), Limits(partition="large", total=64, time="1:00:00")
+    for partitions in ((small, large), (large, small)):
+        (warning,) = ask(*partitions, nodes=9, time="2:00:00", qos="long")
+        assert "the partition large allows 1:00:00" in warning
+        with pytest.raises(HpctrainError):
+            ask(*partitions, nodes=9, time="2:00:00", qos="normal")
+
+
 @pytest.mark.parametrize(
     ("known", "asked", "lifted"),
     [

@@ -64,6 +64,17 @@ def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
     assert check_curves([curve(4.2e-2, local=1, groups=8)], ranks(), stated=True) == []
 
 
+@pytest.mark.parametrize(("adapters", "local"), [(1, 1), (2, 1), (4, 1), (4, 3)])
+def test_the_ranks_of_a_host_use_whole_adapters(adapters: int, local: int) -> None:
+    """One of eight GPUs may have a node's only adapter to itself: 1 GB at 0.9 times 25 GB/s for each that is used."""
+    used = {1: 1, 3: 2}[local]
+    own, seconds = ranks(adapters=adapters), GB / (0.9 * used * HDR)
+    (warning,) = check_curves([curve(seconds, local=local)], own, stated=True)
+    assert "were measured with" in warning
+    with pytest.raises(HpctrainError, match="sent at least"):
+        check_curves([curve(0.8 * seconds, local=local)], own, stated=True)
+
+
 @pytest.mark.parametrize("gpu", ["NVIDIA GB300", "NVIDIA H200", "Tesla V100-SXM2-16GB", "NVIDIA GH200 480GB"])
 def test_another_gpu(gpu: str) -> None:
     for hosts in (1, 2):

@@ -196,6 +196,7 @@ def test_an_unknown_gpu_and_hardware_that_is_not_whole():
         (Hardware(gpu="h10", gpus_per_node=8), "h10"),
         (Hardware(gpus_per_node=8), "which GPUs"),
         (Hardware(gpu="h200"), "how many GPUs"),
+        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "--topology gpu is one of a file"),
     ):
         with pytest.raises(HpctrainError, match=message):
             predicted(training, PredictionRequest(hardware=hardware, nodes=[1]))

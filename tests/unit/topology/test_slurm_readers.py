@@ -166,6 +166,8 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
             "SwitchName=a Switches=b Nodes=n1\nSwitchName=b Nodes=n2\n",
             "f:1: 'a' has both switches and hosts",
         ),
+        (slurm.read, "SwitchName= Nodes=n1\n", "f:1: not a line of a Slurm topology: 'SwitchName= Nodes=n1'"),
+        (slurm.read, "BlockName= Nodes=n1\n", "f:1: not a line of a Slurm topology"),
         (slurm.read, "SwitchName=a Nodes=n1 LinkSpeed=fast\n", "f:1: LinkSpeed=fast: expected a whole number"),
         (slurm.read, "SwitchName=a \\", "f:1: the text ends within a line"),
         (slurm.read, "BlockName=a Nodes=n1\nBlockSizes=2,3\n", "f:2: block size 3"),
@@ -388,6 +390,14 @@ SEVERAL = """\
 )
 def test_of_several_topologies_the_one_that_has_the_hosts(choice: Choice, leaf: str) -> None:
     assert leaf in shape(slurm_yaml.read(SEVERAL, "f", choice))
+
+
+def test_hosts_of_no_topology_are_not_said_to_be_of_several() -> None:
+    """That the fabric lacks them is said where it is used."""
+    text = SEVERAL.replace("cluster_default: true", "cluster_default: false")
+    assert text != SEVERAL
+    (remark,) = [each for each in slurm_yaml.read(text, "f", Choice(hosts=("x1",))) if isinstance(each, Remark)]
+    assert "is taken, the first" in remark.text
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def adapter(
 LISTED = ("mlx5_0", "mlx5_1", "mlx5_2")
 
 
+def test_cpus_that_are_not_online_are_not_bound_to(tmp_path: Path) -> None:
+    """The kernel allows CPUs that could be added, and refuses to bind a thread to such alone."""
+    root = machine(tmp_path, nodes={0: "0-15"}, allowed="0-255")
+    assert unfit_cores([slot(32, 33, numa=1)], 0, root) == "it may not use core 32 of the node map"
+    assert unfit_cores([slot(14, 15, numa=0)], 0, root) == ""
+
+
 @pytest.mark.parametrize(
     ("there", "reason"),
     [
