@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -28,7 +27,6 @@ class Distribution:
         fitting: ``fit`` is on its way.
         own_data: it trains on data that ``ht.shard`` did not make.
         told: a warning about it was printed.
-        losses: those that a step called by itself, by ``id``, as losses of the global batch.
         gathers: how often the step in work gathered what its losses are computed from.
     """
 
@@ -39,7 +37,6 @@ class Distribution:
         self.fitting = False
         self.own_data = False
         self.told = False
-        self.losses: dict[int, Any] = {}
         self.gathers = 0
 
     @contextmanager

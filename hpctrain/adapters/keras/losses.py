@@ -61,9 +61,11 @@ def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
         # One that the wrapper calls is reduced by Keras.
         if _wrapped or getattr(loss, "reduction", None) in (None, "none"):
             return call(loss, y_true, y_pred, sample_weight)
-        if id(loss) not in distribution.losses:
-            distribution.losses[id(loss)] = _OfGlobalBatch(loss, distribution)
-        return distribution.losses[id(loss)](y_true, y_pred, sample_weight)
+        # With the loss, since an eager step may make one each time.
+        own = vars(loss).setdefault("_of_global_batch", {})
+        if distribution not in own:
+            own[distribution] = _OfGlobalBatch(loss, distribution)
+        return own[distribution](y_true, y_pred, sample_weight)
 
     kind.__call__ = call_of_global_batch
     try:

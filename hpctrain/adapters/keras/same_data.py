@@ -52,7 +52,7 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
             hint = _SEEDED if "seed" in name else WHOLE if name == "index" else _ALIKE
             facts[f"{name} of step {number} of the dataset, {kind}"] = str(value), hint
         unseeded |= own.get("seed") == own.get("seed2") == 0 and own.get("buffer_size") != 1
-        if kind == "TensorSliceDataset" and all(hasattr(each, "numpy") for each in step._tensors):
+        if kind == "TensorSliceDataset" and all(_has_rows(each) for each in step._tensors):
             arrays = tuple(step._tensors)
             looks |= {f"{place} of step {number} of the dataset": look for place, look in _rows(arrays).items()}
     facts["the number of batches"] = str(int(dataset.cardinality())), WHOLE
@@ -74,6 +74,11 @@ def _setting(step: tf.data.Dataset, name: str) -> int | None:
     value = getattr(step, f"_{name}", None)
     number = np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)
     return int(number) if number.dtype.kind in "iu" and not number.shape else None
+
+
+def _has_rows(tensor: tf.Tensor) -> bool:
+    """Whether its rows can be looked at; ragged and sparse ones are packed."""
+    return hasattr(tensor, "numpy") and tensor.dtype != tf.variant
 
 
 def _rows(arrays: tuple[Any, ...]) -> dict[int, Sample]:

@@ -14,7 +14,10 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.adapters import keras as adapter  # noqa: E402
 from hpctrain.adapters.keras import fitting, ranks, recording, share  # noqa: E402
+from hpctrain.adapters.keras.distribution import Distribution  # noqa: E402
+from hpctrain.adapters.keras.losses import whole_batch_losses  # noqa: E402
 from hpctrain.adapters.keras.reducing import distributed_optimizers, reduction_of  # noqa: E402
+from hpctrain.adapters.keras.same_data import compare_datasets  # noqa: E402
 from hpctrain.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.errors import HpctrainError  # noqa: E402
 
@@ -302,3 +305,22 @@ def test_the_rate_that_is_recorded_is_that_of_the_optimizer_in_use(compiled, mon
     model.compile(own)
     model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0)
     assert rates == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("rows", [tf.ragged.constant([[1], [2, 3], [4]]), tf.sparse.from_dense(np.eye(3))])
+def test_ragged_and_sparse_datasets_are_compared_without_their_rows(rows):
+    data = tf.data.Dataset.from_tensor_slices((rows, np.arange(3))).batch(2)
+    compare_datasets(SingleCommunicator("alone"), data)
+
+
+def test_losses_that_a_step_makes_for_itself_go_with_the_step():
+    distribution, kept, made = Distribution(SingleCommunicator("alone")), keras.losses.MeanSquaredError(), []
+    for _ in range(3):
+        with whole_batch_losses(distribution):
+            loss = keras.losses.MeanAbsoluteError()
+            made.append(weakref.ref(loss))
+            assert float(loss(np.ones((2, 1)), np.zeros((2, 1)))) == 1
+            assert float(kept(np.ones((2, 1)), np.zeros((2, 1)))) == 1
+        del loss
+    gc.collect()
+    assert [each() for each in made] == [None] * 3
