@@ -60,6 +60,7 @@ _INSTEAD = {
     "--stage": "put the data on a volume of the profile",
     "--stage-environment": "put it into the image",
     "--template": "change the manifests that --dry-run prints, and apply them",
+    "--topology": "name the nodes' labels in the profile: topology",
     "--wait": "kubectl wait --for=condition=complete job/NAME; for an MPIJob --for=condition=Succeeded mpijob/NAME",
 }
 

@@ -60,6 +60,7 @@ def submit_pods(
             "--stage": bool(script.stage),
             "--stage-environment": bool(script.stage_environment),
             "--template": bool(script.template),
+            "--topology": bool(hosts.topology),
             "--wait": wait,
         },
     )

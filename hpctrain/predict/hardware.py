@@ -32,6 +32,7 @@ class Hardware:
         fabric: file of the switches and cables.
         routes: its forwarding tables.
         topology: the name of one, where the file has several.
+        hosts: names of the nodes, as far as they are known: of several topologies, the one that has them is taken.
         background: shares of the links between switches that other jobs take, at the least and at the most.
         rdma: whether the adapters have it.
     """
@@ -43,6 +44,7 @@ class Hardware:
     fabric: Path | None = None
     routes: Path | None = None
     topology: str | None = None
+    hosts: tuple[str, ...] = ()
     background: tuple[float, float] = (0.0, 0.0)
     rdma: bool = True
 
@@ -118,7 +120,7 @@ class Hardware:
         from hpctrain.topology.build import read_fabric
         from hpctrain.topology.choice import Choice
 
-        fabric = read_fabric(self.fabric, self.routes, choice=Choice(name=self.topology))
+        fabric = read_fabric(self.fabric, self.routes, choice=Choice(name=self.topology, hosts=self.hosts))
         if has_cables(fabric):
             found = networks(
                 fabric,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpctrain.cluster.backends import CAPABILITIES
 from hpctrain.errors import HpctrainError
@@ -112,10 +112,17 @@ def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
     if len(slots) != 1:
         raise HpctrainError("the hosts have different numbers of ranks, and a prediction is for nodes that are alike")
     adapters = {place.adapter for place in plan.hosts[0].places if place.adapter is not None}
-    hardware = Hardware(gpu=gpu, gpus_per_node=slots.pop(), adapters=len(adapters) or None)
-    fabric = plan.host_options.fabric
     options = plan.host_options
-    return replace(hardware, fabric=fabric, routes=options.routes, topology=options.topology), len(plan.hosts)
+    hardware = Hardware(
+        gpu=gpu,
+        gpus_per_node=slots.pop(),
+        adapters=len(adapters) or None,
+        fabric=options.fabric,
+        routes=options.routes,
+        topology=options.topology,
+        hosts=tuple(host.host for host in plan.hosts),
+    )
+    return hardware, len(plan.hosts)
 
 
 def _backend(plan: Plan) -> str:

@@ -70,5 +70,5 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
     if most and not taken.default:
         raise HpctrainError(f"{where}: several topologies have these hosts: {names}", "--topology NAME chooses one")
     which = "the default" if taken.default else "the first"
-    text = f"of the topologies {names}, {taken.name} is taken, {which}: --topology NAME chooses another"
+    text = f"of several topologies ({names}) {taken.name} is taken, {which}: --topology NAME chooses another"
     return taken, [Remark(text=text, where=where)]

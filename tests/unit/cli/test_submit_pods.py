@@ -146,6 +146,7 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--array", "0-3", "--set", "seed=%a"], "--array has no meaning on Kubernetes\n  submit each"),
         (["--wait"], "kubectl wait --for=condition=complete job/NAME"),
         (["--launcher", "mpirun"], "choose a --backend"),
+        (["--topology", "gpu"], "--topology has no meaning on Kubernetes"),
         (["--mount", "/data"], "name the claims in the profile: volumes"),
         (["--sbatch", "mail-type=END"], "change the manifests"),
         (["--run-dir", "runs/one"], "for example --run-dir /hpctrain/runs/one"),

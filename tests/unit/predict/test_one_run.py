@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hpctrain.predict.request import PredictionRequest, predicted
 from hpctrain.predict.training import recipe_training
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
-from hpctrain.run.plan import Plan, Slots
+from hpctrain.run.plan import HostOptions, Plan, Slots
 
 H100 = Hardware(gpu="h100-sxm", gpus_per_node=8)
 
@@ -82,3 +83,20 @@ def test_the_nodes_of_a_plan() -> None:
     uneven = (Slots(host="a", slots=1), Slots(host="b", slots=2))
     with pytest.raises(HpctrainError, match="different numbers of ranks"):
         plan_hardware(plan(recipe, 3, hosts=uneven), "cpu")
+
+
+def test_of_several_topologies_that_of_the_run_s_hosts(tmp_path: Path) -> None:
+    fabric = tmp_path / "topology.yaml"
+    fabric.write_text(
+        """\
+- topology: login
+  cluster_default: true
+  tree: {switches: [{switch: s, nodes: "l[1-2]"}]}
+- topology: gpu
+  tree: {switches: [{switch: t, nodes: "n[1-4]"}]}
+"""
+    )
+    recipe = load_recipe("digits")
+    hosts = tuple(Slots(host=f"n{number}", slots=1) for number in range(1, 5))
+    made = plan(recipe, 4, hosts=hosts, host_options=HostOptions(fabric=fabric))
+    assert predict_run(recipe, made, *plan_hardware(made, "h100-sxm")).row.gpus == 4

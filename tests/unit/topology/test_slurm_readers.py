@@ -354,7 +354,7 @@ def test_switches_and_blocks_in_one_file(choice: Choice, names: set[str]) -> Non
 
 def test_it_is_said_that_one_of_two_kinds_is_taken() -> None:
     (remark,) = (record for record in slurm.read(BOTH, "f") if isinstance(record, Remark))
-    assert remark.text.startswith("of the topologies tree, block, tree is taken, the default")
+    assert remark.text.startswith("of several topologies (tree, block) tree is taken, the default")
     assert not [r for r in slurm.read(BOTH, "f", Choice(hosts=("h3",))) if isinstance(r, Remark)]
     with pytest.raises(HpctrainError, match="no topology 'blok'\n  did you mean 'block'"):
         slurm.read(BOTH, "f", Choice(name="blok"))
