@@ -102,7 +102,8 @@ def _other_locals(curves: Sequence[Curve], ranks: Ranks) -> list[str]:
     if not local or ranks.local in local:
         return []
     measured = " and ".join(map(str, local))
-    return [f"all-reduces were measured with {measured} ranks of a node, and {ranks.local} are predicted"]
+    what = "rank" if measured == "1" else "ranks"
+    return [f"all-reduces were measured with {measured} {what} of a node, and {ranks.local} are predicted"]
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -60,7 +60,11 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
         raise HpctrainError(f"{system.where}: no GPU and no adapter in this file", _REMEDY)
     first, *others = maps
     if any(maps[other] != maps[first] for other in others):
-        found = [f"{name} ({len(each.gpus)} GPUs, {len(each.adapters)} adapters)" for name, each in maps.items()]
+        found = [
+            f"{name} (GPUs: {len(each.gpus)}, adapters: {len(each.adapters)}, "
+            f"cores: {sum(len(node.cores) for node in each.numa_nodes)})"
+            for name, each in maps.items()
+        ]
         raise HpctrainError(
             f"{where}: of {len(maps)} hosts that differ: {', '.join(found)}", f"take one: --node {where}@{first}"
         )

@@ -56,7 +56,7 @@ def test_faster_than_the_wire_and_far_below_it(seconds: float, said: str) -> Non
 
 
 def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
-    said = "all-reduces were measured with 1 ranks of a node, and 8 are predicted"
+    said = "all-reduces were measured with 1 rank of a node, and 8 are predicted"
     assert check_curves([curve(4.2e-2, local=1)], ranks(), stated=True) == [said]
     with pytest.raises(HpctrainError, match="1 of 8 ranks of a node"):
         check_curves([curve(1e-2, local=1)], ranks(), stated=True)
