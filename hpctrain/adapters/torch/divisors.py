@@ -95,7 +95,8 @@ def _below(place: _Place, name: str) -> Iterator[_Place]:
         yield from _factors(place, below)
     elif name in ("MeanBackward0", "SumBackward0"):
         elements = _elements(node)
-        if below[0] is not None and (elements == 1 or below[0].name() in _LISTS):
+        # Not of one element: that may be a rank's only sample.
+        if below[0] is not None and (_is_scalar(node) or below[0].name() in _LISTS):
             yield place.over(elements if name == "MeanBackward0" else 1, below[0])
     elif name in _PASSED:
         alpha = abs(float(getattr(node, "_saved_alpha", 1)))
@@ -142,6 +143,12 @@ def _saved(node: Any, name: str) -> Any:
     """What a node keeps for its backward pass; None where it is packed: a checkpoint would compute it again."""
     kept = getattr(node, f"_raw_saved_{name}", None)
     return None if getattr(kept, "unpack_hook", None) is not None else getattr(node, f"_saved_{name}")
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether what a node reduces has no dimensions."""
+    below, index = node.next_functions[0]
+    return not below._input_metadata[index].shape
 
 
 def _elements(node: Any) -> int:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpctrain as ht
 
-CLASSES, LENGTH, WIDTH, IGNORED = 9, 6, 8, -100
+CLASSES, LENGTH, WIDTH, IGNORED = 9, 6, 12, -100
 # Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
 DIVISIONS = {"even": (24, 12), "uneven": (26, 7), "small": (22, 7)}
 CASES: dict[str, Callable[[Run], None]] = {}

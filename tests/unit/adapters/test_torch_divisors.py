@@ -41,6 +41,10 @@ MASK = (LABELS >= 0).float()
         (torch.stack([EACH.mean(), EACH[:2].mean()]).mean(), [16, 4]),
         (torch.tensor(1024.0) * EACH.mean(), [8 / 1024]),
         (EACH.mean().to(torch.float64).neg().view(1), [8]),
+        (EACH.mean().mean().sum(), [8]),
+        # A rank's only sample.
+        ((EACH[:1] * 3).mean(), [1]),
+        ((EACH[:1] * MASK[:1] * 3).sum() / 3, [3]),
     ],
 )
 def test_the_counts_of_losses(loss, counts):
