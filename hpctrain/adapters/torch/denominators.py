@@ -91,7 +91,8 @@ class Denominators:
         self._agreed: list[Pass] | None = None
         self._told = False
         self._asked = False
-        self._steps = self._forgotten = 0
+        self._steps = 0
+        self._training: object = None
         self.changed = False
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
@@ -104,9 +105,9 @@ class Denominators:
         if not weights.in_use or not losses or not (losses[0][0].device.type == "cpu" or self._is_time):
             return
         found = [each for _, node in losses if node is not None for each in divisors(node)]
-        if len(self._passes) >= _MOST_PASSES or weights.epochs_forgotten != self._forgotten:
+        if len(self._passes) >= _MOST_PASSES or self._training != (weights, weights.epochs_forgotten):
             self._passes.clear()  # as of a backward pass that was refused
-            self._forgotten = weights.epochs_forgotten
+            self._training = (weights, weights.epochs_forgotten)
         self._passes.append(tuple(Part(weights.behind(node), divided) for divided, node in found))
         known = self._agreed or []
         self.changed = self._passes != known[: len(self._passes)]
