@@ -1,7 +1,7 @@
 """Reads files that others may have written, or put something else in place of: regular files only, within a bound.
 
-A pipe or a device in place of a file would be waited for without end, and a link would lead out of the directory that
-it lies in.
+A pipe or a device in place of a file would be waited for without end. Links to regular files are followed: data sets
+and checkpoints that are kept under version control are trees of links.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from pathlib import Path
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without waiting for anybody and without following a link in its last part.
+    """Open a regular file for reading, without waiting for anybody.
 
     Raises:
         OSError: it cannot be opened, or is something else; ``strerror`` says what.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
-            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
-        raise
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -117,7 +117,7 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
         case "pipe":
             os.mkfifo(directory.events)
         case "link":
-            directory.events.symlink_to("/etc/passwd")
+            directory.events.symlink_to("/dev/zero")
         case "folder":
             directory.events.mkdir()
     said = []
