@@ -112,6 +112,10 @@ class Denominators:
         known = self._agreed or []
         self.changed = self._passes != known[: len(self._passes)]
 
+    def forget(self) -> None:
+        """Leave out the losses since the last step: they are of a model whose gradients are not reduced."""
+        self._passes, self.changed = [], False
+
     def travels(self, flag: torch.Tensor) -> None:
         """Put this rank's change into a number that travels with the gradients, before they leave."""
         if flag.device.type == "cpu":

@@ -11,6 +11,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
 _AGAIN = 8
 # Numbers of samples, and of different ones, with which it is found out where a collate_fn's batches count them.
 _COUNTS, _TRIED = (2, 5), 8
+# Where generators of random numbers are looked for: how deep in a data set, in lists of how many, in how many objects.
+_DEPTH, _FEW, _HELD = 5, 100, 10_000
 # Data sets that were compared, by their id: a loader that is made for each epoch costs one small message.
 _compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -94,14 +97,15 @@ def compare_loaders(comm: Communicator, loader: DataLoader[Any], *, evaluation: 
     counts = not evaluation and loader.collate_fn is not default_collate
     probe = _Probe(loader, _Visit(loader.collate_fn if counts else None))
     wanted = places(len(data))
-    if _compared.get(id(data)) is data:
-        compare(comm, facts)
-        if counts:
-            list(itertools.islice(probe.looks(wanted), 2))
-    else:
-        compare(comm, facts, timely(probe.looks(wanted)), lambda i: [look for _, look in probe.looks([i] * _AGAIN)])
-        with contextlib.suppress(TypeError):  # a list has no weak references
-            _compared[id(data)] = data
+    with _generators_kept(data):
+        if _compared.get(id(data)) is data:
+            compare(comm, facts)
+            if counts:
+                list(itertools.islice(probe.looks(wanted), 2))
+        else:
+            compare(comm, facts, timely(probe.looks(wanted)), lambda i: [look for _, look in probe.looks([i] * _AGAIN)])
+            with contextlib.suppress(TypeError):  # a list has no weak references
+                _compared[id(data)] = data
     return probe.axes or SampleAxes()
 
 
@@ -217,6 +221,25 @@ def _seed() -> None:
     torch.default_generator.manual_seed(0)
 
 
+Generator = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
+
+
+def _generators(value: Any, seen: dict[int, Any], depth: int = _DEPTH) -> Iterator[Generator]:
+    """The generators of random numbers in an object, and in what it holds."""
+    if id(value) in seen or len(seen) > _HELD:
+        return
+    seen[id(value)] = value
+    if isinstance(value, Generator):
+        yield value
+    elif depth:
+        few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
+        held = list(value.values() if isinstance(value, dict) else value) if few else []
+        if not isinstance(value, type | ModuleType):
+            held += getattr(value, "__dict__", {}).values()
+        for each in held:
+            yield from _generators(each, seen, depth - 1)
+
+
 @contextlib.contextmanager
 def _random_numbers_kept() -> Iterator[None]:
     kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
@@ -226,3 +249,30 @@ def _random_numbers_kept() -> Iterator[None]:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.default_generator.set_state(kept[2])
+
+
+@contextlib.contextmanager
+def _generators_kept(data: Any) -> Iterator[None]:
+    """Leave no trace in generators that a data set or its transforms have: the time decides how often they draw."""
+    generators = [] if _is_plain(data) else list(_generators(data, {}))
+    states = [_state(each) for each in generators]
+    try:
+        yield
+    finally:
+        for each, state in zip(generators, states, strict=True):
+            _restore(each, state)
+
+
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _restore(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

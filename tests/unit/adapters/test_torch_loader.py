@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -45,6 +46,22 @@ def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
             own = [part[0].tolist() for rank, part in enumerate(parts) if own_samples(len(whole), rank, ranks)]
             assert sum(own, []) == whole.tolist()
         assert step + 1 == len(loaders[0])
+
+
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState, random.Random])
+def test_a_data_set_s_own_random_numbers_are_as_without_a_comparison(kind):
+    class Noisy(torch.utils.data.Dataset):
+        def __init__(self):
+            self.transforms = [{"noise": kind(3)}]
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return getattr(self.transforms[0]["noise"], "normal" if kind is not random.Random else "gauss")(0, 1)
+
+    plain, sharded = DataLoader(Noisy()), shard(DataLoader(Noisy(), batch_size=2), comm=rank_of(0, 2))
+    assert next(iter(sharded)) == next(iter(plain))
 
 
 def test_iterators_of_one_loader_are_epochs_of_their_own():
