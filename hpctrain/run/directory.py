@@ -40,8 +40,8 @@ from hpctrain.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Of a JSON file. The plan of a thousand hosts has some hundred thousand.
-_MOST_BYTES = 2**26
+# Of a JSON file. The manifest of a checkpoint names every piece of every tensor on thousands of ranks.
+_MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
