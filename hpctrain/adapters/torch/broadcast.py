@@ -114,6 +114,9 @@ def _written(own: Any, value: Any) -> Any:
     if isinstance(own, dict) and isinstance(value, dict):
         _write(own, value)
         return own
+    if isinstance(own, list) and isinstance(value, list) and len(own) == len(value):
+        own[:] = map(_written, own, value)  # such as further lists of parameters
+        return own
     if not isinstance(own, torch.Tensor) or not isinstance(value, torch.Tensor) or own is value:
         return value
     if (own.shape, own.dtype, own.layout) != (value.shape, value.dtype, value.layout):
