@@ -152,11 +152,12 @@ def watch_steps(
             note(optimizer)
         guard.step_done()
 
-    denominators = denominators_of(comm)
+    # Not that of a parameter, of which a pipeline's frozen stage gives the optimizer none.
+    denominators, device = denominators_of(comm), torch.device(device_mesh(comm, mesh_of(comm)).device_type)
 
-    def step_begins(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def step_begins(*_: object) -> None:
         comm.passes += 1
-        denominators.step_begins(optimizer.param_groups[0]["params"][0].device)
+        denominators.step_begins(device)
 
     first.register_step_pre_hook(step_begins)
     first.register_step_post_hook(step_done)
