@@ -87,6 +87,8 @@ class Transformer(Network, parallel.GPT):
 
     def __init__(self, *, frozen: bool) -> None:
         parallel.GPT.__init__(self, tied=not frozen, frozen=frozen)
+        # The first of two stages has nothing to train then.
+        self.blocks["1"].requires_grad_(not frozen)
 
     def shorten(self) -> None:
         """Leave out the blocks that only the stages of a pipeline need."""

@@ -27,6 +27,7 @@ from composed_training import Alone, Ranks, WrongError, train
 from composition import CHOICES, Composition, drawn
 
 import hpctrain as ht
+from hpctrain.adapters.torch.parallel.misuse import mixed_tensors
 
 sys.path.append(str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[2] / "startup"))
@@ -61,6 +62,9 @@ def outcome(composition: Composition) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         found = {"outcome": "error", "message": f"{type(error).__name__}: {error}"}
+        if "mixed torch.Tensor and DTensor" in str(error):
+            # As hpctrain shows it where nothing catches it.
+            found = {"outcome": "refused", "message": str(mixed_tensors())}
     else:
         found = {"outcome": "equal"}
     return {**found, "right": ranks.noted if ranks else 0, "time": time.time()}
