@@ -161,9 +161,11 @@ def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) ->
 
 
 def _compare_losses(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
-    for device in {parameter.device for parameter in itertools.islice(_parameters(optimizer), 1)}:
-        for comm in {reducer.comm for reducer in everyone}:
-            denominators_of(comm).step_begins(device)
+    own = {id(parameter): parameter.device for parameter in _parameters(optimizer)}
+    # Of other models' ranks nothing is due, and all ranks go through several in one order.
+    mine = (each for each in everyone if not each.managed.isdisjoint(own))
+    for comm in dict.fromkeys(each.comm for each in sorted(mine, key=lambda each: each.number)):
+        denominators_of(comm).step_begins(next(iter(own.values())))
 
 
 def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool) -> None:
