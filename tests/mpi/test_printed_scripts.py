@@ -91,7 +91,7 @@ def _model(torch, state):
 
         dcp_to_torch_save(state, file := state.with_name("whole.pt"))
         state = file
-    return torch.load(state)["model"]
+    return torch.load(state, weights_only=True)["model"]
 
 
 def _accuracy(output: str) -> float:

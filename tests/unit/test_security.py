@@ -30,9 +30,8 @@ _FILES = sorted(
 # Files that may do what a rule refuses, and why.
 _ALLOWED: dict[str, dict[str, str]] = {
     "import of pickle": {
-        "hpctrain/comm/mpi.py": "objects between the ranks of one run",
+        "hpctrain/comm/control.py": "objects between the ranks of one run",
         "hpctrain/comm/polled.py": "objects between the ranks of one run",
-        "hpctrain/comm/torch_distributed.py": "objects between the ranks of one run",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/unit/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
         "tests/unit/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
