@@ -226,8 +226,8 @@ def test_parts_are_as_the_settings_say() -> None:
     weights = 4 * 25_557_032
     assert (found.parameters, found.optimizer_state) == (weights, 2 * weights)
     assert found.inputs == 64 * 3 * 224 * 224 * 4
-    # A flag for each of 161 parameters, and one for all, travel with the last bucket. What is in no bucket is reduced in
-    # place.
+    # A flag for each of 161 parameters, and one for all, travel with the last bucket.
+    # What is in no bucket is reduced in place.
     in_buckets = memory(workload, batch=64, settings=Settings(optimizer=ADAM, in_place=False))
     assert in_buckets.buckets == weights + (161 + 1) * 4
     assert in_buckets.gradients == 0
