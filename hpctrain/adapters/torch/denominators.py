@@ -83,6 +83,7 @@ class Denominators:
 
     Attributes:
         changed: this rank's losses since the last step are divided by other counts than those that were compared.
+        in_pipeline: each backward pass that begins is one of a pipeline, of whose gradients nothing is heard here.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -93,7 +94,8 @@ class Denominators:
         self._asked = False
         self._steps = 0
         self._training: object = None
-        self.changed = False
+        self._trains = True
+        self.changed = self.in_pipeline = False
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
         """Read the losses of a backward pass."""
@@ -108,13 +110,25 @@ class Denominators:
         if len(self._passes) >= _MOST_PASSES or self._training != (weights, weights.epochs_forgotten):
             self._passes.clear()  # as of a backward pass that was refused
             self._training = (weights, weights.epochs_forgotten)
+        self._leave_out()
         self._passes.append(tuple(Part(weights.behind(node), divided) for divided, node in found))
+        self._trains = self.in_pipeline
+        self._compare_with_agreed()
+
+    def reaches_model(self) -> None:
+        """The backward pass that began last makes gradients that are reduced."""
+        self._trains = True
+
+    def _leave_out(self) -> None:
+        """Leave out the last backward pass if it made no gradient that is reduced: it was of a rank's own model."""
+        if self._passes and not self._trains:
+            self._passes.pop()
+            self._compare_with_agreed()
+        self._trains = True
+
+    def _compare_with_agreed(self) -> None:
         known = self._agreed or []
         self.changed = self._passes != known[: len(self._passes)]
-
-    def forget(self) -> None:
-        """Leave out the losses since the last step: they are of a model whose gradients are not reduced."""
-        self._passes, self.changed = [], False
 
     def travels(self, flag: torch.Tensor) -> None:
         """Put this rank's change into a number that travels with the gradients, before they leave."""
@@ -143,6 +157,7 @@ class Denominators:
         comm = self._comm()
         if comm is None or comm.size == 1:
             return
+        self._leave_out()
         if turns_of(comm).joined:  # ranks without batches make no steps
             self._passes.clear()
             self._told = self._asked = False

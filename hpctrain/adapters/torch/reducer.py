@@ -215,6 +215,7 @@ class GradientReducer:
 
     def _sparse_arrived(self) -> None:
         with self._turns.lock:
+            self._denominators.reaches_model()
             self._begin()
 
     def _arrived(self, name: str) -> None:
@@ -223,6 +224,7 @@ class GradientReducer:
             self._take(name)
 
     def _take(self, name: str) -> None:
+        self._denominators.reaches_model()
         if _paused:
             return
         self._begin()

@@ -177,8 +177,6 @@ def _judge(optimizer: Optimizer, own: list[Parameter], *, updates_reduced: bool)
             "give ht.distribute every model that the optimizer updates, with all its trainable layers unfrozen",
             exit_code=1,
         )
-    for comm in {each.comm for each in _records()}:
-        denominators_of(comm).forget()
     comm = _records()[0].comm
     if optimizer not in _warned and comm.size > 1:
         _warned.add(optimizer)

@@ -166,6 +166,29 @@ def accumulated_means(run):
     optimizer.step()
 
 
+def _beside_a_model_of_its_own(run, model, optimizer):
+    """Losses of what each rank trains, or only looks at, by itself are nobody else's business."""
+    rank = run.comm.rank if run.comm else 0
+    own = network()
+    own_optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    for x, _ in run.loader():
+        own_optimizer.zero_grad()
+        tokens(own(x[: 1 + rank]), x[: 1 + rank]).backward()
+        own_optimizer.step()
+        tokens(own(x[: 1 + rank]), x[: 1 + rank], reduction="sum").backward()
+        run.update(optimizer, tokens(model(x), x))
+
+
+@case
+def beside_a_model_of_its_own(run):
+    _beside_a_model_of_its_own(run, *run.train())
+
+
+@case
+def sharded_beside_a_model_of_its_own(run):
+    _beside_a_model_of_its_own(run, *_of_mesh(run, dp_shard=-1))
+
+
 @case
 def padded_and_all_samples_on_each_rank(run):
     model, optimizer = _of_mesh(run, tp=run.ranks)

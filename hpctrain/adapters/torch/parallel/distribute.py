@@ -100,7 +100,7 @@ class Division:
         explain_copies(self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
-            gathered = Gathered(self._model, batch_weights(self._comm))
+            gathered = Gathered(self._model, batch_weights(self._comm), denominators_of(self._comm))
             for each in self._optimizers:
                 each.register_step_post_hook(lambda *_: gathered.divide_again())
         guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)

@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hpctrain.adapters.torch.buckets import refuse_graph
+from hpctrain.adapters.torch.denominators import Denominators
 from hpctrain.adapters.torch.weights import BatchWeights, unfrozen
 
 _Groups = list[FSDPParamGroup]
@@ -35,10 +36,11 @@ class Gathered:
     Args:
         model: what ``fully_shard`` got as the whole, after all its parts.
         weights: of the gradients.
+        denominators: of the losses.
     """
 
-    def __init__(self, model: nn.Module, weights: BatchWeights) -> None:
-        self._weights = weights
+    def __init__(self, model: nn.Module, weights: BatchWeights, denominators: Denominators) -> None:
+        self._weights, self._denominators = weights, denominators
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
         # Else the first part that is called becomes a whole of its own, and the model cannot be called any more.
         self._root._lazy_init()
@@ -152,6 +154,7 @@ class Gathered:
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
+        self._denominators.reaches_model()
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
         task = torch._C._current_graph_task_id()

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
+from hpctrain.adapters.torch.denominators import denominators_of
 from hpctrain.adapters.torch.guarding import guard_over
 from hpctrain.adapters.torch.parallel.distribute import check_plan, watch_steps
 from hpctrain.adapters.torch.parallel.forward_only import run_forward
@@ -218,12 +219,16 @@ class Pipeline:
         schedule = self._schedules.of(self._size, inputs, target)
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
+        denominators = denominators_of(self._comm)
         try:
+            denominators.in_pipeline = True
             schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
                 raise own from None
             raise
+        finally:
+            denominators.in_pipeline = False
         return self._everyone(losses)
 
     def _cut_up(
