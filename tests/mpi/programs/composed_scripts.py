@@ -27,7 +27,7 @@ from composed_training import Alone, Ranks, WrongError, train
 from composition import CHOICES, Composition, drawn
 
 import hpctrain as ht
-from hpctrain.adapters.torch.parallel.misuse import mixed_tensors
+from hpctrain.adapters.torch.parallel.misuse import of_mixed_tensors
 
 sys.path.append(str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[2] / "startup"))
@@ -62,9 +62,9 @@ def outcome(composition: Composition) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         found = {"outcome": "error", "message": f"{type(error).__name__}: {error}"}
-        if "mixed torch.Tensor and DTensor" in str(error):
+        if explained := of_mixed_tensors(error):
             # As hpctrain shows it where nothing catches it.
-            found = {"outcome": "refused", "message": str(mixed_tensors())}
+            found = {"outcome": "refused", "message": explained}
     else:
         found = {"outcome": "equal"}
     return {**found, "right": ranks.noted if ranks else 0, "time": time.time()}
