@@ -95,6 +95,7 @@ class Denominators:
         self._steps = 0
         self._training: object = None
         self._trains = True
+        self._reduced = False
         self.changed = self.in_pipeline = False
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
@@ -116,8 +117,12 @@ class Denominators:
         self._compare_with_agreed()
 
     def reaches_model(self) -> None:
-        """The backward pass that began last makes gradients that are reduced."""
+        """The backward pass that began last makes gradients of a distributed model, reduced now or later."""
         self._trains = True
+
+    def reduces(self) -> None:
+        """The gradients since the last step are reduced. Where they are not, each rank makes a step of its own."""
+        self._reduced = True
 
     def _leave_out(self) -> None:
         """Leave out the last backward pass if it made no gradient that is reduced: it was of a rank's own model."""
@@ -158,7 +163,8 @@ class Denominators:
         if comm is None or comm.size == 1:
             return
         self._leave_out()
-        if turns_of(comm).joined:  # ranks without batches make no steps
+        reduced, self._reduced = self._reduced, False
+        if not reduced or turns_of(comm).joined:  # ranks without batches make no steps
             self._passes.clear()
             self._told = self._asked = False
             return

@@ -209,6 +209,7 @@ class GradientReducer:
         self._start = time.perf_counter()
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._denominators.reduces()
         if len(self._news):
             self._denominators.travels(self._news)
         self._turns.begin(self)

@@ -155,6 +155,7 @@ class Gathered:
     def _arrived(self, parameter: torch.Tensor) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
         self._denominators.reaches_model()
+        self._denominators.reduces()
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
         task = torch._C._current_graph_task_id()

@@ -222,6 +222,7 @@ class Pipeline:
         denominators = denominators_of(self._comm)
         try:
             denominators.in_pipeline = True
+            denominators.reduces()
             schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
