@@ -13,7 +13,9 @@ from pages import ROOT, scripts
 
 # `make test` puts the frameworks beside the environment.
 _BESIDE = ROOT / ".frameworks"
-SCRIPTS = {name: text for name, text in scripts().items() if name not in ("digits_torch.py", "digits_keras.py")}
+SCRIPTS = {
+    f"digits_{name}.py": scripts()[f"digits_{name}.py"] for name in ("lightning", "fabric", "accelerate", "trainer")
+}
 VARIABLES = {
     "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_BESIDE)))),
     "OMP_NUM_THREADS": "1",
