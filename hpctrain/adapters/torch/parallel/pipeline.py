@@ -20,6 +20,7 @@ from hpctrain.adapters.torch.guarding import guard_over
 from hpctrain.adapters.torch.parallel.distribute import check_plan, watch_steps
 from hpctrain.adapters.torch.parallel.forward_only import run_forward
 from hpctrain.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.adapters.torch.parallel.micro_losses import MicroLosses, require_means
 from hpctrain.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.adapters.torch.parallel.plan import ParallelPlan
@@ -104,6 +105,7 @@ class Pipeline:
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
         self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
+        self._micro_losses = MicroLosses()
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers)
         check_plan(model, sizes, self._plan)
@@ -218,6 +220,7 @@ class Pipeline:
         whole = self._cut_up(inputs, target, self._size, factor, count)
         schedule = self._schedules.of(self._size, inputs, target)
         losses: list[torch.Tensor] = []
+        self._micro_losses = MicroLosses()
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
         denominators = denominators_of(self._comm)
         try:
@@ -230,7 +233,7 @@ class Pipeline:
             raise
         finally:
             denominators.in_pipeline = False
-        return self._everyone(losses)
+        return self._everyone(losses, judged=self._count_of is None)
 
     def _cut_up(
         self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None
@@ -259,10 +262,13 @@ class Pipeline:
         own = float(count) if weight else 0.0
         return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
 
-    def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
+    def _everyone(self, losses: Sequence[torch.Tensor], *, judged: bool = False) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
-        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
+        total, *numbers = self._comm.allreduce(np.array([own, *self._micro_losses.numbers()]), "sum")
+        if judged:
+            require_means(np.array(numbers))
+        return float(total) / (self._comm.size // self._pp)
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, with its share of the whole batch's mean."""
@@ -279,6 +285,8 @@ class Pipeline:
                 "let it return the mean over samples; or the sum, and give ht.Pipeline count=, a function of the "
                 "targets, for what the sum is divided by",
             )
+        if found.device.type == "cpu":  # Reading waits for a GPU.
+            self._micro_losses.add(found, count)
         return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:
