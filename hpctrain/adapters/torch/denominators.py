@@ -138,7 +138,8 @@ class Denominators:
     def travels(self, flag: torch.Tensor) -> None:
         """Put this rank's change into a number that travels with the gradients, before they leave."""
         if flag.device.type == "cpu":
-            flag.fill_(float(self.changed))
+            # Its bucket's gradients count their changes, and this is none.
+            flag.data.fill_(float(self.changed))
 
     def arrived(self, flag: torch.Tensor) -> None:
         """Take the mean of that number over the ranks."""
