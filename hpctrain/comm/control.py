@@ -72,8 +72,7 @@ class CheckedControl(Communicator):
 
     def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
         sent = np.asarray(array, order="C")  # ascontiguousarray would give a number a dimension
-        operation = f"allreduce ({reduction}) of {sent.dtype}{list(sent.shape)}"
-        what = f"allreduce ({reduction})"
+        operation, what = _reducing(reduction, sent.dtype, sent.shape)
         _, slots = self._meet(operation, what, sent.reshape(-1).view(np.uint8), slots=self.size)
         if slots is None:
             received = self._reduce(sent, reduction, what)
@@ -151,7 +150,15 @@ def _purpose() -> str:
     return f"{module}.{frame.f_code.co_qualname}" if module.startswith(OWN) else ""
 
 
-@functools.cache
+# One is made in each step of a training, and the name of a type takes NumPy as long as all else in it.
+@functools.lru_cache(maxsize=1024)
+def _reducing(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, str]:
+    """An allreduce, with all that has to be the same on every rank, and in words."""
+    what = f"allreduce ({reduction})"
+    return f"{what} of {dtype}{list(shape)}", what
+
+
+@functools.lru_cache(maxsize=1024)
 def _number(operation: str, purpose: str) -> int:
     digest = hashlib.blake2b(f"{operation}\n{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
