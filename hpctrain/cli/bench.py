@@ -17,6 +17,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
+from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
     from hpctrain.run.plan import HostOptions
@@ -105,7 +106,7 @@ def allreduce(
         left_out |= measured["left_out"]
         loads.append(measured["load"])
     if as_json:
-        typer.echo(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
+        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows, "left_out": left_out}))
     else:
         print_tables(*tables, left_out=left_out, load=max(loads))
     if plot:
@@ -150,7 +151,7 @@ def collectives(
         rows += own
         loads.append(measured["load"])
     if as_json:
-        typer.echo(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows}))
+        answer(json.dumps({"cores": usable_cores(), "load": max(loads), "rows": rows}))
         return
     print_tables(*tables, left_out={}, load=max(loads))
 
@@ -210,7 +211,7 @@ def step(
     if as_json:
         settings = {"model": model, "cores": usable_cores(), "oversubscribed": more}
         settings |= {"batch": samples, "rounds": rounds}
-        typer.echo(json.dumps({**settings, "rows": rows, **about}))
+        answer(json.dumps({**settings, "rows": rows, **about}))
         return
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
@@ -245,7 +246,7 @@ def _sweep(
         measured["seconds"], name, measured["gpu"], ranks=measured["ranks"], image_size=size, precision=precision.value
     )
     if as_json:
-        typer.echo(json.dumps({"sweeps": [made.model_dump()], "load": measured["load"]}))
+        answer(json.dumps({"sweeps": [made.model_dump()], "load": measured["load"]}))
         return
     print_tables(sweep_table(made), left_out={}, load=measured["load"])
 
@@ -278,7 +279,7 @@ def loader(
     if as_json:
         settings = {"image_size": image_size, "cores": usable_cores(), "rounds": rounds}
         about = {name: measured[name] for name in ("images", "bytes_each", "load")}
-        typer.echo(json.dumps({**settings, **about, "rows": rows}))
+        answer(json.dumps({**settings, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
     print_tables(loader_table(rows, title), left_out={}, load=measured["load"])
@@ -313,7 +314,7 @@ def checkpoint(
     if as_json:
         settings = {"model": model, "ranks": ranks, "cores": usable_cores(), "oversubscribed": more, "rounds": rounds}
         about = {name: measured[name] for name in ("bytes", "load")}
-        typer.echo(json.dumps({**settings, **about, "rows": rows}))
+        answer(json.dumps({**settings, **about, "rows": rows}))
         return
     title = (
         f"a checkpoint of {model} with momentum, {measured['bytes'] / 1e6:.0f} MB, by {ranks} ranks, {rounds} rounds"

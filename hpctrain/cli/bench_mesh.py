@@ -13,6 +13,7 @@ from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
+from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
     from hpctrain.run.plan import HostOptions
@@ -54,7 +55,7 @@ def memory(
     rows = memory_rows(measured["variants"])
     if as_json:
         about = {name: measured[name] for name in ("ranks", "hosts", "gpu", "load")}
-        typer.echo(json.dumps({"model": model, "batch": batch, "rows": rows, **about}))
+        answer(json.dumps({"model": model, "batch": batch, "rows": rows, **about}))
         return
     title = f"MB of {model} on each of {measured['ranks']} ranks, {batch} rows of 64 tokens for each"
     # Others that were running take no memory of these.
@@ -94,7 +95,7 @@ def mesh_step(
     if as_json:
         about = {name: measured[name] for name in ("ranks", "hosts", "load")}
         settings = {"model": model, "batch": samples, "rounds": rounds, "oversubscribed": more}
-        typer.echo(json.dumps({**settings, "rows": rows, **about}))
+        answer(json.dumps({**settings, "rows": rows, **about}))
         return
     title = f"one step of {model} on {measured['ranks']} ranks, {samples} samples for each, {rounds} rounds"
     table = mesh_table(rows, title + (", oversubscribed" if more else ""))

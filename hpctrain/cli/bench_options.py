@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from hpctrain.report.say import tell, terminal
 
 
 class ModelOption(StrEnum):
@@ -38,14 +39,9 @@ _QUIET = 0.5
 
 def print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> None:
     """Print tables, and what was not measured or not alone."""
-    from rich.console import Console
-
     for table in tables:
-        Console().print(table)
+        terminal().print(table)
     if load > _QUIET:
-        print(
-            f"other processes were running: the load was {load} before; measure again when it is near 0",
-            file=sys.stderr,
-        )
+        tell(f"other processes were running: the load was {load} before; measure again when it is near 0")
     for name, why in left_out.items():
-        print(f"left out: {name}: {why}", file=sys.stderr)
+        tell(f"left out: {name}: {why}")

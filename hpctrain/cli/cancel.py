@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from hpctrain.cli.status import Target
+from hpctrain.report.say import answer
 
 # The launcher waits for the ranks, and then ends what is left of them.
 _GRACE_SECONDS = 30.0
@@ -22,18 +21,18 @@ def cancel(target: Target) -> None:
     found = find_run(target)
     said = False
     for line in cancel_jobs(found):
-        typer.echo(line)
+        answer(line)
         said = True
     if not said and not found.directory.summary.exists():
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
         start = Progress.read(found.directory).start
         for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS):
-            typer.echo(line)
+            answer(line)
             said = True
     run, _ = read_status(found)
     if not said:
-        typer.echo("nothing to cancel: no process or job of the run is alive")
+        answer("nothing to cancel: no process or job of the run is alive")
     for each in [run] if isinstance(run, RunStatus) else run.tasks:
         name = "the run" if each.task is None else f"task {each.task}"
-        typer.echo(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")
+        answer(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")

@@ -13,6 +13,7 @@ from hpctrain.checkpoints.find import newest_whole, verify
 from hpctrain.checkpoints.layout import MANIFEST, checkpoint_path, iterations
 from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.errors import HpctrainError
+from hpctrain.report.say import answer, tell
 from hpctrain.run.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
@@ -31,11 +32,11 @@ def list_checkpoints(
 
     rows = checkpoint_rows(RunDirectory(run_dir))
     if as_json:
-        typer.echo(json.dumps({"checkpoints": [row.model_dump(mode="json") for row in rows]}, indent=2))
+        answer(json.dumps({"checkpoints": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:
         print_table(checkpoint_table(rows))
     else:
-        typer.echo(f"hpctrain: {run_dir} has no checkpoint yet", err=True)
+        tell(f"hpctrain: {run_dir} has no checkpoint yet")
 
 
 @app.command("verify")
@@ -45,12 +46,12 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
     faulty = any(found.values())
     if as_json:
         rows = [{"path": str(path), "faults": faults} for path, faults in found.items()]
-        typer.echo(json.dumps({"status": "failed" if faulty else "ok", "checkpoints": rows}, indent=2))
+        answer(json.dumps({"status": "failed" if faulty else "ok", "checkpoints": rows}, indent=2))
         if faulty:
             raise typer.Exit(3)
         return
     for path, faults in found.items():
-        typer.echo(f"{path}: {'damaged' if faults else 'ok'}")
+        answer(f"{path}: {'damaged' if faults else 'ok'}")
     if faulty:
         listed = "\n".join(fault for faults in found.values() for fault in faults)
         raise HpctrainError(listed, _hint(found), exit_code=3)
@@ -80,7 +81,7 @@ def export(
 
     require_places([out])
     checkpoint = source if _is_checkpoint(source) else _newest(source)
-    typer.echo(f"{out}: {write(checkpoint, out)} parameters of {checkpoint}")
+    answer(f"{out}: {write(checkpoint, out)} parameters of {checkpoint}")
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -105,7 +106,7 @@ def _newest(run_dir: Path) -> Path:
     folder = _folder(run_dir)
     newest = newest_whole(folder)
     for path, fault in newest.damaged:
-        typer.echo(f"hpctrain: {path} is damaged and was skipped: {fault}", err=True)
+        tell(f"hpctrain: {path} is damaged and was skipped: {fault}")
     if not newest.iteration:
         raise HpctrainError(f"{run_dir} has no intact checkpoint", exit_code=3 if newest.damaged else 2)
     return checkpoint_path(folder, newest.iteration)

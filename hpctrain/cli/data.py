@@ -18,6 +18,7 @@ from hpctrain.cli.shard_places import EngineOptions, ShardJob, submit_work, subm
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
     from hpctrain.shards.objects import Objects
@@ -58,9 +59,7 @@ def fake(
     require("train", "imagenet")
     wanted = FakeSet(images=images, classes=classes, seed=seed, size=size, broken=broken)
     make_fake(folder, wanted)
-    typer.echo(
-        f"{folder}: {wanted.train} images for training and {wanted.validation} for validation, {classes} classes"
-    )
+    answer(f"{folder}: {wanted.train} images for training and {wanted.validation} for validation, {classes} classes")
 
 
 @app.command()
@@ -121,16 +120,16 @@ def shard(
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
     if as_json:
-        typer.echo(json.dumps({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
+        answer(json.dumps({"splits": counts, "classes": len(manifest.classes), "broken": broken}))
         return
     for name, count in counts.items():
-        typer.echo(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
+        answer(f"{name}: {count['samples']} images of {len(manifest.classes)} classes in {count['shards']} shards")
     if broken:
-        typer.echo(f"{len(broken)} images cannot be decoded; they are in the shards nevertheless:")
+        answer(f"{len(broken)} images cannot be decoded; they are in the shards nevertheless:")
     for image in manifest.broken[:_NAMED]:
-        typer.echo(f"  {image.split} {image.key}: {image.message}")
+        answer(f"  {image.split} {image.key}: {image.message}")
     if len(broken) > _NAMED:
-        typer.echo(f"  and {len(broken) - _NAMED} more, in {folder / 'manifest.json'}")
+        answer(f"  and {len(broken) - _NAMED} more, in {folder / 'manifest.json'}")
 
 
 @app.command()
@@ -187,11 +186,11 @@ def prepare_text(
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": each.tokens, "documents": each.documents} for name, each in splits.items()}
     if as_json:
-        typer.echo(json.dumps({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
+        answer(json.dumps({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
         return
     for name, count in counts.items():
-        typer.echo(f"{name}: {count['tokens']:,} tokens of {count['documents']:,} documents")
-    typer.echo(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
+        answer(f"{name}: {count['tokens']:,} tokens of {count['documents']:,} documents")
+    answer(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
 
 
 def _make(
@@ -235,7 +234,7 @@ def verify(shards: Shards, as_json: AsJson = False) -> None:
         status = "failed" if found.faults else "ok"
         rows = [asdict(fault) for fault in found.faults]
         remedy = found.remedy if found.faults else ""
-        typer.echo(json.dumps({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
+        answer(json.dumps({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
         if found.faults:
             raise typer.Exit(3)
         return
@@ -244,7 +243,7 @@ def verify(shards: Shards, as_json: AsJson = False) -> None:
         raise HpctrainError(
             f"{shards} is not as it was written:{listed}", f"{found.remedy} makes these files again", exit_code=3
         )
-    typer.echo(f"{shards}: ok, {found.shards} shards, {found.holds}")
+    answer(f"{shards}: ok, {found.shards} shards, {found.holds}")
 
 
 @app.command()
@@ -275,12 +274,10 @@ def stage(
         raise HpctrainError(f"{shards} holds tokens, and only images are staged", hint)
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:
-        typer.echo(json.dumps(asdict(done)))
+        answer(json.dumps(asdict(done)))
         return
     linked = f", {done.linked} linked to {shards}" if done.linked else ""
-    typer.echo(
-        f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there{linked}"
-    )
+    answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there{linked}")
 
 
 def _source(shards: str) -> Path | Objects:

@@ -15,6 +15,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.cluster.host_list import fold_hosts
+from hpctrain.report.say import answer, tell, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,10 +52,10 @@ def doctor(
         Start(**start.changes()),
         ranks,
         run_dir,
-        notice=lambda text: typer.echo(f"hpctrain: {text}", err=True),
+        notice=lambda text: tell(f"hpctrain: {text}"),
     )
     if as_json:
-        typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+        answer(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
         _print(checks)
     if any(check.status == "failed" for check in checks):
@@ -62,10 +63,9 @@ def doctor(
 
 
 def _print(checks: list[Check]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = terminal(highlight=False)
     for check in checks:
         if check.status == "failed":
             # Wrapped by the terminal alone, so that a command can be copied.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
 from hpctrain.batch.forecast import forecast, forecasts, named_gpu
 from hpctrain.batch.submission import Job
 from hpctrain.errors import HpctrainError
 from hpctrain.recipes.schema import Recipe
+from hpctrain.report.say import answer
 from hpctrain.run.plan import Script
 
 
@@ -23,14 +22,14 @@ def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     named = named_gpu(job, gpu)
     if isinstance(work, Script) and gpu is None:
         return
-    typer.echo("\n# Prediction")
+    answer("\n# Prediction")
     if named is None:
-        typer.echo(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
+        answer(f"none: the profile {job.profile.name} names no GPU; node.gpu in a profile does, or --gpu NAME")
         return
     try:
         found = forecast(job, work, named)
     except HpctrainError as error:
-        typer.echo("\n".join([f"none: {error.message}", *_network_keys(job)]))
+        answer("\n".join([f"none: {error.message}", *_network_keys(job)]))
         return
     from hpctrain.batch.time_limit import deadline_lines, time_lines
     from hpctrain.cli.tables import print_table
@@ -41,7 +40,7 @@ def print_forecast(job: Job, work: Recipe | Script, gpu: str | None) -> None:
     about_time = deadline_lines if job.profile.kubernetes else time_lines
     lines += about_time(job.request, 60 * found.minutes.low, 60 * found.minutes.high)
     lines += [f"warning: {text}" for text in (found.memory_warning, *found.prediction.warnings) if text]
-    typer.echo("\n".join([*lines, *_network_keys(job)]))
+    answer("\n".join([*lines, *_network_keys(job)]))
 
 
 def _network_keys(job: Job) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 from hpctrain.cli.tables import AsJson
 from hpctrain.cluster.checks import Check
 from hpctrain.horovod.wheel import Progress
+from hpctrain.report.say import answer, tell, terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -34,7 +35,7 @@ def build(
         built, origin = build_horovod(progress, force=force)
     parts = {"torch": built.torch, "tensorflow": built.tensorflow, "CUDA": built.cuda, "NCCL": built.nccl}
     versions = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
-    typer.echo(f"Horovod {built.horovod} ({origin}): {versions}, {built.mpi}")
+    answer(f"Horovod {built.horovod} ({origin}): {versions}, {built.mpi}")
 
 
 @app.command()
@@ -46,10 +47,10 @@ def check(
 
     checks = report()
     if as_json:
-        typer.echo(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+        answer(json.dumps({"checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
         for one in checks:
-            typer.echo(_line(one))
+            answer(_line(one))
     if any(check.status == "failed" for check in checks):
         raise typer.Exit(3)
 
@@ -63,10 +64,9 @@ def _line(check: Check) -> str:
 @contextlib.contextmanager
 def _shown_progress() -> Iterator[Progress]:
     """Progress on stderr: a bar on a terminal, a line for each step and each tenth elsewhere."""
-    from rich.console import Console
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if not console.is_terminal:
         yield _print_tenths()
         return
@@ -84,7 +84,7 @@ def _print_tenths() -> Progress:
         nonlocal said
         line = step if percent is None else f"{step}: {percent // 10 * 10} %"
         if line != said:
-            typer.echo(f"horovod: {line}", err=True)
+            tell(f"horovod: {line}")
             said = line
 
     return show

@@ -9,6 +9,7 @@ import typer
 
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
+from hpctrain.report.say import answer, tell
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.resuming import resume_command
 
@@ -26,9 +27,9 @@ def show_job(job: Job, path: Path) -> None:
     from hpctrain.batch.preview import preview
 
     script = job.script(path)
-    typer.echo(preview(job, script), nl=False)
+    answer(preview(job, script), end="")
     if said := check(script):
-        typer.echo(said, err=True)
+        tell(said)
 
 
 def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
@@ -42,8 +43,8 @@ def send_job(job: Job, path: Path, *, numbered: bool, wait: bool) -> None:
         HpctrainError: as of :func:`hpctrain.batch.submission.submit`.
     """
     directory, jobs = submit_job(job, path, numbered=numbered)
-    typer.echo(directory.path)
-    typer.echo(" ".join(jobs))
+    answer(directory.path)
+    answer(" ".join(jobs))
     if wait:
         raise typer.Exit(_wait(directory, job.request.tasks))
 
@@ -57,14 +58,14 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
     try:
         with Console() as console:
             follower = None if tasks else Follower(directory, console.show, console.line)
-            waiting.wait(directory, follower, lambda text: typer.echo(text, err=True))
+            waiting.wait(directory, follower, tell)
     except KeyboardInterrupt:
         place = shlex.quote(str(directory.path))
-        typer.echo(f"the job continues. See its state: hpctrain status {place}", err=True)
-        typer.echo(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}", err=True)
+        tell(f"the job continues. See its state: hpctrain status {place}")
+        tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
         return _INTERRUPTED
     code = waiting.exit_code(runs)
     if code:
-        typer.echo(f"hpctrain: not finished; what the jobs printed is in {directory.logs}", err=True)
-        typer.echo(f"  to resume: {resume_command(directory)}", err=True)
+        tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}")
+        tell(f"  to resume: {resume_command(directory)}")
     return code

@@ -10,6 +10,7 @@ import typer
 
 from hpctrain.cli.status import Target
 from hpctrain.errors import HpctrainError
+from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
     from hpctrain.batch.find_run import FoundRun
@@ -40,13 +41,11 @@ def logs(
     try:
         for lines in _until_end(found, reader, follow):
             printed = True
-            typer.echo("\n".join(lines))
+            answer("\n".join(lines))
     except KeyboardInterrupt:
         return
     if not printed:
-        typer.echo(
-            "hpctrain: nothing has been printed yet" + ("" if job else "; --job shows what the job printed"), err=True
-        )
+        tell("hpctrain: nothing has been printed yet" + ("" if job else "; --job shows what the job printed"))
 
 
 def _job_logs(found: FoundRun) -> JobLogs:

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from hpctrain.cli import completion
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import missing_extra
+from hpctrain.report.say import answer, tell
 
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
@@ -93,7 +94,7 @@ def _print_version(wanted: bool) -> None:
         from hpctrain.commit import of_this_package
 
         commit = of_this_package()
-        typer.echo(f"{hpctrain.__version__} ({f'commit {commit}' if commit else 'no commit known'})")
+        answer(f"{hpctrain.__version__} ({f'commit {commit}' if commit else 'no commit known'})")
         raise typer.Exit
 
 
@@ -125,5 +126,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell(error: HpctrainError) -> int:
-    print(f"hpctrain: {error}", file=sys.stderr)
+    tell(f"hpctrain: {error}")
     return error.exit_code

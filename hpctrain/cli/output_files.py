@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shlex import quote
 
-import typer
-
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.report.say import tell
 
 _ELSEWHERE = "choose another place for it"
 
@@ -55,4 +54,4 @@ def save(contents: Mapping[Path, bytes]) -> None:
             file.write_bytes(content)
         except OSError as error:
             raise disk_error(error, file, _ELSEWHERE) from error
-        typer.echo(f"wrote {file}", err=True)
+        tell(f"wrote {file}")

@@ -21,6 +21,7 @@ from hpctrain.planning.machine import as_if_installed, this_machine
 from hpctrain.planning.mesh import mesh_lines
 from hpctrain.planning.planner import make_plan
 from hpctrain.recipes.load import load_recipe
+from hpctrain.report.say import answer, tell
 from hpctrain.run.plan import HostOptions, Plan
 from hpctrain.topology.launch_files import host_variables, slot_variables
 
@@ -83,7 +84,7 @@ def plan(
         HostOptions(**hosts.given(), nodes=_one(nodes)), machine.host, ranks, work=work, whole_fabric=True
     )
     for warning in (*warnings, *missing):
-        typer.echo(f"hpctrain: warning: {warning}", err=True)
+        tell(f"hpctrain: warning: {warning}")
     made = make_plan(
         told(work),
         machine,
@@ -96,9 +97,9 @@ def plan(
 
         kept = {stage: vars(each) for stage, each in state_bytes(made).items()}
         further = {"state_bytes": kept} if kept else {}
-        typer.echo(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
+        answer(json.dumps({**made.model_dump(mode="json"), **further}, indent=2))
     else:
-        typer.echo(_text(made))
+        answer(_text(made))
 
 
 def _one(nodes: str | None) -> int | None:

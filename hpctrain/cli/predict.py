@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.prediction_options import PredictionOptions, background_shares, link_rate, node_counts
@@ -34,6 +32,7 @@ from hpctrain.programs.trace import trace_script
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.mesh import parse_mesh
 from hpctrain.report.prediction import memory_warnings, prediction_notes, prediction_record, prediction_table
+from hpctrain.report.say import answer, tell
 
 
 def predict(
@@ -80,12 +79,12 @@ def predict(
         ),
     )
     for warning in (*found.warnings, *memory_warnings(found)):
-        typer.echo(f"hpctrain: warning: {warning}", err=True)
+        tell(f"hpctrain: warning: {warning}")
     if as_json:
-        typer.echo(json.dumps(prediction_record(found), indent=2))
+        answer(json.dumps(prediction_record(found), indent=2))
     else:
         print_table(prediction_table(found))
-        typer.echo("\n".join(prediction_notes(found, explain=options.explain)))
+        answer("\n".join(prediction_notes(found, explain=options.explain)))
     if options.plot:
         from hpctrain.report.prediction_plot import prediction_page, prediction_plot
 
@@ -113,7 +112,7 @@ def _training(work: str, training: TrainingOptions, options: PredictionOptions, 
     if work.endswith(".json"):
         workload = read_workload(Path(work))
     else:
-        typer.echo(f"hpctrain: tracing one step of {work}", err=True)
+        tell(f"hpctrain: tracing one step of {work}")
         workload = trace_script(Path(work), arguments)
     return script_training(workload, per_rank=options.batch, **known)
 
@@ -133,6 +132,6 @@ def _hardware(hosts: HostsWithSlots, options: PredictionOptions) -> Hardware:
     if hosts.node:
         node = node_map_of(hosts.node)
         for warning in node.warnings:
-            typer.echo(f"hpctrain: warning: {warning}", err=True)
+            tell(f"hpctrain: warning: {warning}")
         stated = stated.like(node)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated

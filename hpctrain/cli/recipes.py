@@ -19,6 +19,7 @@ from hpctrain.recipes.entries import Listed, all_entries, load_entry, variant_na
 from hpctrain.recipes.load import load_recipe
 from hpctrain.recipes.schema import Recipe
 from hpctrain.recipes.used import used_values
+from hpctrain.report.say import answer, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -75,7 +76,7 @@ def show(
         _show_values(load_entry(name), as_json=as_json)
         if variants := variant_names(name):
             named = ", ".join(f"{name}@{variant}" for variant in variants)
-            typer.echo(f"hpctrain: the first of its variants: {named}", err=True)
+            tell(f"hpctrain: the first of its variants: {named}")
 
 
 @app.command()
@@ -100,7 +101,7 @@ def check(
         _print([{"name": name, "status": "ok", "missing": what} for name, what in missing.items()])
     else:
         for name, what in missing.items():
-            typer.echo(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
+            answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
     if faults:
         # What is wrong with what all variants have is said once.
         told = dict.fromkeys(line for error in faults for line in error.message.splitlines())
@@ -111,7 +112,7 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
     if as_json:
         _print(entry.model_dump(mode="json"))
     else:
-        typer.echo(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
+        answer(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
 
 
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
@@ -139,12 +140,12 @@ def _show_differences(names: tuple[str, str], *, as_json: bool) -> None:
     elif found:
         _print(difference_table(names, found))
     else:
-        typer.echo("no differences")
+        answer("no differences")
 
 
 def _print(what: Any) -> None:
     """Values as JSON, or a table."""
     if isinstance(what, dict | list):
-        typer.echo(json.dumps(what, indent=2))
+        answer(json.dumps(what, indent=2))
         return
     print_table(what)

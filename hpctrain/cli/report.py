@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hpctrain.report.say import answer, tell
+
 
 def report(
     run_dir: Annotated[
@@ -33,13 +35,11 @@ def report(
     Where the run was predicted, what it took is set beside that.
     """
     import json
-    import sys
 
     from hpctrain.cli.comparison import print_comparison
     from hpctrain.errors import HpctrainError
     from hpctrain.report.page import keep_prediction, read_summary, write_report
     from hpctrain.report.repeats import read_repeats, write_repeats_report
-    from hpctrain.report.say import say
     from hpctrain.run.directory import RunDirectory
     from hpctrain.supervision.repeats import read_series
 
@@ -51,20 +51,20 @@ def report(
             )
         from hpctrain.report.tracking.later import send_later
 
-        raise typer.Exit(send_later(run_dir, tracking, lambda text: say(f"hpctrain: {text}", sys.stderr)))
+        raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)
     if series := read_series(run_dir):
         if prediction:
             raise HpctrainError(
                 f"{run_dir} holds repeated runs, and --prediction is for one", f"name it: {run_dir / 'seed-S'}"
             )
-        typer.echo(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
+        answer(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
         return
     if prediction:
         keep_prediction(directory, prediction)
     if as_json:
-        typer.echo(json.dumps(read_summary(directory), indent=2))
+        answer(json.dumps(read_summary(directory), indent=2))
         return
     page = write_report(directory)
     print_comparison(directory)
-    typer.echo(page)
+    answer(page)

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
-
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.by_hand import shell_text
 from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.planning.mesh import mesh_lines
 from hpctrain.recipes.schema import Recipe
-from hpctrain.report.say import say
+from hpctrain.report.say import answer, say, tell, terminal
 from hpctrain.run.directory import RunDirectory, read_model, write_json
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.resuming import resume_command
@@ -43,13 +41,13 @@ class Terminal:
         self._work, self._gpu = work, gpu
 
     def notice(self, text: str) -> None:
-        say(f"hpctrain: {text}", sys.stderr)
+        tell(f"hpctrain: {text}")
 
     def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
         """Print the commands for a shell."""
         launcher = run.launcher
         command = command_for(run.plan, directory, run.machine, launcher)
-        typer.echo(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
+        answer(shell_text(command, run.plan, directory, run.attempt, launcher.name if launcher else "none"))
         if lines := mesh_lines(run.plan):
             self.notice("\n  ".join(lines))
         if launcher and needs_proof(run.plan):
@@ -97,7 +95,7 @@ class Terminal:
                 if failure.status == "resumable":
                     # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
                     trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
-                    say(f"  to resume: {resume_command(directory)}", sys.stderr)
+                    tell(f"  to resume: {resume_command(directory)}")
 
             yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)
 
@@ -114,20 +112,19 @@ class Terminal:
             for name, value in summary["metrics"].items():
                 say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)
             if plan.recipe:
-                say(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}", sys.stderr)
+                tell(f"{result_title(plan.recipe)}, {reported_text(plan.recipe)}")
         if (drawn := summary.get("energy_kwh")) is not None:
             each = summary["joules_per_sample"]
-            say(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}", sys.stderr)
+            tell(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}")
         if directory.prediction.exists():
             from hpctrain.cli.comparison import print_comparison
 
             print_comparison(directory)
-        say(f"report: hpctrain report {shlex.quote(str(directory.path))}", sys.stderr)
+        tell(f"report: hpctrain report {shlex.quote(str(directory.path))}")
 
     def series_ended(self, series: Series) -> None:
-        from rich.console import Console
 
         from hpctrain.report.repeats import record_repeats, table
 
-        Console().print(table(record_repeats(series)))
-        say(f"report: hpctrain report {shlex.quote(str(series.path))}", sys.stderr)
+        terminal().print(table(record_repeats(series)))
+        tell(f"report: hpctrain report {shlex.quote(str(series.path))}")

@@ -13,6 +13,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostNames
 from hpctrain.errors import HpctrainError
+from hpctrain.report.say import tell
 
 if TYPE_CHECKING:
     from hpctrain.shards.work import Work
@@ -168,7 +169,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         look_only=job.dry_run,
     )
     for line in made.notices:
-        typer.echo(line, err=True)
+        tell(line)
     path = (job.run_dir or default_directory(name)).absolute()
     if job.dry_run:
         show_job(made, path)

@@ -10,6 +10,7 @@ import typer
 
 from hpctrain.cli.tables import print_table
 from hpctrain.files.utf8 import json_text
+from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
@@ -38,13 +39,13 @@ def status(
 
     found, problem = read_status(find_run(target))
     if problem:
-        typer.echo(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}", err=True)
+        tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
-        typer.echo(json_text(found.model_dump(mode="json"), indent=2))
+        answer(json_text(found.model_dump(mode="json"), indent=2))
     elif isinstance(found, ArrayStatus):
-        typer.echo(_array(found))
+        answer(_array(found))
     else:
-        typer.echo(_table(found))
+        answer(_table(found))
 
 
 def _show_runs(*, as_json: bool) -> None:
@@ -52,13 +53,13 @@ def _show_runs(*, as_json: bool) -> None:
 
     rows, problem = list_runs(_RUNS)
     if problem:
-        typer.echo(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}", err=True)
+        tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
-        typer.echo(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
+        answer(json_text({"runs": [row.model_dump(mode="json") for row in rows]}, indent=2))
     elif rows:
         print_table(runs_table(rows))
     else:
-        typer.echo(f"hpctrain: there is no run in {_RUNS.absolute()}; hpctrain run digits makes one", err=True)
+        tell(f"hpctrain: there is no run in {_RUNS.absolute()}; hpctrain run digits makes one")
 
 
 def _table(run: RunStatus) -> str:

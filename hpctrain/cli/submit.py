@@ -18,6 +18,7 @@ from hpctrain.cli.predicted_gpu import PredictedGpu, require_gpu
 from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
+from hpctrain.report.say import tell
 from hpctrain.run.directory import default_directory
 from hpctrain.run.plan import Start
 
@@ -104,13 +105,13 @@ def submit(
         look_only=dry_run,
     )
     for line in made.notices:
-        typer.echo(line, err=True)
+        tell(line)
     path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
         show_job(made, path)
         print_forecast(made, next(iter(works.values())), gpu)
         return
     if made.pack:
-        made.pack.write(lambda line: typer.echo(line, err=True))
+        made.pack.write(tell)
     made = replace(made, predictions=prediction_records(made, works, gpu))
     send_job(made, path, numbered=run_dir is None, wait=wait)

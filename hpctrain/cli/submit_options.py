@@ -10,13 +10,14 @@ import typer
 
 from hpctrain.batch.request import further_options
 from hpctrain.cli import completion
+from hpctrain.report.say import answer
 
 
 def _print_variables(wanted: bool) -> None:
     if wanted:
         from hpctrain.batch.script import list_variables
 
-        typer.echo(list_variables())
+        answer(list_variables())
         raise typer.Exit
 
 
@@ -26,7 +27,7 @@ def _print_clusters(wanted: bool) -> None:
 
         for line in describe_profiles():
             tried = "" if line.tried else " (hpctrain was not run there)"
-            typer.echo(f"{line.name}: {line.remark}{tried}\n  {line.source}")
+            answer(f"{line.name}: {line.remark}{tried}\n  {line.source}")
         raise typer.Exit
 
 

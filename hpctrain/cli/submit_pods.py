@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from hpctrain.batch.kubernetes import create, prepare_pods, refuse_slurm
 from hpctrain.batch.manifests import manifest_text, manifests
 from hpctrain.batch.places import kubectl_commands
@@ -22,6 +20,7 @@ from hpctrain.cli.run_options import JobStart, WorkOptions
 from hpctrain.cli.submit_options import ScriptOptions
 from hpctrain.cli.work import read_work
 from hpctrain.cluster.profile import ClusterProfile
+from hpctrain.report.say import answer, tell
 from hpctrain.run.plan import Start
 
 
@@ -83,15 +82,15 @@ def submit_pods(
         restarts=given.restarts,
     )
     for line in job.notices:
-        typer.echo(line, err=True)
+        tell(line)
     if dry_run:
-        typer.echo(manifest_text(run), nl=False)
+        answer(manifest_text(run), end="")
         # What is printed are manifests alone, for another program to read.
         with contextlib.redirect_stdout(sys.stderr):
             print_forecast(job, work, given.gpu)
         return
-    typer.echo(create(run), err=True)
+    tell(create(run))
     kind = str(manifests(run)[-1]["kind"]).lower()
-    typer.echo(run.run_directory)
-    typer.echo(f"{kind}/{run.name}")
-    typer.echo(kubectl_commands(kind, run.name, run.kubernetes.namespace), err=True)
+    answer(run.run_directory)
+    answer(f"{kind}/{run.name}")
+    tell(kubectl_commands(kind, run.name, run.kubernetes.namespace))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpctrain.report.say import terminal
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -19,7 +21,6 @@ _UNBOUNDED = 1000
 
 def print_table(table: RenderableType) -> None:
     """Print a table as wide as the terminal. In a pipe or a file nothing is cut, unless COLUMNS sets the width."""
-    from rich.console import Console
 
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if bounded else _UNBOUNDED).print(table)
+    terminal(width=None if bounded else _UNBOUNDED).print(table)

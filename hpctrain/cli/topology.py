@@ -18,6 +18,7 @@ from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.report.say import answer, tell, terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -86,7 +87,7 @@ def show(
         save(_drawings(fabric, rings, svg, png))
     if as_json:
         shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
-        typer.echo(json.dumps({**shape, "warnings": fabric.warnings}, indent=2))
+        answer(json.dumps({**shape, "warnings": fabric.warnings}, indent=2))
     else:
         _print_fabric(fabric, ", ".join(map(str, fabric_files)))
 
@@ -159,7 +160,7 @@ def place(
         rows = {name: _row(getattr(found, name), found) for name in ORDERS}
         optimal = {"already_optimal": found.already_optimal}
         traffic = {"mesh": laid.traffic.model_dump(mode="json")} if laid else {}
-        typer.echo(json.dumps({"order": order, **rows, **optimal, **traffic}, indent=2))
+        answer(json.dumps({"order": order, **rows, **optimal, **traffic}, indent=2))
     else:
         _print_placement(found, order, laid)
 
@@ -230,7 +231,7 @@ def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
 
     fabric, known_from = find_fabric(options, names)
     if known_from != FLAT:
-        typer.echo(f"hpctrain: the fabric: {known_from}", err=True)
+        tell(f"hpctrain: the fabric: {known_from}")
     return fabric
 
 
@@ -268,12 +269,12 @@ def convert(
         require_places([out])
         save({out: text.encode()})
     else:
-        typer.echo(text, nl=False)
+        answer(text, end="")
 
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        typer.echo(f"hpctrain: warning: {warning}", err=True)
+        tell(f"hpctrain: warning: {warning}")
 
 
 def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
@@ -296,7 +297,6 @@ def _drawings(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path
 
 
 def _print_fabric(fabric: Fabric, title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
     from rich.tree import Tree
@@ -306,7 +306,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     numbers = counts(fabric)
     table = Table(*numbers, title=Text(title))
     table.add_row(*(f"{number:,}" for number in numbers.values()))
-    console = Console()
+    console = terminal()
     if not console.is_terminal:
         console.width = _WIDE
     console.print(table)
@@ -319,7 +319,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
         _grow(tree, branch, ratios)
     console.print(tree)
     for warning in fabric.warnings:
-        typer.echo(f"warning: {warning}")
+        answer(f"warning: {warning}")
 
 
 def _grow(tree: Tree, branch: Branch, ratios: Mapping[str, float | None]) -> None:
@@ -357,7 +357,6 @@ def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
 
 
 def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     each = "1 adapter" if found.rails == 1 else f"{found.rails} adapters"
@@ -370,29 +369,28 @@ def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | 
         crossings = [str(row.crossings), ", ".join(map(str, row.crossings_by_level[1:]))][: 1 + len(higher)]
         bandwidth = f"{speed / 1e9:.1f} GB/s" if speed else "speeds unknown"
         table.add_row(words, *crossings, f"{row.worst_load:g}", bandwidth)
-    Console().print(table)
+    terminal().print(table)
     if found.already_optimal:
-        typer.echo("the given order is already optimal")
+        answer("the given order is already optimal")
     if laid:
-        typer.echo("\n".join(["", "mesh, sent in a step:", *laid.traffic.lines(), ""]))
-    typer.echo(",".join(order))
+        answer("\n".join(["", "mesh, sent in a step:", *laid.traffic.lines(), ""]))
+    answer(",".join(order))
 
 
 def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], gained: Gain | None, *, as_json: bool) -> None:
     if as_json:
         rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
         found = {"faults": [asdict(fault) for fault in faults], "gain": asdict(gained) if gained else None}
-        typer.echo(json.dumps({"flows": rows, **found}, indent=2))
+        answer(json.dumps({"flows": rows, **found}, indent=2))
         return
     _print_flows(flows)
     for fault in faults:
-        typer.echo(f"slow: {fault}")
+        answer(f"slow: {fault}")
     if gained:
-        typer.echo(str(gained))
+        answer(str(gained))
 
 
 def _print_flows(flows: Sequence[Flow]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from hpctrain.topology.verify import rate
@@ -400,4 +398,4 @@ def _print_flows(flows: Sequence[Flow]) -> None:
     table = Table("from", "to", "bandwidth", "latency")
     for flow in sorted(flows, key=lambda flow: flow.bandwidth):
         table.add_row(str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
-    Console().print(table)
+    terminal().print(table)

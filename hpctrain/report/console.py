@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from hpctrain.files.printable import printable
 from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.progress import iterations
 from hpctrain.report.record import communication_share, samples_per_s
@@ -95,7 +96,8 @@ class Console:
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
             self._bar.console.out(text, highlight=False)
         else:
-            say(text, self._stdout)
+            # As it is: the program is the user's own, and may use colours.
+            print(text, file=Patient(self._stdout), flush=True)
 
     def notice(self, text: str) -> None:
         """Print a message that the user has to see now."""
@@ -103,7 +105,7 @@ class Console:
 
     def _progress_line(self, text: str) -> None:
         if self._bar:
-            self._bar.console.out(text, highlight=False)
+            self._bar.console.out(printable(text), highlight=False)
         else:
             say(text, self._stderr)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.batch.find_run import FoundRun
 from hpctrain.errors import HpctrainError
-from hpctrain.report.merged_log import merge, prefixes, printable
+from hpctrain.report.merged_log import merge, plain, prefixes
 from hpctrain.run.directory import RunDirectory
 from hpctrain.supervision.follow import Tail
 
@@ -42,7 +42,7 @@ class RankLogs:
             name = _RANK.fullmatch(path.name)
             if name and (self._ranks is None or int(name[1]) in self._ranks):
                 self._tails.setdefault(int(name[1]), Tail(path, whole=True))
-        new = {rank: [printable(line) for line in tail.lines(last=last)] for rank, tail in self._tails.items()}
+        new = {rank: [plain(line) for line in tail.lines(last=last)] for rank, tail in self._tails.items()}
         for ranks, line in merge(new):
             yield f"{self._prefix(ranks)}{line}"
 
@@ -63,4 +63,4 @@ class JobLogs:
             new = tail.lines(last=last)
             if new and len(self._tails) > 1:
                 yield f"==> {path.name} <=="
-            yield from map(printable, new)
+            yield from map(plain, new)

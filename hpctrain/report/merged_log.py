@@ -7,9 +7,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-# Colours would run on after the line; the others could move the cursor, or change the terminal itself.
+from hpctrain.files.printable import printable
+
+# They would run on after the line.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 _Numbered = tuple[str, int]
 
@@ -70,7 +71,6 @@ def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
     return (lambda _: "") if len(ranks) == 1 else cache(lambda said_by: f"[{RangeSet(said_by)}] ")
 
 
-def printable(line: bytes) -> str:
-    """A line for a terminal, without colours and with other control characters escaped."""
-    text = _COLOURS.sub("", line.decode(errors="replace"))
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+def plain(line: bytes) -> str:
+    """A line for a terminal, without colours and with other control characters written out."""
+    return printable(_COLOURS.sub("", line.decode(errors="replace")))

@@ -1,16 +1,49 @@
-"""Prints lines even if the reader has gone."""
+"""Prints what a command has to say: nothing in it controls the terminal, and nobody need read it to its end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import TextIO
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hpctrain.files.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def answer(text: object, *, end: str = "\n") -> None:
+    """Print an answer of a command, on stdout."""
+    print(printable(str(text)), end=end, flush=True)
+
+
+def tell(text: object) -> None:
+    """Print what a command says besides its answer, on stderr."""
+    say(str(text), sys.stderr)
 
 
 def say(text: str, stream: TextIO) -> None:
     """Print a line. The run does not end if nobody reads it any more."""
-    print(text, file=Patient(stream), flush=True)
+    print(printable(text), file=Patient(stream), flush=True)
+
+
+def terminal(**settings: Any) -> Console:
+    """Rich's console with these settings, which writes control characters for styles only, none of the content."""
+    # Rich takes a tenth of a second to import, which most commands do not need.
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Terminal(Console):
+        def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+            safe = (
+                Segment(printable(text), style, control) if not control else Segment(text, style, control)
+                for text, style, control in buffer
+            )
+            return super()._render_buffer(safe)
+
+    return Terminal(**settings)
 
 
 class Patient:

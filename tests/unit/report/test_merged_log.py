@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.report.merged_log import merge, prefixes, printable
+from hpctrain.report.merged_log import merge, plain, prefixes
 
 # Few different lines, so that they repeat and the orders of the ranks contradict each other.
 LINES = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=12)
@@ -46,9 +46,9 @@ def test_prefixes_fold_the_ranks() -> None:
 
 
 def test_a_line_cannot_play_with_the_terminal() -> None:
-    assert printable(b"\x1b[1;31mred\x1b[0m\tplain") == "red\tplain"
-    assert printable(b"\x1b[2J\x1b]0;title\x07\rgone\x9b") == "\\x1b[2J\\x1b]0;title\\x07\\x0dgone\ufffd"
-    assert printable("\x9b2J Größe ✓".encode()) == "\\x9b2J Größe ✓"
+    assert plain(b"\x1b[1;31mred\x1b[0m\tplain") == "red\tplain"
+    assert plain(b"\x1b[2J\x1b]0;title\x07\rgone\x9b") == "\\u001b[2J\\u001b]0;title\\u0007\\u000dgone\ufffd"
+    assert plain("\x9b2J Größe ✓".encode()) == "\\u009b2J Größe ✓"
 
 
 def test_a_contradiction_costs_no_more_than_itself() -> None:
