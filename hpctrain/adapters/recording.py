@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
+from hpctrain.run import forks
 from hpctrain.run.events import Event, EventWriter, read_events
 from hpctrain.run.events.kinds import LIMIT, EnergyEvent, LogEvent, RunEvent, StepEvent, StoppedEvent
 
@@ -188,8 +189,10 @@ def stopped(reason: str) -> None:
 
 
 def recording() -> Recording | None:
-    """The recording of this process; None on ranks other than 0."""
+    """The recording of this process; None on ranks other than 0, and in forks of a rank."""
     global _recording
+    if forks.is_fork():
+        return None
     if _recording is None:
         launcher = detect()
         if launcher and launcher.rank:

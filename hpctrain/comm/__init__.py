@@ -25,7 +25,7 @@ from hpctrain.comm.leaving import leave_at_exit
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
-from hpctrain.run import stopping
+from hpctrain.run import forks, stopping
 from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ def init(backend: str | None = None) -> Communicator:
         wanted = backend or os.environ.get("HPCTRAIN_BACKEND", "auto")
         if wanted not in BACKENDS:
             raise HpctrainError(f"unknown backend {wanted!r}", nearest(wanted, BACKENDS))
+        forks.require_rank("ht.init()")
         launcher = detect()
+        if launcher and launcher.size > 1:
+            forks.watch()
         # Before the others are met, who would wait for this rank: MPI that survives its ranks ends none of them.
         if launcher and launcher.size > 1:
             _abort_on_exception()
@@ -117,12 +120,14 @@ def should_stop() -> bool:
 def shutdown() -> None:
     """Leave the run, after a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
 
-    Idempotent.
+    Idempotent; does nothing in a fork of a rank.
 
     Raises:
         HpctrainError: the ranks do not hold equal parameters.
     """
     global _current
+    if forks.is_fork():
+        return
     try:
         make_last_checks()
     finally:
@@ -202,7 +207,8 @@ def _abort_on_exception() -> None:
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        _abort(_exit_code(original(error)))
+        if not forks.is_fork():
+            _abort(_exit_code(original(error)))
 
     sys.excepthook = report_and_abort
 

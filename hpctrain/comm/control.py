@@ -25,6 +25,7 @@ from hpctrain.comm.base import AnyArray, Communicator, Reduction
 from hpctrain.comm.crossed import paired
 from hpctrain.comm.places import OWN, script_place
 from hpctrain.errors import HpctrainError
+from hpctrain.run import forks
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -99,6 +100,7 @@ class CheckedControl(Communicator):
         Raises:
             HpctrainError: the ranks call different things.
         """
+        forks.require_rank(what)
         purpose = _purpose()
         words: Words = np.full(_WORDS, _LEAST)
         number = _number(operation, purpose)

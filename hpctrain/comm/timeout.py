@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
+from hpctrain.run import forks
 from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.stopping import RESUMABLE
 
@@ -82,6 +83,7 @@ class Blocking:
         self._explain = explain
 
     def __enter__(self) -> None:
+        forks.require_rank(self.what)
         self.leads = _leads(self.kind)
         self.since = time.monotonic()
 
@@ -135,6 +137,7 @@ class Timeout:
         pause: Callable[[], object] = _no_pause,
     ) -> None:
         """Start a non-blocking call of MPI and wait until it is done; the rest as of :meth:`wait`."""
+        forks.require_rank(what)
         try:
             request = start()
         except Exception as error:

@@ -22,6 +22,7 @@ from hpctrain.comm.narrowed import Narrowing
 from hpctrain.comm.rendezvous import listening_at, rendezvous
 from hpctrain.comm.timeout import CONTROL, END, REDUCTION, Timeout
 from hpctrain.errors import HpctrainError, TransientError
+from hpctrain.run import forks
 from hpctrain.run.limits import timeout_seconds
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class TorchDistributedCommunicator(CheckedControl):
 
     def start(self, collective: Callable[..., Any], *arguments: Any) -> Any:
         """torch.distributed's handle of a collective in flight."""
+        forks.require_rank(collective.__name__)
         if not dist.is_initialized():
             raise HpctrainError("the communicator was used after shutdown()")
         try:

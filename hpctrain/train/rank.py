@@ -29,7 +29,7 @@ from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.extras import missing_extra
 from hpctrain.files.disk import disk_error
-from hpctrain.run import stopping
+from hpctrain.run import forks, stopping
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import StallEvent
@@ -75,6 +75,7 @@ def run_rank(path: Path) -> int:
     rank = launcher.rank if launcher else 0
     directory = RunDirectory(path)
     stopping.watch(directory.stop.absolute())
+    forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     faulthandler.enable()
     record = RankRecord(
@@ -214,15 +215,31 @@ def _mention_forgotten(rank: int, ranks: int) -> None:
 
 
 def _run_script(script: Script) -> None:
-    """Run a user's script as Python itself does: as ``__main__``, its folder first on the path."""
+    """Run a user's script as Python itself does: as ``__main__``, its folder first on the path.
+
+    Returns in the rank alone: what the script has forked ends here.
+    """
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
         runpy.run_path(str(script.path), run_name="__main__")
-    except SystemExit as stop:
+    except BaseException as raised:
+        if forks.is_fork():
+            _leave_fork(raised, script)
         # Its end is a good one, and the last checks still come.
-        if stop.code not in (None, 0):
+        if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise
+    if forks.is_fork():
+        _leave_fork(None, script)
+
+
+def _leave_fork(error: BaseException | None, script: Script) -> None:
+    with contextlib.suppress(OSError):
+        if isinstance(error, SystemExit) and not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+        elif error and not isinstance(error, SystemExit):
+            _print_error(error, script)
+    forks.leave(forks.exit_status(error))
 
 
 def _exit_status(stop: SystemExit) -> Ending | None:

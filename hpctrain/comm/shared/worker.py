@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hpctrain.comm.shared.segments import Pause
 from hpctrain.errors import HpctrainError
+from hpctrain.run import forks
 
 # How long a thread sleeps between two looks, while the others have the core and the interpreter.
 _SLEEP_SECONDS = 20e-6
@@ -74,8 +75,10 @@ class Worker:
         By one thread at a time: ranks have to submit in one order anyway.
 
         Raises:
-            HpctrainError: a callback of a task that ended submits it.
+            HpctrainError: a callback of a task that ended submits it, or a fork of this rank.
         """
+        # It would write to the memory that the ranks share, in place of the rank.
+        forks.require_rank("a reduction")
         self._refuse_callbacks()
         if task.small and not self._tasks:
             # Nothing is run either: a task leaves the queue only when it is done.

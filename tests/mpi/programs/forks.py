@@ -1,0 +1,86 @@
+"""Rank 0 forks in all ways, while the ranks share memory and connections; prints how each fork ended."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import torch
+
+import hpctrain as ht
+from hpctrain.errors import HpctrainError
+
+comm = ht.init()
+engine = comm.torch()
+buffer = engine.allocate(100_000, torch.float32, torch.device("cpu"))
+atexit.register(print, f"exit handler of process {os.getpid()}", flush=True)
+
+
+def reduce() -> None:
+    buffer.fill_(comm.rank + 1)
+    engine.allreduce(buffer, "a bucket").wait()
+    assert (buffer == 1.5).all()
+
+
+def refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except HpctrainError:
+        sys.exit(7)
+
+
+def fail() -> None:
+    raise ValueError("raised in a fork")
+
+
+def leave_by_hand() -> None:
+    raise SystemExit(6)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def fork(work: Callable[[], object]) -> int:
+    """The exit status of a fork that does this work and then comes to the end of the script."""
+    pid = os.fork()
+    if pid == 0:
+        work()
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+signal.alarm(100)
+reduce()
+if comm.rank == 0:
+    ht.log(in_the_rank=1)
+    ways = {
+        "status": lambda: sys.exit(3),
+        "text": lambda: sys.exit("a text"),
+        "end": lambda: None,
+        "exception": fail,
+        "_exit": lambda: os._exit(5),
+        "log": lambda: ht.log(in_a_fork=1),
+        "shutdown": ht.shutdown,
+        "place": lambda: sys.exit(10 + ht.init().rank),
+        "barrier": lambda: refused(comm.barrier),
+        "reduction": lambda: refused(reduce),
+        "handler": lambda: atexit.register(os.write, 1, b"exit handler of a fork\n"),
+        "grandchild": lambda: sys.exit(fork(lambda: sys.exit(8))),
+    }
+    if len(sys.argv) > 1:
+        ways["by hand"] = leave_by_hand
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        squares = pool.map(square, range(5))
+    loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=5, num_workers=2)
+    loaded = sum(batch.sum().item() for batch in loader)
+    found = {name: fork(work) for name, work in ways.items()}
+    print("ended", json.dumps({**found, "pool": squares, "loader": loaded}), flush=True)
+reduce()
+comm.barrier()
+print(f"rank {comm.rank} in process {os.getpid()} is done", flush=True)

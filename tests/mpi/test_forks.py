@@ -1,0 +1,66 @@
+"""What a rank forks is no rank: it ends by itself, and leaves the run alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.events import read_events
+from hpctrain.run.events.kinds import FaultEvent, LogEvent
+from hpctrain.run.records import read_records
+
+PROGRAM = Path(__file__).parent / "programs" / "forks.py"
+ENDED = {
+    "status": 3,
+    "text": 1,
+    "end": 0,
+    "exception": 1,
+    "_exit": 5,
+    "log": 0,
+    "shutdown": 0,
+    "place": 10,
+    "barrier": 7,
+    "reduction": 7,
+    "handler": 0,
+    "grandchild": 8,
+    "pool": [0, 1, 4, 9, 16],
+    "loader": 190.0,
+}
+
+
+def require_good_ends(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """Each process of the run, and none of its forks, came to its end; returns how the forks did."""
+    assert result.stdout.count("ValueError: raised in a fork") == 1
+    assert result.stdout.count("exit handler of a fork") == 1
+    ended: dict[str, object] = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
+    return ended
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["mpi", pytest.param("gloo", marks=pytest.mark.long), pytest.param("horovod", marks=pytest.mark.thorough)],
+)
+def test_forks_of_a_rank_end_by_themselves(mpirun, backend):
+    result = mpirun(PROGRAM, 2, timeout=110, HPCTRAIN_BACKEND=backend)
+    assert require_good_ends(result) == ENDED
+    ranks = re.findall(r"^rank \d in process (\d+) is done$", result.stdout, re.M)
+    assert sorted(re.findall(r"^exit handler of process (\d+)$", result.stdout, re.M)) == sorted(ranks)
+    assert len(ranks) == 2
+
+
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.long)])
+def test_forks_leave_the_record_of_a_run_alone(hpctrain, tmp_path, backend):
+    arguments = ("-np", "2", "--oversubscribe", "--backend", backend, "--run-dir", "run")
+    result = hpctrain("run", str(PROGRAM), *arguments, "--", "under hpctrain", timeout=110)
+    assert result.returncode == 0, result.stdout
+    assert require_good_ends(result) == {**ENDED, "by hand": 6}
+    directory = RunDirectory(tmp_path / "run")
+    assert {rank: record.status for rank, record in read_records(directory).items()} == {0: "done", 1: "done"}
+    events = list(read_events(directory.events))
+    assert [event.values for event in events if isinstance(event, LogEvent)] == [{"in_the_rank": 1.0}]
+    assert not [event for event in events if isinstance(event, FaultEvent)]
