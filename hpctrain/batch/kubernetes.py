@@ -22,6 +22,7 @@ from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.checked_yaml import dump_all
+from hpctrain.files.regular import read_text
 from hpctrain.files.utf8 import encodable
 from hpctrain.launch.fault_tolerance import require_choices
 from hpctrain.planning.hosts import Hosts
@@ -246,15 +247,11 @@ def _in_pods(work: Recipe | Script, kubernetes: KubernetesProfile) -> tuple[Reci
     """The work as pods find it, and the files that they get with the plan: a script that is on no volume."""
     if isinstance(work, Recipe) or _volume_of(PurePosixPath(work.path), kubernetes):
         return work, {}
-    try:
-        text = work.path.read_text()
-    except UnicodeDecodeError as error:
-        raise HpctrainError(f"{work.path} is not UTF-8, and a ConfigMap holds no other text") from error
-    if len(text.encode()) > _MOST_BYTES:
-        raise HpctrainError(
-            f"{work.path} has more than {_MOST_BYTES // 1000} kB, and goes to the pods in a ConfigMap",
-            f"put it on a volume: {', '.join(volume.path for volume in kubernetes.volumes)}",
-        )
+    hint = (
+        f"it goes to the pods in a ConfigMap, which holds {_MOST_BYTES // 1000} kB of text; put it on a volume: "
+        f"{', '.join(volume.path for volume in kubernetes.volumes)}"
+    )
+    text = read_text(work.path, "script", hint, limit=_MOST_BYTES)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", work.path.name)
     return work.model_copy(update={"path": Path(CONFIGURATION / name)}), {name: text}
 

@@ -14,6 +14,7 @@ from hpctrain.checkpoints.layout import checkpoint_path, damaged_path, iteration
 from hpctrain.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.files.regular import open_regular
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def _fault(path: Path, record: FileRecord, hashes: bool) -> str | None:
             return f"{path} has {size} bytes instead of {record.bytes}"
         if not hashes:
             return None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"

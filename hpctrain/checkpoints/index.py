@@ -14,6 +14,7 @@ from hpctrain.checkpoints.layout import OWN
 from hpctrain.checkpoints.manifest import CheckpointManifest
 from hpctrain.checkpoints.pieces import Place, check_cover
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
 
 # After the name of what is a rank's own: whose it is.
 _WHOSE = re.compile(r"(.+)\.(\d{1,9})", re.DOTALL)
@@ -97,7 +98,7 @@ def _stored(file: Path) -> Iterator[Stored]:
 
 
 def _header(file: Path) -> dict[str, _Entry]:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
         # No more than there is, whatever it says.
         return _HEADER.validate_json(opened.read(min(length, file.stat().st_size)))

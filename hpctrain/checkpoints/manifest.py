@@ -16,10 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hpctrain.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.errors import HpctrainError
 from hpctrain.files.private import private
+from hpctrain.files.regular import read_regular
 from hpctrain.run.directory import read_model
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+
+# It names every piece of every tensor on thousands of ranks.
+_MOST_BYTES = 2**30
 
 
 class OtherVersionError(HpctrainError):
@@ -109,7 +114,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
     """
     _check(path)
     try:
-        manifest = read_model(path / MANIFEST, CheckpointManifest)
+        manifest = read_model(path / MANIFEST, CheckpointManifest, limit=_MOST_BYTES, links=True)
     except HpctrainError as error:
         if what := _of_another_version(error.__cause__):
             raise OtherVersionError(path, what) from error
@@ -139,7 +144,7 @@ def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
 def _check(path: Path) -> None:
     """Refuse a manifest that is not what was written."""
     try:
-        content, wanted = (path / MANIFEST).read_bytes(), (path / SUM).read_bytes()
+        content, wanted = read_regular(path / MANIFEST, _MOST_BYTES), read_regular(path / SUM, _MOST_BYTES)
     except OSError as error:
         raise HpctrainError(f"cannot read {error.filename}: {error.strerror}", exit_code=1) from error
     if wanted != _sum(content):

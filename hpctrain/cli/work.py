@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
 from hpctrain.files.utf8 import encodable
 from hpctrain.recipes.entries import find
 from hpctrain.recipes.load import load_recipe, mesh_overrides, needs_of, override_recipe, script_fault_tolerance
@@ -34,7 +35,7 @@ def require_work(work: str) -> None:
 def _require_script(work: str) -> Path:
     path = Path(work).resolve()
     try:
-        path.open("rb").close()
+        open_regular(path).close()
     except OSError as error:
         raise HpctrainError(f"cannot read the script {work}: {error.strerror}", f"looked for {path}") from error
     return path

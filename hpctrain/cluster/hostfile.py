@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpctrain.cluster.host_list import MOST_HOSTS, HostSlots, add_slots, expand_hosts
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_text
 
 _NUMBER = re.compile(r"[1-9]\d{0,4}", re.ASCII)
 _SLOTS = r"slots|cpu|count"
@@ -72,18 +73,7 @@ def read_hostfile(path: Path) -> Hostfile:
         HpctrainError: it cannot be read, is empty, has a line of another form, or says the slots of a host again;
             names file and line.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1).decode("utf-8-sig")
-    except OSError as error:
-        raise HpctrainError(
-            f"cannot read {path}: {error.strerror}", "--hostfile FILE lists one host per line"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise HpctrainError(f"{path} is not text: {error.reason}", _HINT) from error
-    if len(text) > _MOST_BYTES:
-        raise HpctrainError(f"{path} is larger than {_MOST_BYTES >> 20} MiB", _HINT)
-    return parse_hostfile(text, str(path))
+    return parse_hostfile(read_text(path, "hostfile", _HINT, limit=_MOST_BYTES), str(path))
 
 
 def parse_hostfile(text: str, name: str) -> Hostfile:

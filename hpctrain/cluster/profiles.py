@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hpctrain.cluster.profile import ClusterProfile
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.files.checked_yaml import load_checked, read_text
+from hpctrain.files.checked_yaml import LONGEST_FILE, load_checked
+from hpctrain.files.regular import read_text
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -60,7 +61,8 @@ def load_profile(name_or_path: str) -> ClusterProfile:
             key.
     """
     path = _find(name_or_path)
-    text = read_text(path, "cluster profile", f"the shipped profiles go by their name: {', '.join(profile_names())}")
+    hint = f"the shipped profiles go by their name: {', '.join(profile_names())}"
+    text = read_text(path, "cluster profile", hint, limit=LONGEST_FILE)
     example = slurm_folder() / "clusters" / "generic.yaml"
     return load_checked(text, path, ClusterProfile, "cluster profile", f"{example} shows one")
 

@@ -34,6 +34,9 @@ class Section(BaseModel):
 
 M = TypeVar("M", bound=BaseModel)
 
+LONGEST_FILE = 2**18
+"""Bytes of such a file. The longest that is published has some thousands."""
+
 
 class _Reader(BoundedLoader):
     """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
@@ -87,20 +90,6 @@ _Dumper.yaml_implicit_resolvers = {
     first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Reader.yaml_implicit_resolvers.get(first, [])
     for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Reader.yaml_implicit_resolvers}
 }
-
-
-def read_text(path: Path, kind: str, hint: str) -> str:
-    """The text of a file.
-
-    Raises:
-        HpctrainError: it cannot be read, with ``hint``, or is not text.
-    """
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise HpctrainError(f"cannot read the {kind} {path}: {error.strerror}", hint) from error
-    except UnicodeDecodeError as error:
-        raise HpctrainError(f"{path} is not a text file, so it is not a {kind}") from error
 
 
 def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) -> M:

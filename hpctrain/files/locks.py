@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.files.regular import open_descriptor
 
 _LOCK = ".lock"
 _POLL_SECONDS = 0.2
@@ -32,7 +33,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     path = folder / _LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_descriptor(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise disk_error(error, path, "choose another folder") from error
     try:

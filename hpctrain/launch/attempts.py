@@ -16,6 +16,7 @@ from hpctrain.cluster.pod import in_pod
 from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.files.locks import lock
+from hpctrain.files.private import private
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
@@ -76,7 +77,7 @@ def hold(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -
     """
     path = directory.path / "lock"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise HpctrainError(f"cannot open {path}: {error.strerror}", "is this a run directory?") from error
     try:

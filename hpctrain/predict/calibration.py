@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_text
 from hpctrain.predict.compute import CPU, Device, compute
 from hpctrain.predict.constants import Constant
 from hpctrain.predict.fit import fit
@@ -29,6 +30,8 @@ _LEAST_ERROR = 0.01
 # What a constant's spread has to come down to for it to count as measured.
 _NARROWED = 0.7
 _OF_COMPUTE = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
+# nccl-tests over thousands of sizes have some megabytes.
+_MOST_BYTES = 2**26
 _EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
 
 
@@ -161,11 +164,7 @@ def _have(rows: object, *keys: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise HpctrainError(f"cannot read the calibration {path}: {why}", _HOW) from error
+    return read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
 
 
 def _json(text: str, path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.regular import read_text
 from hpctrain.files.whole import write_whole
 from hpctrain.run.bucket_groups import BUCKET_BYTES, BucketMember, group
 
@@ -302,6 +303,10 @@ def load_workload(name: str, *, image_size: int | None = None) -> Workload:
     return found if image_size is None else found.at(image_size)
 
 
+# A thousand layers have some hundred thousand.
+_MOST_BYTES = 2**26
+
+
 def read_workload(path: Path) -> Workload:
     """A workload that a trace wrote.
 
@@ -309,11 +314,7 @@ def read_workload(path: Path) -> Workload:
         HpctrainError: it cannot be read, is no JSON or cut off, or no workload.
     """
     remedy = "trace the network again: hpctrain.trace(model, batch, loss).write(path)"
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise HpctrainError(f"cannot read the workload {path}: {why}", remedy) from error
+    text = read_text(path, "workload", remedy, limit=_MOST_BYTES)
     try:
         return Workload.model_validate_json(text)
     except ValidationError as error:

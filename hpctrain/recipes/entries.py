@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from hpctrain.errors import HpctrainError, nearest
-from hpctrain.files.checked_yaml import Document, Location, Section, read_document, read_text, validate
+from hpctrain.files.checked_yaml import LONGEST_FILE, Document, Location, Section, read_document, validate
+from hpctrain.files.regular import read_text
 from hpctrain.recipes.names import recipe_names
 from hpctrain.recipes.schema import Recipe, Reported
 
@@ -125,7 +126,8 @@ def _chosen(document: Document, variant: str) -> tuple[dict[str, Any], dict[str,
 
 
 def _document(path: Path) -> Document:
-    text = read_text(path, "recipe", f"the published recipes go by their name: {', '.join(recipe_names())}")
+    hint = f"the published recipes go by their name: {', '.join(recipe_names())}"
+    text = read_text(path, "recipe", hint, limit=LONGEST_FILE)
     return read_document(text, path, "recipe")
 
 

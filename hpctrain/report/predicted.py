@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_regular
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.plan import Plan
 
@@ -32,6 +33,10 @@ class Range(BaseModel):
     def scaled(self, by: float) -> Range:
         """A multiple of it."""
         return Range(value=self.value * by, low=self.low * by, high=self.high * by)
+
+
+# A row has a thousand, and there are some for numbers of nodes.
+_MOST_BYTES = 2**24
 
 
 class PredictedRow(BaseModel):
@@ -84,7 +89,7 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
         HpctrainError: it cannot be read, is no prediction, or is one of another training or other nodes.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MOST_BYTES)
     except OSError as error:
         raise HpctrainError(f"cannot read the prediction {path}: {error.strerror}", _how(plan)) from error
     try:

@@ -40,8 +40,8 @@ from hpctrain.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Of a JSON file. The manifest of a checkpoint names every piece of every tensor on thousands of ranks.
-_MOST_BYTES = 2**30
+# Of a plan, a record, a summary: a plan of ten thousand ranks has about one megabyte.
+_MOST_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,18 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, content, opener=private, elsewhere="choose another place with --run-dir")
 
 
-def read_model(path: Path, model: type[Model]) -> Model:
+def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, links: bool = False) -> Model:
     """Read a JSON file and check it.
+
+    Args:
+        limit: bytes that it may have.
+        links: also through a symbolic link.
 
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """
     try:
-        return model.model_validate_json(read_regular(path, _MOST_BYTES))
+        return model.model_validate_json(read_regular(path, limit, links=links))
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is this a run directory?") from error
     except ValidationError as error:

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from hpctrain.files.regular import open_regular
+
 # The exit status of a script, or of a run, that was interrupted and can be resumed.
 RESUMABLE = 4
 # What may ask a launcher, or announce the end of a job. TERM is what cancelled and preempted jobs get; the others end a
 # process at once, tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
 STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
 
+_MOST_BYTES = 2**12
 # The file may lie on a shared file system.
 _LOOK_SECONDS = 1.0
 
@@ -65,6 +68,16 @@ def watch(file: Path) -> None:
     _file = file
 
 
+def reason_in(file: Path) -> str:
+    """The text of such a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_regular(file, links=False) as opened:
+        return opened.read(_MOST_BYTES).decode(errors="replace").strip()
+
+
 def asked(*, look: bool) -> str | None:
     """The reason for which this process was asked to stop; None if it was not.
 
@@ -75,7 +88,7 @@ def asked(*, look: bool) -> str | None:
     if _reason is None and look and _file and time.monotonic() - _looked >= _LOOK_SECONDS:
         _looked = time.monotonic()
         try:
-            _reason = _file.read_text().strip() or f"{_file} was made"
+            _reason = reason_in(_file) or f"{_file} was made"
         except OSError:
             return None
     return _reason

@@ -194,7 +194,7 @@ def _begin(folder: Path, wanted: Settings) -> None:
             _require_empty(folder)
             write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
         (folder / RECORDS).mkdir(exist_ok=True)
-        begun = read_model(path, Settings)
+        begun = read_model(path, Settings, links=True)
         if begun != wanted:
             _require_same(folder, begun, wanted)
             # The same images have moved.

@@ -247,7 +247,7 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, what: str, *, exi
 def _end_of_log(path: Path, begin: int) -> tuple[str, ...]:
     """The last lines of an attempt in a log; none where it cannot be read."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, links=False) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(begin, size - _LOG_BYTES))
             return tuple(file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:])

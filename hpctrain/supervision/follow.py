@@ -53,7 +53,7 @@ class Tail:
             OSError: the file cannot be read; the next call returns what this one would have.
         """
         try:
-            file = open_regular(self._path)
+            file = open_regular(self._path, links=False)
         except FileNotFoundError:
             return []
         with file:

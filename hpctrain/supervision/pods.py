@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import psutil
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.private import write_private
 from hpctrain.launch.attempts import is_done
 from hpctrain.launch.command import Torchrun
 from hpctrain.launch.launcher_choice import first_launcher
@@ -154,7 +155,7 @@ class _Pod:
             return RESUMABLE
         name, limit = interrupts.received[0].name, self._plan().stop.seconds
         with contextlib.suppress(OSError):
-            self._directory.stop.write_text(f"{name}\n")
+            write_private(self._directory.stop, f"{name}\n")
         _say(f"{name}: waiting up to {limit:g} s for the ranks to end their step and save their state")
         deadline = time.monotonic() + limit
         while self._process.poll() is None and time.monotonic() < deadline and not interrupts.hurried:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import psutil
 
+from hpctrain.files.private import write_private
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
@@ -158,7 +159,7 @@ def _ask_to_leave(directory: RunDirectory, reason: str, notice: Callable[[str], 
 def _ask(directory: RunDirectory, by: signal.Signals, seconds: float, notice: Callable[[str], None]) -> bool:
     """Ask the ranks to stop; whether that could be done."""
     try:
-        directory.stop.write_text(f"{by.name}\n")
+        write_private(directory.stop, f"{by.name}\n")
     except OSError as error:
         notice(f"{by.name}: cannot write {directory.stop}: {error.strerror}; every process is ended")
         return False

@@ -15,6 +15,7 @@ from hpctrain.launch.command import Launcher
 from hpctrain.launch.membership import change, chosen_hosts, given_hosts
 from hpctrain.launch.resume import plan_on, plan_without
 from hpctrain.planning.machine import Machine, same_host
+from hpctrain.run import stopping
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
 from hpctrain.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StallEvent, StartEvent, StepEvent
@@ -141,7 +142,7 @@ class Supervisor:
     def _left_for(self, wanted: dict[str, int]) -> bool:
         """Whether ranks that stopped were asked to for these hosts, and not by the user."""
         try:
-            return self._directory.stop.read_text().strip() == change(self._now, wanted)
+            return stopping.reason_in(self._directory.stop) == change(self._now, wanted)
         except OSError:
             return False
 

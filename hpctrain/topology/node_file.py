@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_text
 from hpctrain.topology.node_map import NodeMap
 from hpctrain.topology.readers import hwloc, nccl, nvidia_smi
+
+# NCCL's dump of a host has some ten thousand, and may hold many hosts.
+_MOST_BYTES = 2**26
 
 
 def read_node_map(path: Path) -> NodeMap:
@@ -22,10 +26,7 @@ def read_node_map(path: Path) -> NodeMap:
     if "@" in path.name and not path.exists():
         name, _, host = str(path).rpartition("@")
         path = Path(name)
-    try:
-        text = path.read_text("utf-8-sig", errors="replace")
-    except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "lstopo --of xml writes such a file") from error
+    text = read_text(path, "node file", "lstopo --of xml writes such a file", limit=_MOST_BYTES, errors="replace")
     if text.lstrip().startswith("<") and "<system" in text:
         return nccl.read(text, str(path), host)
     if host is not None:

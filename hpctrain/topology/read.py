@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_text
 from hpctrain.topology.choice import Choice
 from hpctrain.topology.readers import (
     forwarding,
@@ -36,6 +37,8 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
     "SLURM_TOPOLOGY_ADDR": (r"\S+\s+(?:switch\.|block\.)+node\s*$", slurm_address.read),
 }
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
+# A hundred thousand ports, with names of hundreds of bytes.
+_MOST_BYTES = 2**28
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
@@ -111,10 +114,6 @@ def reader_of(text: str, where: str) -> Reader:
 
 
 def _text(path: Path) -> str:
-    try:
-        # A node's description may hold any byte.
-        return path.read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError as error:
-        raise HpctrainError(
-            f"cannot read {path}: {error.strerror}", f"valid: the output of {', '.join(_FORMATS)}"
-        ) from error
+    hint = f"valid: the output of {', '.join(_FORMATS)}"
+    # A node's description may hold any byte.
+    return read_text(path, "fabric file", hint, limit=_MOST_BYTES, errors="replace")

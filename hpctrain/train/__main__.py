@@ -7,13 +7,14 @@ import json
 import sys
 from pathlib import Path
 
+from hpctrain.files.regular import read_regular
 from hpctrain.run import stopping
 
 
 def _listen(directory: Path) -> None:
     """Survive a signal that comes during the imports; a plan that cannot be read is reported after them."""
     try:
-        plan = json.loads((directory / "plan.json").read_bytes())
+        plan = json.loads(read_regular(directory / "plan.json", 2**24, links=False))
         # A script is asked by SIGTERM only once it has shown, by ht.should_stop, that it can stop.
         stopping.listen(plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else []))
     except (OSError, ValueError, KeyError, TypeError):

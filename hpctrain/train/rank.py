@@ -29,8 +29,9 @@ from hpctrain.comm.graph_errors import original
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.extras import missing_extra
 from hpctrain.files.disk import disk_error
+from hpctrain.files.private import private
 from hpctrain.run import forks, stopping
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import StallEvent
 from hpctrain.run.plan import Plan, Script
@@ -126,7 +127,7 @@ def _redirect_output(log: Path) -> tuple[int, int]:
     """
     terminal = os.dup(2)
     try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        file = private(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise disk_error(error, log) from error
     os.dup2(file, 1)
@@ -160,7 +161,7 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
     """Do the work; what goes wrong is printed to the log and returned. ``joined`` is called when all ranks have met."""
     script = None
     try:
-        plan = Plan.model_validate_json(directory.plan.read_text())
+        plan = read_model(directory.plan, Plan)
         take_place(plan, rank)
         script = plan.script
         if script:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import lock
-from hpctrain.files.private import make_folder
+from hpctrain.files.private import make_folder, private
 from hpctrain.run.directory import RunDirectory, read_model, write_json
 
 # That of a launcher that was killed still sends what it has.
@@ -68,7 +68,7 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
     path = directory.tracking / f"{name}.lock"
     try:
         make_folder(directory.tracking)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise disk_error(error, path) from error
     try:

@@ -24,7 +24,7 @@ def read_events(path: Path) -> Iterator[Event]:
         HpctrainError: there is no such file, or a line within it is not an event; names the line and what is wrong.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, links=False) as file:
             for number, line in enumerate(_whole_lines(file), start=1):
                 yield parse_event(line, f"{path}:{number}")
     except OSError as error:
@@ -46,7 +46,7 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
 def count_lines(path: Path) -> int:
     """How many lines a file has; 0 for one that cannot be read."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, links=False) as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
     except OSError:
         return 0

@@ -161,7 +161,7 @@ def _newest(path: Path) -> list[Event]:
 def _drop_partial_line(path: Path) -> None:
     """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
     text, begin = b"", path.stat().st_size
-    with open_regular(path) as file:
+    with open_regular(path, links=False) as file:
         while begin and text.count(b"\n") < 2:
             end, begin = begin, max(0, begin - _BLOCK_BYTES)
             file.seek(begin)

@@ -120,7 +120,7 @@ def _begin(folder: Path, wanted: TextSettings) -> None:
     path = folder / SETTINGS
     try:
         if path.exists():
-            _require_same(folder, read_model(path, TextSettings), wanted)
+            _require_same(folder, read_model(path, TextSettings, links=True), wanted)
         elif others := sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")):
             raise HpctrainError(f"{folder} holds other files already: {', '.join(others[:3])}", "choose another folder")
         write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())

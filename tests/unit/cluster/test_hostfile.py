@@ -169,5 +169,5 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(HpctrainError, match=r"cannot read .*nowhere: No such file"):
         read_hostfile(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(HpctrainError, match="binary is not text"):
+    with pytest.raises(HpctrainError, match="binary is not a text file"):
         read_hostfile(tmp_path / "binary")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from written_runs import recipe_plan, run_events, typed_run, write_run
 
 from hpctrain.errors import HpctrainError
+from hpctrain.report import tensorboard
 from hpctrain.report.tensorboard import TensorBoardWriter
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import read_events
@@ -109,10 +111,9 @@ def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
-def test_full_disk(tmp_path: Path) -> None:
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    directory.tensorboard.mkdir()
-    (directory.tensorboard / "events.out.tfevents.0000000000.hpctrain").symlink_to("/dev/full")
+    monkeypatch.setattr(tensorboard, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(HpctrainError, match="no space left"), TensorBoardWriter(directory) as writer:
         for event in typed_run():
             writer.show(event)

@@ -342,7 +342,9 @@ def test_files_that_are_no_fabric(tmp_path: Path) -> None:
     assert "--routes /f" in message(DUMP_LFTS.encode())
     (tmp_path / "none").mkdir()
     assert message(IBNETDISCOVER.encode(), tmp_path / "none").startswith("/none: an empty folder")
-    assert message(IBNETDISCOVER.encode(), tmp_path / "nowhere").startswith("cannot read /nowhere: No such file")
+    assert message(IBNETDISCOVER.encode(), tmp_path / "nowhere").startswith(
+        "cannot read the fabric file /nowhere: No such file"
+    )
     assert message(IBNETDISCOVER.encode(), tmp_path / "f").startswith("/f:")
     with pytest.raises(HpctrainError, match="Is a directory"):
         read_fabric(tmp_path)
