@@ -32,7 +32,7 @@ def _long(path: Path) -> None:
 def test_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "file"
     make(path)
-    with pytest.raises(OSError, match="file|directory"):
+    with pytest.raises(OSError, match=r"file|directory"):
         read_regular(path, 1000)
     with pytest.raises(HpctrainError) as refused:
         read_text(path, "recipe", "name another", limit=1000)

@@ -171,7 +171,7 @@ def test_files_of_either_kind(tmp_path: Path) -> None:
     engines = {curve.engine for curve in read_calibration([own, nccl]).curves}
     assert {"mpi", "nccl"} <= engines
     for missing in (binary, tmp_path / "none"):
-        with pytest.raises(HpctrainError, match="cannot read|not a text file"):
+        with pytest.raises(HpctrainError, match=r"cannot read|not a text file"):
             read_calibration([missing])
 
 
