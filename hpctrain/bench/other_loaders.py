@@ -67,7 +67,7 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self._files[index]
-        with Image.open(path) as photograph:
+        with Image.open(path, formats=("JPEG",)) as photograph:
             return random_crop_by_pillow(photograph.convert("RGB"), self._size), label
 
 
@@ -82,7 +82,7 @@ def webdataset(shards: Sequence[Path], images: int, size: int, workers: int, bat
     import webdataset as wds
 
     def decoded(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-        with Image.open(io.BytesIO(sample["jpg"])) as photograph:
+        with Image.open(io.BytesIO(sample["jpg"]), formats=("JPEG",)) as photograph:
             return random_crop_by_pillow(photograph.convert("RGB"), size), int(sample["cls"])
 
     pipeline = wds.DataPipeline(

@@ -1,8 +1,13 @@
-"""Decodes photographs with libjpeg-turbo, or with Pillow, which supports more formats."""
+"""Decodes photographs with libjpeg-turbo, or with Pillow, which supports more formats.
+
+A photograph can be anybody's file, so what decoding it takes is bounded beforehand, by its header and its markers: at
+most 1 GB of memory and a few seconds. docs/shards.md states the limits.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import simplejpeg
@@ -12,8 +17,22 @@ from PIL import Image, UnidentifiedImageError
 # Of shape (height, width, 3): red, green, blue.
 Pixels = NDArray[np.uint8]
 
-# Of one photograph; a header that was overwritten may ask for any. Pillow refuses more too.
-_MOST_PIXELS = 178_956_970
+# Of a photograph's file.
+MOST_BYTES = 1 << 26
+# Of an ordinary JPEG file in one scan, which libjpeg-turbo decodes row by row: 3 bytes of memory a pixel.
+_MOST_PIXELS = 1 << 27
+# Of photographs that are in memory as a whole while they are decoded, by format: 7 to 15 bytes a pixel, of WebP 22.
+# Pillow tries these formats alone: of others, some start programs (Ghostscript for EPS).
+_MOST_HELD = {"JPEG": 1 << 26, "PNG": 1 << 26, "WEBP": 1 << 25}
+# Of a JPEG file: encoders write about ten, and each is a pass over all pixels.
+_MOST_SCANS = 100
+# Pixels times scans.
+_MOST_PASSED = 1 << 30
+# Segments of a JPEG file. A photograph has some tens; an ICC profile or a preview may take a few hundred.
+_MOST_SEGMENTS = 1 << 14
+_MARKER = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
+# Of a strip that is converted at once.
+_STRIP_PIXELS = 1 << 22
 
 
 class BrokenImageError(Exception):
@@ -24,8 +43,10 @@ def look(content: bytes) -> tuple[int, int, Pixels | None]:
     """Width and height; also the pixels if it is not an ordinary JPEG file.
 
     Raises:
-        BrokenImageError: no decoder knows it, or it has too many pixels.
+        BrokenImageError: no decoder knows it, or it is beyond a limit.
     """
+    if len(content) > MOST_BYTES:
+        raise BrokenImageError(f"{len(content)} bytes, where {MOST_BYTES} are the most")
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
     except ValueError:
@@ -33,9 +54,49 @@ def look(content: bytes) -> tuple[int, int, Pixels | None]:
     if colours not in ("RGB", "YCbCr", "Gray"):
         pixels = decode_by_pillow(content)
         return pixels.shape[1], pixels.shape[0], pixels
-    if width * height > _MOST_PIXELS:
-        raise BrokenImageError(f"{width} x {height} pixels, where {_MOST_PIXELS} are the most")
+    _require_bounded(width, height, count_scans(content))
     return width, height, None
+
+
+def _require_bounded(width: int, height: int, scans: int) -> None:
+    """Refuse JPEG files that take too much memory or time."""
+    pixels = width * height
+    many, most = ("", _MOST_PIXELS) if scans == 1 else (" in several scans", _MOST_HELD["JPEG"])
+    if pixels > most:
+        raise BrokenImageError(f"{width} x {height} pixels{many}, where {most} are the most")
+    most = min(_MOST_SCANS, _MOST_PASSED // max(1, pixels))
+    if scans > most:
+        raise BrokenImageError(f"more than {most} scans of {width} x {height} pixels")
+
+
+def count_scans(content: bytes) -> int:
+    """The number of scans in a JPEG file; counting ends at the first beyond the limit.
+
+    Follows the markers as libjpeg does, so that a thumbnail in a segment is not counted.
+
+    Raises:
+        BrokenImageError: it has more segments than the limit.
+    """
+    scans = components = place = 0
+    sequential = False
+    for _ in range(_MOST_SEGMENTS):
+        found = _MARKER.search(content, place)
+        place = found.end() if found else len(content)
+        marker = content[place - 1] if found else 0xD9
+        if marker == 0xD8:
+            continue
+        if marker == 0xD9 or scans > _MOST_SCANS:
+            return scans
+        if marker == 0xDA:
+            scans += 1
+            # Everything is in the first scan of most files: what comes after it need not be searched.
+            if sequential and content[place + 2 : place + 3] == bytes([components]):
+                return 1
+        elif marker in (0xC0, 0xC1, 0xC2):
+            sequential = marker != 0xC2
+            components = int.from_bytes(content[place + 7 : place + 8])
+        place += max(2, int.from_bytes(content[place : place + 2]))
+    raise BrokenImageError(f"more than {_MOST_SEGMENTS} segments")
 
 
 def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
@@ -55,26 +116,48 @@ def decode(content: bytes, least_width: int, least_height: int) -> Pixels:
 
 
 def decode_by_pillow(content: bytes) -> Pixels:
-    """Decode a whole photograph of any format.
+    """Decode a whole photograph: JPEG, PNG or WebP, whatever its name.
 
     Raises:
-        BrokenImageError: Pillow does not know it, or it is damaged.
+        BrokenImageError: it is of another format, beyond a limit, or damaged.
     """
     try:
-        with Image.open(io.BytesIO(content)) as photograph:
+        with Image.open(io.BytesIO(content), formats=tuple(_MOST_HELD)) as photograph:
+            # Until here only its header was read. Files of several photographs (MPO) begin with a JPEG.
+            kind = str(photograph.format)
+            most = _MOST_HELD.get(kind, _MOST_HELD["JPEG"])
+            width, height = photograph.size
+            if width * height > most:
+                raise BrokenImageError(f"{width} x {height} pixels of {kind}, where {most} are the most")
+            if kind in ("JPEG", "MPO"):
+                _require_bounded(width, height, count_scans(content))
             if photograph.mode.startswith("I;16"):
                 # Pillow would clip 16 bits instead of scaling them
                 grey = (np.asarray(photograph) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
-            return np.asarray(photograph.convert("RGB"))
-    except MemoryError:
+            photograph.load()
+            return _rgb(photograph)
+    except (MemoryError, BrokenImageError):
         raise
     except UnidentifiedImageError as error:
         # Its own words have the address of an object.
-        raise BrokenImageError("not an image that Pillow knows") from error
+        raise BrokenImageError("neither JPEG nor PNG nor WebP") from error
     except Exception as error:
         # Pillow's plug-ins raise whatever their parsing stumbles over
         raise BrokenImageError(str(error) or type(error).__name__) from error
+
+
+def _rgb(photograph: Image.Image) -> Pixels:
+    """The pixels in strips, since converting all at once would hold the photograph four times."""
+    width, height = photograph.size
+    rows = max(1, _STRIP_PIXELS // width)
+    if rows >= height:
+        return np.asarray(photograph.convert("RGB"))
+    pixels = np.empty((height, width, 3), np.uint8)
+    for top in range(0, height, rows):
+        strip = photograph.crop((0, top, width, min(top + rows, height)))
+        pixels[top : top + rows] = np.asarray(strip.convert("RGB"))
+    return pixels
 
 
 def fault(content: bytes) -> str | None:
