@@ -21,6 +21,9 @@ _LIST = re.compile(rf"{_NAME}(?:,{_NAME})*", re.ASCII)
 _PART = re.compile(rf"({_NAME})(?::([1-9]\d{{0,4}}))?", re.ASCII)
 _PARTS = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*", re.ASCII)
 
+# What ClusterShell takes for one name, whose number is not too long for it.
+_PLAIN = re.compile(r"(?!.*\d{10})[\w.+-]+", re.ASCII)
+
 # Names of switches are the site's own: whatever has no blanks, and no commas and brackets but those of a list.
 _ANY_NAME = rf"(?:[^\s,\[\]]|{_RANGES})+"
 _ANY_LIST = re.compile(rf"{_ANY_NAME}(?:,{_ANY_NAME})*")
@@ -104,12 +107,12 @@ def add_slots(hosts: HostSlots, name: str, slots: int | None) -> None:
 
 
 def fold_hosts(names: Sequence[str]) -> str:
-    """Fold names to the bracket form, sorted; names with long numbers (a GUID) come last, as they are."""
+    """Fold names to the bracket form, sorted. What is no name, or has a long number (a GUID), comes last, as it is."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    long = sorted(name for name in names if re.search(r"\d{10}", name))
-    short = NodeSet.fromlist([name for name in names if name not in long], resolver=RESOLVER_NOGROUP)
-    return ",".join(filter(None, [str(short), *long]))
+    plain = {name for name in names if _PLAIN.fullmatch(name)}
+    short = NodeSet.fromlist(sorted(plain), resolver=RESOLVER_NOGROUP)
+    return ",".join(filter(None, [str(short), *sorted({*names} - plain)]))
 
 
 def _count(part: str) -> int:

@@ -37,6 +37,9 @@ M = TypeVar("M", bound=BaseModel)
 LONGEST_FILE = 2**18
 """Bytes of such a file. The longest that is published has some thousands."""
 
+# To say what each is takes a search through the file. Nobody mends more at once.
+_MOST_FAULTS = 50
+
 
 class _Reader(BoundedLoader):
     """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
@@ -103,7 +106,7 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
         hint: how to see a right one.
 
     Raises:
-        HpctrainError: it is not valid YAML, or the model refuses something in it; names every fault with file, line
+        HpctrainError: it is not valid YAML, or the model refuses something in it; names the faults with file, line
             and key.
     """
     document = read_document(text, path, kind)
@@ -185,14 +188,16 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
         hint: how to see a right one.
 
     Raises:
-        HpctrainError: with every fault that the model found.
+        HpctrainError: with the faults that the model found.
     """
     try:
         # As JSON, because only there does pydantic's strict mode take a list for a tuple.
         return model.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
-        faults = [f"{where(fault['loc'])}: {_describe(fault, model, kind)}" for fault in error.errors()]
-        raise HpctrainError("\n".join(faults), hint) from error
+        found = error.errors()
+        faults = [f"{where(fault['loc'])}: {_describe(fault, model, kind)}" for fault in found[:_MOST_FAULTS]]
+        more = [f"and {len(found) - _MOST_FAULTS} more faults"] if len(found) > _MOST_FAULTS else []
+        raise HpctrainError("\n".join(faults + more), hint) from error
 
 
 def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:

@@ -84,3 +84,8 @@ def test_more_than_any_cluster_has_is_refused_at_once(text: str) -> None:
 )
 def test_folded_and_expanded_again(names: list[str]) -> None:
     assert sorted(expand_hosts(fold_hosts(names), "f")) == sorted(names)
+
+
+@pytest.mark.parametrize("hostile", ["n[1", "n[1-999999999]", "a@b", "a!b", "x" * 100000, "a,b[2-", "n1\x1b"])
+def test_what_is_no_name_is_folded_as_it_is(hostile: str) -> None:
+    assert fold_hosts(["n2", hostile, "n1"]) == ",".join(["n[1-2]", hostile])
