@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TORCHRUN = "torchrun"
+# What hpctrain.rank_programs.torchrun calls its meeting, as an option of torchrun.
+ONE_ADDRESS = "one-address"
 
 # What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
 # starts; torchrun, whose ranks have no MPI, has to be asked for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -75,6 +76,27 @@ def meet(
 def listener(address: str) -> socket.socket:
     """A socket that listens on a free port of this address."""
     return socket.create_server((address, 0), family=_family(address))
+
+
+def listener_at(name: str, port: int) -> socket.socket | None:
+    """A socket that listens on this port, 0 for a free one, of the address that this host's name has.
+
+    None if the name's address is not one of this host's, as that of a proxy before it is not.
+
+    Raises:
+        HpctrainError: the name is unknown, or the port is taken.
+    """
+    try:
+        family, _, _, _, where = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise HpctrainError(
+            f"cannot listen on port {port} of {name}: {error.strerror}",
+            "choose a free one for all hosts with the variable MASTER_PORT",
+            exit_code=1,
+        ) from error
 
 
 def reservation(address: str) -> socket.socket:

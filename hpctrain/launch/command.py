@@ -6,13 +6,14 @@ import os
 import re
 import shlex
 import subprocess
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from hpctrain.cluster.container import Container
-from hpctrain.cluster.launcher import SIZE_VARIABLES, TORCHRUN
+from hpctrain.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES, TORCHRUN
 from hpctrain.cluster.mpi import MpiInstallation
 from hpctrain.cluster.secrets import is_secret
 from hpctrain.errors import HpctrainError
@@ -25,6 +26,9 @@ from hpctrain.run.plan import Plan
 from hpctrain.topology.launch_files import hydra_hostfile, slurm_hostfile
 
 TRAIN = "hpctrain.train"
+
+# For runs of torchrun on several hosts.
+_FIRST_PORT, _PORTS = 20000, 10000
 
 # A step that reads parameters of another process waits in a thread of TensorFlow's while others answer for this one;
 # with a single thread the first step waits for ever.
@@ -56,11 +60,11 @@ class Torchrun:
 
     Attributes:
         node: this host's number among the plan's.
-        port: of the first host, at which they meet.
+        port: of the first host, at which they meet; None for :func:`torchrun_port`'s.
     """
 
     node: int = 0
-    port: int
+    port: int | None = None
 
     @property
     def name(self) -> str:
@@ -216,7 +220,7 @@ def launch_command(
     if isinstance(launcher, Srun):
         return _srun(plan, run_directory, launcher, program, environment, bound=bound)
     if isinstance(launcher, Torchrun):
-        return _torchrun(plan, launcher, python, program, environment, attempt=attempt)
+        return _torchrun(plan, run_directory, launcher, python, program, environment, attempt=attempt)
     # By name: a value on a command line is for all to see.
     by_name = dict.fromkeys([*plan.start.passed, *(name for name in settings if name not in environment)])
     return _mpirun(
@@ -344,8 +348,20 @@ def _srun(
     )
 
 
+def torchrun_port(plan: Plan, run_directory: Path, torchrun: Torchrun) -> int:
+    """The port at which the torchruns of a plan meet; 0 for one that is free, which a single host finds by itself.
+
+    All hosts have to come to the same before they can talk, and two runs on one host to different ones: so it follows
+    from the run's directory, below what Linux and Kubernetes give to others.
+    """
+    if torchrun.port is not None:
+        return torchrun.port
+    return _FIRST_PORT + zlib.crc32(bytes(run_directory)) % _PORTS if len(plan.hosts) > 1 else 0
+
+
 def _torchrun(
     plan: Plan,
+    run_directory: Path,
     torchrun: Torchrun,
     python: Path,
     program: tuple[str, ...],
@@ -355,17 +371,18 @@ def _torchrun(
 ) -> Command:
     """torchrun's command on one host. Its ranks inherit its environment.
 
-    The meeting is static, with a number for each host: hpctrain itself starts a run again, and knows from what.
+    Each host has a number in the meeting: hpctrain itself starts a run again, and knows from what.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html.
     """
-    options = [f"--nnodes={len(plan.hosts)}", f"--node-rank={torchrun.node}"]
-    options += [f"--nproc-per-node={plan.hosts[torchrun.node].slots}", "--max-restarts=0"]
-    options += ["--rdzv-backend=static", f"--rdzv-endpoint={plan.hosts[0].host}:{torchrun.port}"]
+    host = plan.hosts[0].host if len(plan.hosts) > 1 else "127.0.0.1"
+    options = [f"--nnodes={len(plan.hosts)}", f"--nproc-per-node={plan.hosts[torchrun.node].slots}", "--max-restarts=0"]
+    options += [f"--rdzv-backend={ONE_ADDRESS}", f"--rdzv-conf=rank={torchrun.node}"]
+    options += [f"--rdzv-endpoint={host}:{torchrun_port(plan, run_directory, torchrun)}"]
     options += [f"--rdzv-id=attempt-{attempt}", *plan.start.arguments, "--no-python"]
     return Command(
         program=program,
-        launcher=(str(python), "-P", "-m", "torch.distributed.run", *options),
+        launcher=(str(python), "-P", "-m", "hpctrain.rank_programs.torchrun", *options),
         environment=environment,
         # What an mpirun or srun around it has set would go before.
         without=SIZE_VARIABLES,

@@ -27,8 +27,6 @@ PROBE_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
-# torchrun's own default.
-_TORCHRUN_PORT = "29500"
 
 MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
 
@@ -190,10 +188,12 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     return srun
 
 
-def _torchrun_port(environment: Mapping[str, str]) -> int:
-    port = environment.get("MASTER_PORT", _TORCHRUN_PORT)
+def _torchrun_port(environment: Mapping[str, str]) -> int | None:
+    port = environment.get("MASTER_PORT")
+    if port is None:
+        return None
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise HpctrainError(f"MASTER_PORT={port} is not a port", f"for example export MASTER_PORT={_TORCHRUN_PORT}")
+        raise HpctrainError(f"MASTER_PORT={port} is not a port", "for example export MASTER_PORT=29500")
     return int(port)
 
 

@@ -12,7 +12,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.extras import require as require_extras
 from hpctrain.horovod.check import require
 from hpctrain.launch.attempts import Attempt
-from hpctrain.launch.command import Command, Launcher, launch_command, settings_of
+from hpctrain.launch.command import Command, Launcher, Torchrun, launch_command, settings_of, torchrun_port
 from hpctrain.launch.fault_tolerance import require_choices, require_mitigation
 from hpctrain.launch.launcher_choice import (
     PROBE_SECONDS,
@@ -214,6 +214,9 @@ def launch_attempt(
     """
     command = command_for(plan, directory, machine, launcher, attempt=attempt.number)
     command.write_files()
+    if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:
+        where = f"{plan.hosts[0].host}:{torchrun_port(plan, directory.path.absolute(), launcher)}"
+        notice(f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each")
     return launch(
         command,
         directory,

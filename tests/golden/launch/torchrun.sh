@@ -15,12 +15,12 @@ env \
   A=1,2 \
   /venv/bin/python \
   -P \
-  -m torch.distributed.run \
+  -m hpctrain.rank_programs.torchrun \
   --nnodes=2 \
-  --node-rank=1 \
   --nproc-per-node=2 \
   --max-restarts=0 \
-  --rdzv-backend=static \
+  --rdzv-backend=one-address \
+  --rdzv-conf=rank=1 \
   --rdzv-endpoint=n3:29500 \
   --rdzv-id=attempt-1 \
   --no-python \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -118,11 +119,15 @@ def test_submitted_again_a_run_goes_on_in_the_pods_of_the_new_job(
     directory.create(Plan.model_validate_json(plans[0].read_text()))
     monkeypatch.setenv("HPCTRAIN_POD", "digits")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    ports = set()
     for path, ranks in zip(plans, (16, 16, 24), strict=True):
         assert main(["run", "--resume", "--run-dir", str(directory.path), "--plan", str(path), "--dry-run"]) == 0
         shown = capsys.readouterr().out
-        assert f"{path.stem}-0.{path.stem}:29500" in shown
+        (port,) = re.findall(rf"--rdzv-endpoint={path.stem}-0.{path.stem}:(\d+) ", shown)
+        assert 20000 <= int(port) < 30000
+        ports.add(port)
         assert f"--nnodes={ranks // 8}" in shown.replace("--nnodes ", "--nnodes=")
+    assert len(ports) == 1, "it is the run's, so that all pods come to it"
 
 
 def test_where_curves_go_is_in_the_plan(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
