@@ -8,6 +8,8 @@ import os
 import sys
 from typing import NoReturn
 
+from hpctrain.cli.streams import close_streams, open_streams
+
 # A command is mostly imports, whose objects live to its end: to look for garbage among them is in vain.
 _COLLECT_AFTER = 50_000
 
@@ -18,12 +20,11 @@ def program() -> NoReturn:
     What is registered with :mod:`atexit` is called as ever.
     """
     gc.set_threshold(_COLLECT_AFTER)
+    open_streams()
     status = 1
 
     def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        os._exit(close_streams(status))
 
     # The first that is registered is called last.
     atexit.register(leave)
