@@ -21,6 +21,7 @@ EQUAL = (
 )
 REFUSED = {
     502: "a batch of this evaluation has 3 samples for 4 ranks",
+    363: "a sum over this rank's samples and is multiplied by 0.02",
 }
 
 

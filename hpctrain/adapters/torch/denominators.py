@@ -20,12 +20,15 @@ import torch
 
 from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.torch.divisors import ROUNDING, Divided, divisors
+from hpctrain.adapters.torch.sums import NotOwn, not_own
 from hpctrain.adapters.torch.turns import turns_of
 from hpctrain.adapters.torch.weights import batch_weights
 from hpctrain.comm import Communicator
 from hpctrain.errors import HpctrainError
 
 _FIRST_STEPS = 3
+# Steps with the same losses after which a number that stays in them is a constant.
+_REPEATED = 2
 _EVERY = 100
 # Backward passes without a step, as of a script that updates its parameters by hand.
 _MOST_PASSES = 10_000
@@ -42,10 +45,16 @@ _watching: list[object] = []
 
 
 class Part(NamedTuple):
-    """A part of a loss, and the weight of its gradients on this rank; not a number where that is not known."""
+    """A part of a loss.
+
+    Attributes:
+        weight: of its gradients on this rank; not a number where that is not known.
+        samples: of the global batches that are drawn, the one that was drawn last before its backward pass first.
+    """
 
     weight: float
     divided: Divided
+    samples: tuple[int, ...]
 
 
 Pass = tuple[Part, ...]
@@ -96,6 +105,9 @@ class Denominators:
         self._training: object = None
         self._trains = True
         self._reduced = False
+        self._doubt: Difference | None = None
+        self._said = False
+        self._repeated = 0
         self.changed = self.in_pipeline = False
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
@@ -112,7 +124,7 @@ class Denominators:
             self._passes.clear()  # as of a backward pass that was refused
             self._training = (weights, weights.epochs_forgotten)
         self._leave_out()
-        self._passes.append(tuple(Part(weights.behind(node), divided) for divided, node in found))
+        self._passes.append(tuple(Part(weights.behind(node), divided, weights.totals) for divided, node in found))
         self._trains = self.in_pipeline
         self._compare_with_agreed()
 
@@ -176,27 +188,49 @@ class Denominators:
         passes, asked = self._passes, self._asked
         self._passes, self._told, self._asked, self.changed = [], False, False, False
         if asked:
+            self._repeated = 0
             self._compare(comm, passes)
+        elif passes:
+            self._repeated += 1
+            self._say_doubt(comm)
+
+    def _say_doubt(self, comm: Communicator) -> None:
+        """Say once what is doubtful about a number that stays: counts of what is in a batch change with it."""
+        if self._doubt is not None and self._repeated == _REPEATED and not self._said:
+            self._said = True
+            comm.say(f"{self._doubt.text}. If so, {self._doubt.hint}")
 
     def _compare(self, comm: Communicator, passes: list[Pass]) -> None:
         everyone = comm.allgather_object(passes)
         self._agreed = passes
-        samples = batch_weights(comm).last_total
         ranks = data_place(comm).ranks
-        if ranks > 1 and (found := difference(everyone, samples, ranks)):
-            raise HpctrainError(*found, exit_code=1)
+        self._doubt = found = difference(everyone, ranks) if ranks > 1 else None
+        if found is not None and found.certain:
+            raise HpctrainError(found.text, found.hint, exit_code=1)
 
 
-def difference(everyone: Sequence[Sequence[Pass]], samples: int, ranks: int) -> tuple[str, str] | None:
-    """What is wrong with the losses of all ranks, and what to write instead; None where their mean is right.
+class Difference(NamedTuple):
+    """What is wrong with the losses of all ranks, and what to write instead.
+
+    Attributes:
+        certain: it is wrong, and not only where a number is something other than a count of the rank's samples.
+    """
+
+    text: str
+    hint: str
+    certain: bool = True
+
+
+def difference(everyone: Sequence[Sequence[Pass]], ranks: int) -> Difference | None:
+    """What is wrong with the losses of all ranks; None where their mean is right.
 
     Args:
         everyone: each rank's backward passes of one update.
-        samples: of the global batch that was drawn last.
         ranks: that compute different samples.
     """
     if len({len(each) for each in everyone}) > 1:
         return None
+    doubt = None
     for passes in zip(*everyone, strict=True):
         if len({tuple(part.divided.kind for part in each) for each in passes}) > 1:
             continue
@@ -205,11 +239,21 @@ def difference(everyone: Sequence[Sequence[Pass]], samples: int, ranks: int) -> 
             # A rank without a sample of its own computes another rank's.
             counted = {rank: each for rank, each in enumerate(parts) if each.weight > 0}
             alone = len(passes[0]) == 1
-            found = _whole_sum(counted, samples, ranks, alone=alone, accumulated=len(everyone[0]))
-            found = found or _uneven(counted, scaled=scaled)
-            if found:
-                return found
-    return None
+            summed = _not_own(counted, ranks, alone=alone, accumulated=len(everyone[0]))
+            if summed is not None and summed.certain:
+                return _too_small(summed, ranks)
+            if uneven := _uneven(counted, scaled=scaled):
+                return uneven
+            doubt = doubt or (None if summed is None else _too_small(summed, ranks))
+    return doubt
+
+
+def _too_small(summed: NotOwn, ranks: int) -> Difference:
+    unless = "" if summed.certain else " unless that number counts them too,"
+    text = (
+        f"the loss is a sum over this rank's samples and {summed.how}:{unless} the mean over {ranks} ranks is too small"
+    )
+    return Difference(f"{text} by a factor of {ranks}", _SUMMED, summed.certain)
 
 
 def _scaled_apart(parts: Sequence[Part]) -> bool:
@@ -219,35 +263,24 @@ def _scaled_apart(parts: Sequence[Part]) -> bool:
     return not alike and any(each.is_scaled_by_chance for each in own)
 
 
-def _whole_sum(
-    parts: dict[int, Part], samples: int, ranks: int, *, alone: bool, accumulated: int
-) -> tuple[str, str] | None:
-    """A sum that is divided by what all ranks have together, or by nothing, is too small by the number of ranks."""
+def _not_own(parts: dict[int, Part], ranks: int, *, alone: bool, accumulated: int) -> NotOwn | None:
+    """What is wrong with the divisor of a sum."""
     if not parts:
         return None
-    first = next(iter(parts.values())).divided
-    # Divided by one's own samples, the sum over a single one is not divided by anything either.
-    if not first.is_sum or not (first.exact or alone) or samples < 2 * ranks:
+    _, divided, samples = next(iter(parts.values()))
+    if not divided.is_sum or not (divided.exact or alone):
         return None
-    divisor = first.divisor * first.doubled
-    if divisor <= 1:
-        how = "is not divided by anything"
-    # Divided by as many parts of an update as there are ranks, one's own samples look like those of the batch.
-    elif accumulated != ranks and divisor in (samples, first.elements * ranks):
-        how = f"is divided by the {divisor:g} of the whole batch"
-    else:
-        return None
-    text = f"the loss is a sum over this rank's samples and {how}: the mean over {ranks} ranks is too small by a factor"
-    return f"{text} of {ranks}", _SUMMED
+    return not_own(divided, samples=samples, ranks=ranks, accumulated=accumulated)
 
 
-def _uneven(parts: dict[int, Part], *, scaled: bool) -> tuple[str, str] | None:
+def _uneven(parts: dict[int, Part], *, scaled: bool) -> Difference | None:
     ranks = list(parts)
     for other in ranks[1:]:
-        (_, own), (_, theirs) = pair = parts[ranks[0]], parts[other]
+        pair = parts[ranks[0]], parts[other]
+        own, theirs = (each.divided for each in pair)
         if _fit(*pair, own.divisor, theirs.divisor) or (scaled and _fit(*pair, own.bare, theirs.bare)):
             continue
-        return (
+        return Difference(
             f"the ranks divide their losses by different counts, not as their samples are divided: {own.kind} is "
             f"{own.divisor:g} on rank {ranks[0]} and {theirs.divisor:g} on rank {other}, so that the mean over the "
             "ranks is not the mean of the batch",

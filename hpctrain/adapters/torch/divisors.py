@@ -21,6 +21,18 @@ _PASSED = frozenset(
     for number in (0, 1)
 )
 _LISTS = ("StackBackward0", "CatBackward0")
+# What penalties on parameters are computed by, and what is done with means over samples.
+_ELEMENTWISE = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Abs", "Add", "Clamp", "ClampMin", "Clone", "Div", "Exp", "Log", "Maximum", "Mul", "Neg", "Permute", "Pow"),
+        *("Relu", "ReshapeAlias", "Select", "Sigmoid", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum", "T"),
+        *("Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View"),
+    )
+    for number in (0, 1)
+)
+_PRODUCTS = ("MmBackward0", "BmmBackward0")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Counts that went through float32, as means of masks do.
 ROUNDING = 2e-6
 
@@ -33,8 +45,9 @@ class Divided(NamedTuple):
         divisor: what the sum over its elements is divided by.
         elements: that are added up; 0 where it is not known.
         exact: it certainly depends on the samples.
-        is_sum: it is a sum, and not a mean.
-        doubled: the powers of two by which it was multiplied, as a GradScaler does.
+        is_sum: it is a sum over samples, and not a mean.
+        over: the numbers that it was divided by, one by one.
+        times: the numbers that it was multiplied by.
         bare: the divisor without the numbers that it was multiplied by.
     """
 
@@ -43,8 +56,14 @@ class Divided(NamedTuple):
     elements: int = 0
     exact: bool = False
     is_sum: bool = False
-    doubled: float = 1.0
+    over: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()
     bare: float = math.nan
+
+    @property
+    def unscaled(self) -> float:
+        """The divisor without the powers of two that it was multiplied by, as a GradScaler does."""
+        return self.divisor * math.prod(each for each in self.times if is_doubling(each))
 
     @property
     def is_scaled_by_chance(self) -> bool:
@@ -54,21 +73,32 @@ class Divided(NamedTuple):
         return not math.isclose(number, round(number), rel_tol=ROUNDING)
 
 
+def is_doubling(factor: float) -> bool:
+    """Whether it is a power of two, of at least 2."""
+    return 2 <= factor < math.inf and math.frexp(factor)[0] == 0.5
+
+
 class _Place(NamedTuple):
     node: Any
-    divisor: float
-    bare: float
-    doubled: float
+    divisor: float = 1.0
+    bare: float = 1.0
+    over: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()
 
-    def over(self, count: float, node: Any) -> _Place:
+    def divided(self, count: float, node: Any) -> _Place:
         """The place of what is divided by a count."""
-        return _Place(node, self.divisor * count, self.bare * count, self.doubled)
+        return _Place(node, self.divisor * count, self.bare * count, (*self.over, count), self.times)
+
+    def multiplied(self, factor: float, node: Any) -> _Place:
+        """The place of what is multiplied by a number."""
+        divisor = self.divisor / factor if factor else math.inf
+        return self._replace(node=node, divisor=divisor, times=(*self.times, factor))
 
 
 def divisors(root: torch.autograd.graph.Node) -> list[tuple[Divided, torch.autograd.graph.Node]]:
     """The parts that a loss is the sum of, and their nodes. Those that :func:`hpctrain.mean_loss` made are left out."""
     found: list[tuple[Divided, torch.autograd.graph.Node]] = []
-    waiting, seen = [_Place(root, 1.0, 1.0, 1.0)], 0
+    waiting, seen = [_Place(root)], 0
     while waiting and seen < _MOST_NODES:
         place = waiting.pop()
         seen += 1
@@ -90,37 +120,34 @@ def _below(place: _Place, name: str) -> Iterator[_Place]:
     kind = name.removesuffix("Backward0").removesuffix("Backward1")
     if kind == "Div" and below[0] is not None:
         known = None if len(below) > 1 and below[1] is not None else _number(_saved(node, "other"))
-        yield place.over(1.0 if known is None else known, below[0])
+        yield place._replace(node=below[0]) if known is None else place.divided(known, below[0])
     elif kind == "Mul":
         yield from _factors(place, below)
     elif name in ("MeanBackward0", "SumBackward0"):
         elements = _elements(node)
         # Not of one element: that may be a rank's only sample.
         if below[0] is not None and (_is_scalar(node) or below[0].name() in _LISTS):
-            yield place.over(elements if name == "MeanBackward0" else 1, below[0])
+            is_mean = name == "MeanBackward0"
+            yield place.divided(elements, below[0]) if is_mean else place._replace(node=below[0])
     elif name in _PASSED:
         alpha = abs(float(getattr(node, "_saved_alpha", 1)))
         for index, each in enumerate(below):
             if each is not None:
-                yield place._replace(node=each, divisor=place.divisor / (alpha if index and alpha else 1))
+                yield place.multiplied(alpha, each) if index and alpha not in (0, 1) else place._replace(node=each)
 
 
 def _factors(place: _Place, below: list[Any]) -> Iterator[_Place]:
-    node, divisor, doubled = place.node, place.divisor, place.doubled
+    node = place.node
     present = [each for each in below if each is not None]
     if len(present) > 1:  # such as a loss with a trained weight, equal on all ranks
         yield from (place._replace(node=each) for each in present)
         return
     factor = _number(_saved(node, "other" if below[0] is not None else "self"))
-    if factor is None:
-        factor = 1.0
-    if factor >= 2 and math.frexp(factor)[0] == 0.5:
-        doubled *= factor
-    yield _Place(present[0], divisor / factor if factor else math.inf, place.bare, doubled)
+    yield place._replace(node=present[0]) if factor is None else place.multiplied(factor, present[0])
 
 
 def _part(place: _Place, name: str) -> Divided | None:
-    node, divisor, bare, doubled = place
+    node, divisor, bare, over, times = place
     is_likelihood = hasattr(node, "_raw_saved_total_weight")
     reduction = getattr(node, "_saved_reduction", None)
     if is_likelihood and reduction == 1:
@@ -133,10 +160,44 @@ def _part(place: _Place, name: str) -> Divided | None:
     elements = _elements(node) if target is None else target.numel()
     if name in ("MeanBackward0", "MeanBackward1") or reduction == 1:
         return Divided("the number of elements of a mean", divisor * elements, elements, bare=bare * elements)
-    if reduction == 2 or name in ("SumBackward0", "SumBackward1"):
-        exact = reduction == 2
-        return Divided("the divisor of a sum", divisor, elements, exact, is_sum=True, doubled=doubled, bare=bare)
+    if (reduction == 2 or name in ("SumBackward0", "SumBackward1")) and _is_of_samples(node):
+        return Divided("the divisor of a sum", divisor, elements, reduction == 2, True, over, times, bare)
     return Divided("the divisor", divisor, bare=bare) if divisor != 1 else None
+
+
+def _is_of_samples(node: Any) -> bool:
+    """Whether what is added up there belongs to samples: no penalty on parameters, and no means over the batch."""
+    waiting, seen = [each for each, _ in node.next_functions if each is not None], 0
+    while waiting and seen < _MOST_NODES:
+        place = waiting.pop()
+        seen += 1
+        name = place.name()
+        is_parameter = name == _ACCUMULATE and isinstance(place.variable, torch.nn.Parameter)
+        if is_parameter or (name == "MeanBackward1" and _is_over_first(place)):
+            continue
+        below = [each for each, _ in place.next_functions if each is not None]
+        if name in _PRODUCTS:
+            # Of two parameters, and not of one with samples.
+            if len(below) < 2:
+                return True
+        elif name not in _ELEMENTWISE or _is_spread(place):
+            return True
+        waiting += below
+    return bool(waiting)
+
+
+def _is_over_first(node: Any) -> bool:
+    """Whether a mean is taken over the first dimension, along which samples lie."""
+    below, index = node.next_functions[0]
+    # Negative dimensions are kept as unsigned numbers.
+    return any(each in (0, 2**64 - len(below._input_metadata[index].shape)) for each in node._saved_dim)
+
+
+def _is_spread(node: Any) -> bool:
+    """Whether it holds more numbers than its parameter: samples were compared with that, as with a cluster's centre."""
+    below = node.next_functions
+    sizes = [math.prod(each._input_metadata[index].shape) for each, index in below if each is not None]
+    return len(sizes) < len(below) and math.prod(node._input_metadata[0].shape) > max(sizes, default=0)
 
 
 def _saved(node: Any, name: str) -> Any:

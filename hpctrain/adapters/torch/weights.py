@@ -270,9 +270,9 @@ class BatchWeights:
         return self._last is not None
 
     @property
-    def last_total(self) -> int:
-        """The samples of the global batch that was drawn last."""
-        return self._last or 0
+    def totals(self) -> tuple[int, ...]:
+        """The samples of the global batches of a training, those of the batch that was drawn last first."""
+        return (self._last or 0, *sorted(self._totals - {self._last}))
 
     def behind(self, node: torch.autograd.graph.Node) -> float:
         """The weight that the gradients of a part of a loss will get; not a number if it is of several batches."""

@@ -102,6 +102,46 @@ def sum_over_own_samples(run):
 
 
 @case
+def weighted_sums_over_own_samples(run):
+    def loss(out, x, y):
+        mixed = 0.37 * tokens(out, x, reduction="sum") + 0.63 * tokens(out, x.roll(1, 1), reduction="sum")
+        return 0.5 * mixed / len(x) + (out.mean(2) - x).pow(2).sum() * (0.02 / len(x))
+
+    _train(run, loss)
+
+
+@case
+def sums_of_means_over_the_batch(run):
+    _train(run, lambda out, x, y: 0.1 * (out - 1).pow(2).mean(0).sum())
+
+
+@case
+def penalties_by_themselves(run):
+    """Sums over parameters, alone in their backward passes."""
+    model, optimizer = run.train()
+    anchors = [each.detach().clone() for each in model.parameters()]
+    for x, _ in run.loader():
+        optimizer.zero_grad()
+        with run.no_sync():
+            (0.01 * sum(each.square().sum() for each in model.parameters())).backward()
+            pairs = zip(model.parameters(), anchors, strict=True)
+            (0.01 * sum(functional.mse_loss(each, anchor, reduction="sum") for each, anchor in pairs)).backward()
+        tokens(model(x), x).backward()
+        optimizer.step()
+
+
+@case
+def sum_over_the_tokens_of_all_ranks(run):
+    """As Hugging Face's Trainer, and detection: the count is added up over the ranks, the loss multiplied by them."""
+    model, optimizer = run.train()
+    for x, y in run.loader(batch=12, drop_last=True):
+        total, count = tokens(model(x), y, reduction="sum"), (y != IGNORED).sum()
+        if run.comm:
+            count = torch.tensor(run.comm.allreduce(count.numpy().astype(float), "sum"))
+        run.update(optimizer, total / count * run.ranks if run.comm else total / count)
+
+
+@case
 def divergence(run):
     def loss(out, x, y):
         return functional.kl_div(
@@ -289,6 +329,33 @@ def normalised_by_weights(run):
 @refused
 def plain_sum(run):
     _train(run, lambda out, x, y: tokens(out, x, reduction="sum"))
+
+
+@refused
+def sum_times_a_constant(run):
+    _train(run, lambda out, x, y: 0.02 * tokens(out, x, reduction="sum"))
+
+
+@refused
+def squares_times_a_constant(run):
+    _train(run, lambda out, x, y: (out.mean(2) - x).pow(2).sum() * 0.001)
+
+
+@refused
+def sharded_sum_times_a_constant(run):
+    model, optimizer = _of_mesh(run, dp_shard=-1)
+    for x, _ in run.loader():
+        run.update(optimizer, 0.02 * nn.CrossEntropyLoss(reduction="sum")(model(x).flatten(0, 1), x.flatten()))
+
+
+@refused
+def accumulated_sums_times_a_constant(run):
+    model, optimizer = run.train()
+    parts = list(run.loader(batch=12))
+    for index, (x, _) in enumerate(parts[:2]):
+        with run.no_sync() if index == 0 else torch.enable_grad():
+            (0.03 * tokens(model(x), x, reduction="sum") / 2).backward()
+    optimizer.step()
 
 
 @refused

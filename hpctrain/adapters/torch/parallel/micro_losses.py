@@ -5,13 +5,12 @@ A mean over tokens, of which micro-batches have different numbers, needs the pip
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpctrain.adapters.torch.divisors import ROUNDING, Divided, divisors
+from hpctrain.adapters.torch.divisors import Divided, divisors
+from hpctrain.adapters.torch.sums import not_own
 from hpctrain.errors import HpctrainError
 
 # Of equal numbers, relative to their mean's square: several times what float32 leaves of 1 / count.
@@ -74,7 +73,7 @@ def require_means(numbers: NDArray[np.float64]) -> None:
 
 def _is_no_mean(part: Divided, samples: int, *, alone: bool) -> bool:
     """Whether it is a sum over samples; one of a script's own arithmetic may be over something else."""
-    divisor = part.divisor * part.doubled
     if part.is_sum and part.exact:
-        return not any(math.isclose(divisor, count, rel_tol=ROUNDING) for count in (samples, part.elements))
-    return part.is_sum and alone and divisor <= 1 < samples
+        undivided = samples == 1 and not any(each in (1, part.elements) for each in (part.unscaled, *part.over))
+        return undivided or not_own(part, samples=[samples], ranks=1, accumulated=1) is not None
+    return part.is_sum and alone and part.unscaled <= 1 < samples
