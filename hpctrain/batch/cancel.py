@@ -15,7 +15,8 @@ from hpctrain.cluster.programs import run_program
 from hpctrain.errors import HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.records import living_process, read_records
+from hpctrain.run.processes import send_signal, works_in
+from hpctrain.run.records import RankRecord, living_process, read_records
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a job that waits ends at once.
@@ -72,7 +73,8 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
     host, pid = start.host, start.pid
     here = host == socket.gethostname()
     process = launcher_process(start) if here else None
-    if process is None:
+    # The events may be somebody else's, and the process anything.
+    if process is None or not works_in(process, directory.path):
         # The launcher ended with its job, which left no time to say so.
         if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
             return
@@ -82,7 +84,7 @@ def stop_launcher(directory: RunDirectory, start: StartEvent | None, seconds: fl
         hint = f"cancel it there, or run there: kill {pid}"
         raise HpctrainError(f"the run was started on {host}, and not in a job of its own", hint, exit_code=1)
     try:
-        process.send_signal(signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"
         process.wait(seconds)
     except psutil.NoSuchProcess:
@@ -104,7 +106,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
         HpctrainError: such ranks run.
     """
     records = read_records(directory).values()
-    running = [record for record in records if record.status == "running" and not record.vanished]
+    running = [record for record in records if record.status == "running" and _may_live(record, directory)]
     if running:
         hosts = {record.host for record in running}
         ends = "; ".join(
@@ -117,6 +119,14 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
     if begun and not records:
         hint = "end its processes where they were started"
         raise HpctrainError("the run was started by hand, from what --dry-run prints", hint, exit_code=1)
+
+
+def _may_live(record: RankRecord, directory: RunDirectory) -> bool:
+    """Whether a rank that has not recorded its end may be alive; of other hosts there is only its record."""
+    if record.host != socket.gethostname():
+        return True
+    process = record.process()
+    return process is not None and works_in(process, directory.path)
 
 
 def launcher_process(start: StartEvent) -> psutil.Process | None:

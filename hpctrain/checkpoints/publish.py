@@ -57,7 +57,7 @@ def write_share(
     part = path.with_suffix(".part")
     try:
         # By whoever comes first.
-        make_folder(fresh)
+        make_folder(fresh, within=fresh.parent.parent)
         write_private(part, _Receipt(file=share.write(path), proof=dict(proof())).model_dump_json())
         part.replace(path.with_suffix(_RECEIPT))
     except OSError as error:

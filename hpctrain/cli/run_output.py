@@ -89,13 +89,13 @@ class Terminal:
                     tensorboard.show(event)
                 trackers.look()
 
-            def failed(failure: Failure) -> None:
+            def failed(failure: Failure, place: RunDirectory) -> None:
                 console.close()
                 self.notice(failure.told_after(shown=0))
                 if failure.status == "resumable":
                     # Whoever asked for a stop may end this process soon: a job's time is up, or a pod is to go.
                     trackers.end_seconds = min(trackers.end_seconds, plan.stop.seconds / 10)
-                    tell(f"  to resume: {resume_command(directory)}")
+                    tell(f"  to resume: {resume_command(place)}")
 
             yield Audience(show=show, line=console.line, notice=console.notice, failed=failed)
 

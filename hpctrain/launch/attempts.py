@@ -21,6 +21,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, attempts, read_events
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.run.plan import Plan
+from hpctrain.run.processes import works_in
 from hpctrain.run.records import whole_records
 from hpctrain.run.resuming import resume_command
 from hpctrain.run.stopping import RESUMABLE
@@ -135,7 +136,12 @@ def require_nobody(directory: RunDirectory, events: Sequence[Event]) -> None:
     Raises:
         HpctrainError: its ranks or its job are still there.
     """
-    if running := [record for record in whole_records(directory) if record.status == "running" and record.process()]:
+    running = [
+        record
+        for record in whole_records(directory)
+        if record.status == "running" and (process := record.process()) and works_in(process, directory.path)
+    ]
+    if running:
         numbers = " ".join(str(record.pid) for record in running)
         saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(

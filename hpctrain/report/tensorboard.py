@@ -72,7 +72,7 @@ class TensorBoardWriter:
     def _append(self, entry: TensorBoardEvent) -> None:
         try:
             if self._records is None:
-                make_folder(self._directory.tensorboard)
+                make_folder(self._directory.tensorboard, within=self._directory.path)
                 # Unbuffered: TensorBoard sees each record whole, as soon as it is there.
                 path = self._directory.tensorboard / _FILE_NAME
                 self._records = RecordWriter(open(path, "wb", buffering=0, opener=private))  # noqa: SIM115 - is closed

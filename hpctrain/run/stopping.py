@@ -28,6 +28,7 @@ _LOOK_SECONDS = 1.0
 _reason: str | None = None
 _agreed = False
 _file: Path | None = None
+_also: Callable[[], str | None] | None = None
 _looked = float("-inf")
 _handled: set[signal.Signals] = set()
 _announce: Callable[[], None] | None = None
@@ -62,10 +63,14 @@ def announce(say: Callable[[], None]) -> None:
     _announce = say
 
 
-def watch(file: Path) -> None:
-    """Treat the existence of ``file`` as a request to stop; its text is the reason."""
-    global _file
-    _file = file
+def watch(file: Path, also: Callable[[], str | None] | None = None) -> None:
+    """Treat the existence of ``file`` as a request to stop; its text is the reason.
+
+    Args:
+        also: gives another reason, or None; called whenever the file is looked for and not there.
+    """
+    global _also, _file
+    _also, _file = also, file
 
 
 def reason_in(file: Path) -> str:
@@ -90,7 +95,7 @@ def asked(*, look: bool) -> str | None:
         try:
             _reason = reason_in(_file) or f"{_file} was made"
         except OSError:
-            return None
+            _reason = _also() if _also else None
     return _reason
 
 

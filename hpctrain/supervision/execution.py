@@ -16,6 +16,7 @@ from hpctrain.planning.machine import Machine
 from hpctrain.run.directory import RunDirectory, write_json
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import Plan
 from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
@@ -36,13 +37,14 @@ class Audience:
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
         notice: gets what the user has to know now.
-        failed: gets why the run is not done, before any of it is written, which a full disk would refuse.
+        failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
+            disk would refuse.
     """
 
     show: Callable[[Event], None]
     line: Callable[[str], None]
     notice: Callable[[str], None]
-    failed: Callable[[Failure], None]
+    failed: Callable[[Failure, RunDirectory], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Execution:
 
     Attributes:
         directory: of the run.
+        held: the same, held for as long as it runs.
         machine: this one.
         interrupts: collects signals already.
         audience: follows it.
@@ -60,6 +63,7 @@ class Execution:
     """
 
     directory: RunDirectory
+    held: HeldDirectory
     machine: Machine
     interrupts: Interrupts
     audience: Audience
@@ -84,7 +88,8 @@ class Execution:
         supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
         while True:
             failure = self._attempt(plan, attempt, found, supervisor)
-            if failure is None or self.interrupts.received:
+            # Of a directory that was moved or deleted, the user has to say what comes next.
+            if failure is None or self.interrupts.received or self.held.fate():
                 break
             further = self._further(supervisor, plan, failure, attempt, found)
             if isinstance(further, Failure):
@@ -93,7 +98,7 @@ class Execution:
             self._begin_again(further, failure)
             plan, attempt, found = further.plan, further.attempt, further.launcher
         if failure:
-            self.audience.failed(failure)
+            self.audience.failed(failure, self.directory if self.held.deleted else self.held.now())
         return failure, self._record_end(plan, failure)
 
     def _further(
@@ -116,7 +121,12 @@ class Execution:
 
         def show(event: Event) -> None:
             supervisor.see(event)
-            self.audience.show(event)
+            try:
+                self.audience.show(event)
+            except HpctrainError:
+                # What is shown in files of the directory cannot be where that was moved, which the user is told.
+                if not self.held.fate():
+                    raise
 
         try:
             with self.interrupts.raised():
@@ -139,6 +149,7 @@ class Execution:
                     line=self.audience.line,
                     notice=self.audience.notice,
                     interrupts=self.interrupts,
+                    held=self.held,
                     leave=leave,
                 )
         except Exception as error:
@@ -189,21 +200,25 @@ class Execution:
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""
-        with EventWriter(self.directory.events) as events:
+        if self.held.deleted:
+            # It must not be made anew, and the user is told why the run has failed.
+            return {"status": failure.status if failure else "done", "ranks": plan.ranks, "metrics": {}}
+        directory = self.held.now()
+        with EventWriter(directory.events) as events:
             if failure and not failure.stopped:
                 events.emit(FaultEvent(**failure.cause))
             # Rank 0 says by itself that a recipe is done.
             if failure or plan.script:
                 events.emit(EndEvent(status=failure.status if failure else "done"))
-        summary = self._summary(plan, failure.status if failure else "done")
+        summary = self._summary(directory, plan, failure.status if failure else "done")
         if failure:
             summary["failure"] = failure.cause
-        write_json(self.directory.summary, summary)
+        write_json(directory.summary, summary)
         return summary
 
-    def _summary(self, plan: Plan, status: str) -> Summary:
+    def _summary(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
         try:
-            return self.summarise(self.directory, plan, status)
+            return self.summarise(directory, plan, status)
         except HpctrainError as error:
             self.audience.notice(f"warning: {error.message}; summary.json has the run's status alone")
             return {"status": status, "ranks": plan.ranks, "metrics": {}}

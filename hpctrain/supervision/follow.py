@@ -38,7 +38,7 @@ class Tail:
     """
 
     def __init__(self, path: Path, *, whole: bool = False, longest: int = _LONGEST_LOG_LINE) -> None:
-        self._path = path
+        self.path = path
         self._longest = longest
         # Behind the last line that was returned: an incomplete one may be taken away by the next attempt.
         self._offset = path.stat().st_size if path.exists() and not whole else 0
@@ -53,7 +53,7 @@ class Tail:
             OSError: the file cannot be read; the next call returns what this one would have.
         """
         try:
-            file = open_regular(self._path, links=False)
+            file = open_regular(self.path, links=False)
         except FileNotFoundError:
             return []
         with file:
@@ -95,6 +95,11 @@ class Follower:
         self._line = line
         self._notice = notice
         self._said: set[str] = set()
+
+    def move_to(self, directory: RunDirectory) -> None:
+        """Go on with the same files in a directory that was moved."""
+        self._path = directory.events
+        self._events.path, self._log.path = directory.events, directory.log(0)
 
     def advance(self, *, last: bool = False) -> None:
         """Pass on what is new; ``last`` says that nobody writes any more."""

@@ -15,6 +15,7 @@ from hpctrain.launch.hosts import are_given, arrange
 from hpctrain.planning.machine import Machine, as_if_installed
 from hpctrain.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.hosts_ready import ready_or_fewer
@@ -166,16 +167,20 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
     # 20 ms that a dry run does not need.
     from hpctrain.supervision.execution import Execution
 
-    with output.follow(directory) as audience:
-        execution = Execution(
-            directory=directory,
-            machine=run.machine,
-            interrupts=interrupts,
-            audience=audience,
-            summarise=output.summarise,
-        )
-        failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
-    output.ended(run.plan, directory, failure, summary)
+    with HeldDirectory(directory) as held:
+        with output.follow(directory) as audience:
+            execution = Execution(
+                directory=directory,
+                held=held,
+                machine=run.machine,
+                interrupts=interrupts,
+                audience=audience,
+                summarise=output.summarise,
+            )
+            failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
+        place = None if held.deleted else held.now()
+    if place:
+        output.ended(run.plan, place, failure, summary)
     return failure.exit_code if failure else 0
 
 

@@ -25,6 +25,7 @@ from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import Event, parse_event
 from hpctrain.run.events.kinds import EndEvent, StartEvent
 from hpctrain.run.plan import Plan
+from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.follow import Tail
@@ -168,7 +169,7 @@ class _Pod:
             return
         # Those that have outlived what started them are known by their records.
         recorded = (record.process() for record in whole_records(self._directory))
-        members = [process for process in recorded if process]
+        members = [process for process in recorded if process and works_in(process, self._directory.path)]
         with contextlib.suppress(psutil.NoSuchProcess):
             members += psutil.Process(self._process.pid).children(recursive=True)
         if self._process.poll() is None:
@@ -177,7 +178,7 @@ class _Pod:
         _, alive = psutil.wait_procs(members, timeout=_TERMINATE_SECONDS)
         for member in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+                send_signal(member, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KILL_SECONDS)
         with contextlib.suppress(ProcessLookupError):

@@ -13,12 +13,15 @@ from dataclasses import replace
 
 import psutil
 
+from hpctrain.errors import HpctrainError
 from hpctrain.files.private import write_private
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import StartEvent
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import Stop
+from hpctrain.run.processes import send_signal, works_in
 from hpctrain.run.records import RankRecord, ranks_listen, whole_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
@@ -51,6 +54,7 @@ def launch(
     fault_tolerant: bool = False,
     meet_seconds: float | None = None,
     interrupts: Interrupts | None = None,
+    held: HeldDirectory | None = None,
     leave: Callable[[], str | None] = lambda: None,
     show: Callable[[Event], None],
     line: Callable[[str], None],
@@ -70,6 +74,7 @@ def launch(
         fault_tolerant: the ranks go on without one that died, and say so in its record.
         meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
         interrupts: where signals are collected already; by default here.
+        held: the directory, where it is held already; by default here.
         leave: says why the ranks are to save their state and leave; None while they are not.
         show: gets each event as it happens.
         line: gets each line that rank 0 prints.
@@ -81,12 +86,16 @@ def launch(
     Raises:
         HpctrainError: the program cannot be started.
     """
-    with contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected:
+    with (
+        contextlib.nullcontext(interrupts) if interrupts else Interrupts(stop.signal) as collected,
+        contextlib.nullcontext(held) if held else HeldDirectory(directory) as kept,
+    ):
         with EventWriter(directory.events) as events:
             follower = Follower(directory, show, line, notice)
             events.emit(start)
-        job = RunningJob(command, directory, ranks, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds)
-        return _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
+        job = RunningJob(command, directory, ranks, kept, fault_tolerant=fault_tolerant, meet_seconds=meet_seconds)
+        failure = _run(job, follower, collected, leave, stop, stoppable=stoppable, resumable=resumable, notice=notice)
+        return failure and _of_a_lost_directory(failure, job)
 
 
 def _run(
@@ -104,18 +113,23 @@ def _run(
     ended: int | None = None
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received), leave)
-        if cut and not interrupts.received:
+        if cut and not job.lost and not interrupts.received:
             # Nobody is in a hurry: a step, what follows it and a checkpoint take as long as they take.
             _ask_to_leave(job.directory, leave() or "", notice)
             cut = job.wait(follower, lambda: bool(interrupts.received))
+        if cut and job.lost and not interrupts.received:
+            _ask_elsewhere(job, follower, stop.seconds, notice)
+            deadline = time.monotonic() + stop.seconds
+            cut = job.wait(follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
         ended = job.process.poll()
-        if cut:
+        if cut and interrupts.received:
             waits = stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
             if waits and _ask(job.directory, interrupts.received[0], stop.seconds, notice):
                 deadline = time.monotonic() + stop.seconds
                 cut = job.wait(follower, lambda: interrupts.hurried or time.monotonic() > deadline)
     finally:
         job.stop(interrupts)
+    job.look_for_directory(follower)
     follower.advance(last=True)
     failure = find_failure(
         job.directory,
@@ -134,6 +148,25 @@ def _run(
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
         return _lost_launcher(failure, signal.Signals(-ended))
     return failure
+
+
+def _ask_elsewhere(job: RunningJob, follower: Follower, seconds: float, notice: Callable[[str], None]) -> None:
+    """Ask the ranks of a run whose directory was moved to save their state there, and follow them there."""
+    notice(f"warning: {job.lost}: waiting up to {seconds:g} s for the ranks to end")
+    job.look_for_directory(follower)
+    # The ranks find out by themselves, but not always as soon.
+    with contextlib.suppress(OSError), job.directory.stop.open("x") as file:
+        file.write(f"{job.lost}\n")
+
+
+def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
+    """What ended a run whose directory was moved or deleted: the ranks' own errors only follow from that."""
+    if not job.lost:
+        return failure
+    if job.held.deleted:
+        return Failure(message=job.lost, hint="start it anew: nothing of it can be saved any more", exit_code=1)
+    ended = "all ranks saved their state and left" if failure.stopped else failure.message
+    return replace(failure, message=f"{job.lost}; {ended}")
 
 
 def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:
@@ -184,7 +217,8 @@ class RunningJob:
     """The processes of one run, in their own session.
 
     ``first_dead`` is the rank that was seen dead, without an error recorded, while others lived that cannot go on
-    without it. ``never_met`` is the failure of ranks that have waited for too long until all were there.
+    without it. ``never_met`` is the failure of ranks that have waited for too long until all were there. ``lost`` is
+    what became of the run's directory, once it is not where it was.
     """
 
     def __init__(
@@ -192,11 +226,14 @@ class RunningJob:
         command: Command,
         directory: RunDirectory,
         ranks: int,
+        held: HeldDirectory,
         *,
         fault_tolerant: bool = False,
         meet_seconds: float | None = None,
     ) -> None:
         self.directory = directory
+        self.held = held
+        self.lost: str | None = None
         self.ranks = ranks
         self.fault_tolerant = fault_tolerant
         self._output = b""
@@ -225,9 +262,9 @@ class RunningJob:
             leave: says why it is, which counts only while the ranks work.
 
         Returns:
-            Whether it was enough, and ranks that had not failed still ran.
+            Whether it was enough, or the directory was lost meanwhile, and ranks that had not failed still ran.
         """
-        deadline = None
+        deadline, known = None, self.lost
         turns = itertools.count()
         while self.process.poll() is None:
             if enough() or (deadline is None and leave()):
@@ -235,12 +272,24 @@ class RunningJob:
             follower.advance()
             self.output()
             if deadline is None and next(turns) % max(_POLLS_A_LOOK, self.ranks // 10) == 0:
+                self.lost = self.lost or self.held.lost()
+                if self.lost != known:
+                    return True
                 grace = self._grace(whole_records(self.directory))
                 deadline = None if grace is None else time.monotonic() + grace
             if deadline is not None and time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
         return False
+
+    def look_for_directory(self, follower: Follower) -> None:
+        """Go on with the directory where it is now, if it was moved."""
+        if not (fate := self.held.fate()):
+            return
+        self.lost = self.lost or fate
+        with contextlib.suppress(HpctrainError):
+            self.directory = self.held.now()
+            follower.move_to(self.directory)
 
     def output(self) -> str:
         """The end of the launcher's own output so far."""
@@ -317,9 +366,9 @@ class RunningJob:
 
     def _members(self) -> list[psutil.Process]:
         """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-        # A damaged record must not let the other processes live.
+        # A damaged record must not let the other processes live, and one of somebody else's end any.
         recorded = (record.process() for record in whole_records(self.directory))
-        members = {process for process in recorded if process}
+        members = {process for process in recorded if process and works_in(process, self.directory.path)}
         if self.process.poll() is None:
             members.update(psutil.Process(self.process.pid).children(recursive=True))
         # The number of a launcher that has ended belongs to nobody else while a process of its session lives.
@@ -331,7 +380,7 @@ class RunningJob:
 def _send(members: list[psutil.Process], number: signal.Signals) -> None:
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
-            member.send_signal(number)
+            send_signal(member, number)
 
 
 def _session(process: psutil.Process) -> int | None:

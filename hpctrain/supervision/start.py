@@ -27,6 +27,7 @@ from hpctrain.planning.machine import Machine, same_host
 from hpctrain.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.limits import timeout_seconds
 from hpctrain.run.plan import Plan
 from hpctrain.supervision.failure import Failure
@@ -200,6 +201,7 @@ def launch_attempt(
     line: Callable[[str], None] = lambda text: None,
     notice: Callable[[str], None] = lambda text: None,
     interrupts: Interrupts | None = None,
+    held: HeldDirectory | None = None,
     leave: Callable[[], str | None] = lambda: None,
 ) -> Failure | None:
     """Run the plan that a directory already holds, from where the attempt begins.
@@ -208,6 +210,7 @@ def launch_attempt(
         attempt: what :func:`hpctrain.launch.attempts.next_attempt` found.
         notice: gets what the user has to know of a stop.
         interrupts: where signals are collected already.
+        held: the directory, where it is held already.
         leave: says why the ranks are to save their state and leave; None while they are not.
 
     The rest is as of :func:`launch_plan`.
@@ -230,6 +233,7 @@ def launch_attempt(
         # A script may begin as it likes.
         meet_seconds=timeout_seconds() if plan.recipe and plan.processes > 1 else None,
         interrupts=interrupts,
+        held=held,
         leave=leave,
         show=show,
         line=line,

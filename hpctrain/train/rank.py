@@ -34,6 +34,7 @@ from hpctrain.run import forks, stopping
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.events import EventWriter
 from hpctrain.run.events.kinds import StallEvent
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import Plan, Script
 from hpctrain.run.records import RankError, RankRecord, is_own_record, write_record
 from hpctrain.run.stall_reports import Stall, reports
@@ -74,8 +75,10 @@ def run_rank(path: Path) -> int:
     """
     launcher = detect()
     rank = launcher.rank if launcher else 0
-    directory = RunDirectory(path)
-    stopping.watch(directory.stop.absolute())
+    # For as long as this process lives, by which it is known as the run's.
+    held = HeldDirectory(RunDirectory(path))
+    directory = held.work
+    stopping.watch(directory.stop, held.lost)
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     faulthandler.enable()
@@ -91,12 +94,12 @@ def run_rank(path: Path) -> int:
     write_record(directory, record)
     stopping.announce(lambda: _update(directory, record, listens=True))
     _report_stalls(directory, record)
-    ending = _attempt(directory, rank, lambda: _update(directory, record, joined=True))
+    ending = _attempt(held, rank, lambda: _update(directory, record, joined=True))
     try:
         _update(directory, record, **_of_the_end(ending))
     except HpctrainError as error:
         # The launcher reads this stream too, the only way left on a full disk.
-        text = f"rank {rank} on {record.host}: {(ending or error).message}; {error}\n"
+        text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
         os.write(terminal, text.encode(errors="backslashreplace"))
         if ending is None or ending.resumable:
             ending = _describe(error)
@@ -157,9 +160,9 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     reports.record, reports.give_up = note, give_up
 
 
-def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
+def _attempt(held: HeldDirectory, rank: int, joined: Callable[[], None]) -> Ending | None:
     """Do the work; what goes wrong is printed to the log and returned. ``joined`` is called when all ranks have met."""
-    script = None
+    script, directory = None, held.work
     try:
         plan = read_model(directory.plan, Plan)
         take_place(plan, rank)
@@ -194,7 +197,7 @@ def _attempt(directory: RunDirectory, rank: int, joined: Callable[[], None]) -> 
                 return _describe(fault)
         return ending
     except BaseException as raised:
-        error = original(raised)
+        error = held.in_words(original(raised))
         if script is None and isinstance(error, ModuleNotFoundError):
             error = missing_extra(error) or error
         with contextlib.suppress(OSError):

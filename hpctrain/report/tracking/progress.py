@@ -67,7 +67,7 @@ def only_sender(directory: RunDirectory, name: str) -> Iterator[None]:
     """
     path = directory.tracking / f"{name}.lock"
     try:
-        make_folder(directory.tracking)
+        make_folder(directory.tracking, within=directory.path)
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise disk_error(error, path) from error

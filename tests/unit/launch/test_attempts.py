@@ -23,6 +23,7 @@ from hpctrain.launch.attempts import Attempt, hold, next_attempt, require_nobody
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events import Event, EventWriter
 from hpctrain.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
+from hpctrain.run.held import HeldDirectory
 from hpctrain.run.plan import Plan, Script
 
 
@@ -201,13 +202,16 @@ def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch
     directory.rank(1).write_text('{"rank": ')
     nobody(directory)
     directory.rank(0).write_text(json.dumps(values))
-    with pytest.raises(HpctrainError, match=f"still running on this host.*process {me.pid}") as caught:
+    # A process of any other kind can have been written there.
+    nobody(directory)
+    held = HeldDirectory(directory)
+    with held, pytest.raises(HpctrainError, match=f"still running on this host.*process {me.pid}") as caught:
         nobody(directory)
     assert (caught.value.exit_code, caught.value.hint) == (2, f"wait until they end, or end them: kill {me.pid}")
     directory.rank(0).write_text(json.dumps({**values, "listens": True}))
     # Not wrong use, of which a job would be told.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with pytest.raises(HpctrainError, match="still running on this host") as caught:
+    with HeldDirectory(directory), pytest.raises(HpctrainError, match="still running on this host") as caught:
         nobody(directory)
     assert caught.value.exit_code == 1
     assert caught.value.hint.endswith(f"kill {me.pid}, which makes them save their state and leave")

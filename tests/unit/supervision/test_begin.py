@@ -49,7 +49,9 @@ class Heard:
 
     @contextlib.contextmanager
     def follow(self, directory: RunDirectory) -> Iterator[Audience]:
-        yield Audience(show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure: None)
+        yield Audience(
+            show=lambda event: None, line=self.lines.append, notice=self.notice, failed=lambda failure, place: None
+        )
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
         return summarise(directory, plan, status)

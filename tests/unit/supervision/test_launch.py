@@ -18,7 +18,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.command import Command
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.events.kinds import StartEvent
-from hpctrain.run.plan import Plan, Script
+from hpctrain.run.plan import Plan, Script, Stop
 from hpctrain.run.records import read_records
 from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision import run as launching
@@ -55,6 +55,7 @@ def start(
     *,
     fault_tolerant: bool = False,
     meet_seconds: float | None = None,
+    stop_seconds: float = 60.0,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     lines: list[str] = []
@@ -63,6 +64,7 @@ def start(
         directory,
         ranks,
         start=StartEvent(attempt=1, iteration=0),
+        stop=Stop(seconds=stop_seconds),
         fault_tolerant=fault_tolerant,
         meet_seconds=meet_seconds,
         show=lambda event: shown.append(event.event),
@@ -107,7 +109,8 @@ def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, mo
     failure, _, _ = start(
         directory,
         """
-stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+stubborn = "import os, signal, time; held = os.open('.', os.O_RDONLY); "
+stubborn += "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 for rank in range(2):
     child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
     child.stdout.readline()
@@ -120,6 +123,54 @@ os._exit(0)
     records = read_records(directory)
     assert len(records) == 2
     assert [record.process() for record in records.values()] == [None, None]
+
+
+# A rank as hpctrain's: it holds the directory, and looks there for the file that asks it to stop.
+_HOLDS = """
+held = os.open(".", os.O_RDONLY)
+record(0, "running", listens=True)
+while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 20: time.sleep(0.01)
+open(f"/proc/self/fd/{held}/checkpoint", "w").close()
+record(0, "resumable")
+"""
+
+
+def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDirectory(tmp_path / "run")
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    monkeypatch.chdir(made.path)
+    move = "began = time.time()\nos.rename('../run', '../moved')\nos.mkdir('../run')"
+    failure, _, _ = start(made, f"{move}\n{_HOLDS}")
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
+    assert str(tmp_path / "moved") in failure.message
+    assert (tmp_path / "moved" / "checkpoint").exists()
+    assert not any(made.path.iterdir())
+
+
+def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDirectory(tmp_path / "run")
+    made.create(Plan(script=Script(path=Path("train.py")), ranks=2, hosts=(), threads_per_rank=1))
+    monkeypatch.chdir(made.path)
+    failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(20)", stop_seconds=0.2)
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (False, 1)
+    assert not made.path.exists()
+
+
+def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None:
+    """A record of somebody else's, with a process of this user's own."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        error = {"type": "E", "message": "x"}
+        program = f"record(0, 'failed', error={error}, exit_code=1)\nrecord(1, 'running', {other.pid})"
+        failure, _, _ = start(directory, program, ranks=2)
+        assert failure is not None
+        assert read_records(directory)[1].process() is not None
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.slow

@@ -1,0 +1,63 @@
+"""The processes of a run, by what the operating system says of them.
+
+The files of a run directory can be damaged, or come from somebody else, with the number of any process in them. What a
+file says is therefore only where to look: a process belongs to a run if it is this user's and holds the run's directory
+open, as the launcher and every rank do. A directory has no second name, so nobody else can make a process appear to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+
+def works_in(process: psutil.Process, path: Path) -> bool:
+    """Whether a process is this user's and holds the run directory ``path`` open; False where that cannot be seen."""
+    try:
+        wanted = path.stat()
+        if process.uids().real != os.getuid():
+            return False
+        descriptors = [*Path(f"/proc/{process.pid}/fd").iterdir()]
+    except (OSError, psutil.Error):
+        return False
+    return any(_is(each, wanted) for each in descriptors)
+
+
+def send_signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process, and never to a later one that has got its number.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended.
+        psutil.AccessDenied: it is another user's.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    except OSError:
+        # Linux before 5.3, or a container that does not allow it.
+        process.send_signal(number)
+        return
+    try:
+        # By its start time. From here on the descriptor stands for this process alone.
+        if not process.is_running():
+            raise psutil.NoSuchProcess(process.pid)
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    except PermissionError as error:
+        raise psutil.AccessDenied(process.pid) from error
+    finally:
+        os.close(descriptor)
+
+
+def _is(descriptor: Path, wanted: os.stat_result) -> bool:
+    try:
+        found = descriptor.stat()
+    except OSError:
+        # Closed meanwhile.
+        return False
+    return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
