@@ -292,6 +292,43 @@ def _slurm_texts() -> Iterable[bytes]:
     ]
 
 
+def _measurements(content: bytes, folder: Path) -> None:
+    """The content as a calibration, a traced network, and a prediction that a run's directory keeps."""
+    from hpctrain.predict.calibration import read_calibration
+    from hpctrain.predict.workload import read_workload
+    from hpctrain.report.predicted import read_prediction
+
+    path = write(folder, "file", content)
+    for read in (
+        lambda: read_calibration([path]),
+        lambda: read_workload(path),
+        lambda: read_prediction(path, _plan()),
+    ):
+        with contextlib.suppress(HpctrainError):
+            read()
+
+
+def _measured() -> Iterable[bytes]:
+    from predicted_plans import row
+
+    import hpctrain.predict
+
+    measured = sorted((_TESTS / "unit" / "predict" / "measured").glob("nccl-tests*.txt"))[:3]
+    network = Path(hpctrain.predict.__file__).parent / "workloads" / "transformer.json"
+    curves = [
+        {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
+        for nbytes in (4096, 2**20)
+    ]
+    times = [{"batch": batch, "median_s": 0.001 * batch, "spread": 0.01} for batch in (4, 8)]
+    sweep = {"model": "convnet", "device": "cpu", "ranks": 2, "rows": times, "fixed_s": 0.001, "per_sample_s": 0.001}
+    texts = [{"recipe": "digits", "rows": [row()]}, {"rows": curves}, {"sweeps": [sweep]}]
+    return [
+        *(path.read_bytes()[:8000] for path in measured),
+        network.read_bytes(),
+        *(json.dumps(text).encode() for text in texts),
+    ]
+
+
 READERS: Mapping[str, Reader] = {
     "recipe": Reader(read=_recipe, seeds=_recipes),
     "override": Reader(
@@ -307,5 +344,6 @@ READERS: Mapping[str, Reader] = {
     "node": Reader(read=_node, seeds=_nodes),
     "events": Reader(read=_events, seeds=_runs),
     "run_files": Reader(read=_run_files, seeds=_run_texts),
+    "measurements": Reader(read=_measurements, seeds=_measured),
     "slurm": Reader(read=_slurm, seeds=_slurm_texts),
 }
