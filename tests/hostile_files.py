@@ -78,7 +78,7 @@ class Cost:
     Attributes:
         status: its exit status; negative for a signal.
         cpu: in seconds.
-        peak: of its memory, in bytes.
+        peak: of its memory, in bytes; 0 if a signal ended it.
     """
 
     status: int
@@ -88,12 +88,23 @@ class Cost:
     stderr: str
 
 
+# wait4 has the peak of this process too, from before the child's program began.
+_TELL_PEAK = """
+import atexit
+@atexit.register
+def tell_peak():
+    with open("/proc/self/status") as file:
+        peak = next(line.split()[1] for line in file if line.startswith("VmHWM"))
+    print(peak, file=__import__("sys").__stdout__)
+"""
+
+
 def cost_of(program: str, *arguments: str) -> Cost:
     """Run Python text with arguments in a process of its own."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", _TELL_PEAK + program, *arguments],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, stdout.fileno(), 1), (os.POSIX_SPAWN_DUP2, stderr.fileno(), 2)],
         )
@@ -102,4 +113,7 @@ def cost_of(program: str, *arguments: str) -> Cost:
         for file in (stdout, stderr):
             file.seek(0)
             texts.append(file.read().decode())
-    return Cost(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, *texts)
+    lines = texts[0].splitlines()
+    code = os.waitstatus_to_exitcode(status)
+    peak = 1024 * int(lines.pop()) if code >= 0 else 0
+    return Cost(code, used.ru_utime + used.ru_stime, peak, "\n".join(lines), texts[1])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from hpctrain.files.regular import open_regular
+
 
 def sha256(path: Path) -> tuple[str, int]:
-    """The hash and size of a file."""
-    with path.open("rb") as file:
+    """The hash and size of a regular file. Raises OSError, see :func:`hpctrain.files.regular.open_regular`."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+from hpctrain.files.regular import open_regular
 from hpctrain.shards.devkit import Devkit, read_devkit
 from hpctrain.shards.listing import (
     DOWNLOAD_AGAIN,
@@ -87,7 +88,7 @@ def require_checksums(folder: Path) -> None:
     """
     for name, published in CHECKSUMS.items():
         try:
-            with (folder / name).open("rb") as file:
+            with open_regular(folder / name) as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except OSError as error:
             raise HpctrainError(f"cannot read {folder / name}: {error.strerror}", _wanted()) from error

@@ -26,14 +26,16 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import lock
 from hpctrain.files.private import make_folder
+from hpctrain.files.regular import read_regular
 from hpctrain.files.whole import remove_leftovers, require_room, write_whole
-from hpctrain.shards.manifest import MANIFEST, ORIGIN, WrittenFile
+from hpctrain.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
 from hpctrain.shards.objects import Objects, all_attempts_seconds
 
 _VARIABLE = "HPCTRAIN_CACHE"
 _ELSEWHERE = f"{_VARIABLE}=DIR chooses another folder"
 # Of a hash, in a folder's name.
 _DIGITS = 16
+_MOST_ORIGIN_BYTES = 1 << 16
 # Besides the attempts of whoever is waited for: the comparison of hashes and the disk.
 _SPARE_SECONDS = 10.0
 
@@ -59,7 +61,7 @@ class ShardFiles:
         """What a cache is of; None for other folders."""
         path = self.folder / ORIGIN
         try:
-            return Objects(_Origin.model_validate_json(path.read_bytes()).url)
+            return Objects(_Origin.model_validate_json(read_regular(path, _MOST_ORIGIN_BYTES)).url)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -113,7 +115,7 @@ def fetch_manifest(url: str) -> bytes:
     Raises:
         HpctrainError: as of :meth:`hpctrain.shards.objects.Objects.fetch`.
     """
-    return Objects(url).read(MANIFEST)
+    return Objects(url).read(MANIFEST, MOST_MANIFEST_BYTES)
 
 
 def cache_folder(url: str, manifest: bytes) -> Path:

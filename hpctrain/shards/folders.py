@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.files.disk import temporary_folder
-from hpctrain.shards.manifest import MANIFEST, SETTINGS, read_manifest, remake
+from hpctrain.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, SETTINGS, read_manifest, remake
 from hpctrain.shards.objects import Objects
 from hpctrain.shards.text import manifest as text
 from hpctrain.shards.verify import FileFault, file_faults, verify
@@ -51,7 +51,7 @@ def holds_text(source: Path | Objects) -> bool:
         HpctrainError: the manifest below the URL cannot be fetched.
     """
     if isinstance(source, Objects):
-        return text.is_of_text(source.read(MANIFEST))
+        return text.is_of_text(source.read(MANIFEST, MOST_MANIFEST_BYTES))
     return (source / text.SETTINGS).exists()
 
 
@@ -68,7 +68,7 @@ def verify_folder(source: Path | Objects) -> VerifiedFolder:
         return _verified_text(source) if holds_text(source) else _verified_images(source)
     with temporary_folder("hpctrain-verify-", None, "TMPDIR=DIR chooses another folder") as name:
         folder = Path(name)
-        content = source.read(MANIFEST)
+        content = source.read(MANIFEST, MOST_MANIFEST_BYTES)
         (folder / MANIFEST).write_bytes(content)
         found = (_verified_text if text.is_of_text(content) else _verified_images)(folder, source)
     return replace(found, remedy=f"a new upload of the folder to {source.url}")

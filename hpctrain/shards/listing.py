@@ -9,13 +9,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol, cast
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
+from hpctrain.shards.decoding import MOST_BYTES
 from hpctrain.shards.manifest import INDEX_ROW
 
 DOWNLOAD_AGAIN = "download it again, and compare it with --checksums"
+# What tarfile raises: for numbers in headers, and for a thousand extended headers in a row, other errors than its own.
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 _KEY_BYTES = INDEX_ROW["key"].itemsize
+# Of a member's header in a tar, with its extensions.
+_LONGEST_HEADER = 1 << 20
+# Of all headers of a tar together: those of 260,000 plain members.
+_MOST_HEADERS = 1 << 27
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
@@ -65,13 +73,15 @@ class ClassTar:
         with (
             open_tar(self.archive) as outer,
             naming(where),
-            tarfile.open(fileobj=outer.extractfile(self.info), mode="r:") as inner,
+            tarfile.open(fileobj=_headers(outer.extractfile(self.info)), mode="r:") as inner,
         ):
             files = whole_members(inner, where)
         if len(files) != self.samples:
             raise HpctrainError(
                 f"{where} holds {len(files)} images where the devkit says {self.samples}", DOWNLOAD_AGAIN
             )
+        for file in files:
+            require_size(f"{where}: {file.name}", file.size)
         found = [
             ImageFile(
                 str(self.archive), self.info.offset_data + file.offset_data, file.size, self.label, _stem(file.name)
@@ -109,6 +119,7 @@ class ValidationTar:
                     f"{self.archive}: {file.name} stands where {key}.JPEG should, so labels would be wrong",
                     DOWNLOAD_AGAIN,
                 )
+            require_size(f"{self.archive}: {file.name}", file.size)
             found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
         return found
 
@@ -134,7 +145,9 @@ class ClassFolder:
                 raise HpctrainError(
                     f"{path} is not an image ({', '.join(_IMAGE_SUFFIXES)})", "move it out of the folder of images"
                 )
-            found.append(ImageFile(str(path), 0, path.stat().st_size, self.label, self._key(path)))
+            size = path.stat().st_size
+            require_size(str(path), size)
+            found.append(ImageFile(str(path), 0, size, self.label, self._key(path)))
         if not found:
             raise HpctrainError(f"{self.folder} holds no image", "each class needs some, in train/ and in val/")
         return found
@@ -144,6 +157,18 @@ class ClassFolder:
         stem = path.stem.replace(".", "_")
         wnid = self.folder.name
         return stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}"
+
+
+def require_size(where: str, size: int) -> None:
+    """Refuse a file that is too large for a photograph, before it is read.
+
+    Raises:
+        HpctrainError: it is.
+    """
+    if size > MOST_BYTES:
+        raise HpctrainError(
+            f"{where} has {size} bytes, but a photograph at most {MOST_BYTES}", "leave it out, or make it smaller"
+        )
 
 
 def list_part(part: ArchivePart) -> list[ImageFile]:
@@ -188,28 +213,54 @@ def _fault(key: str) -> str | None:
     return "whose part after the dot WebDataset takes for the extension" if "." in key else None
 
 
-def open_tar(path: Path) -> tarfile.TarFile:
+@contextlib.contextmanager
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
     """A tar file, opened for reading.
 
     Raises:
         HpctrainError: it is not there, cannot be read, or is no tar file.
     """
-    try:
-        return tarfile.open(path, "r:")
-    except FileNotFoundError as error:
-        raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
-    except OSError as error:
-        raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
-    except (tarfile.TarError, ValueError, OverflowError) as error:
-        raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open_regular(path))
+            tar = stack.enter_context(tarfile.open(fileobj=_headers(file), mode="r:"))
+        except FileNotFoundError as error:
+            raise HpctrainError(f"{path} is not there", "name the folder that holds the archives") from error
+        except OSError as error:
+            raise HpctrainError(f"cannot read {path}: {error.strerror}", "make it a readable file") from error
+        except _DAMAGE as error:
+            raise HpctrainError(f"{path} is not a tar file: {error}", DOWNLOAD_AGAIN) from error
+        yield tar
+
+
+class _Headers:
+    """What tarfile reads a tar through: headers only, of which each and all together have limits."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left = _MOST_HEADERS
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LONGEST_HEADER or size > self._left:
+            raise tarfile.ReadError(
+                f"its headers have more than {_MOST_HEADERS} bytes, or one of them more than {_LONGEST_HEADER}"
+            )
+        self._left -= size
+        return self._file.read(size)
+
+
+def _headers(file: IO[bytes] | None) -> IO[bytes]:
+    assert file is not None
+    return cast("IO[bytes]", _Headers(file))
 
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Name the file in errors about a tar's structure; tarfile raises the last two for numbers in headers."""
+    """Name the file in errors about a tar's structure."""
     try:
         yield
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+    except _DAMAGE as error:
         raise HpctrainError(f"{where} is cut short or damaged: {error}", DOWNLOAD_AGAIN) from error
 
 

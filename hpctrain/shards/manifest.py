@@ -17,13 +17,18 @@ from shlex import quote
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import read_regular
 
 MANIFEST = "manifest.json"
 # What the folder is made of, from the beginning on; a copy that was staged has none.
 SETTINGS = "sharding.json"
+# Of a manifest, in which a shard has 150: those of 100,000 shards.
+MOST_MANIFEST_BYTES = 1 << 24
+# That are listed.
+_MOST_FAULTS = 20
 # Of a cache.
 ORIGIN = "origin.json"
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
@@ -69,7 +74,7 @@ class Split(_Part):
     samples: Some
     bytes: Count
     index_sha256: str
-    shards: tuple[ShardFile, ...]
+    shards: Annotated[tuple[ShardFile, ...], FailFast()]
 
     @model_validator(mode="after")
     def _consistent(self) -> Split:
@@ -107,9 +112,9 @@ class ShardManifest(_Part):
     """``manifest.json``. The label of a class is its index in ``classes``, the sorted WordNet identifiers."""
 
     format: int = Field(1, ge=1, le=1)
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], FailFast()]
     splits: dict[SplitName, Split]
-    broken: tuple[BrokenImage, ...]
+    broken: Annotated[tuple[BrokenImage, ...], FailFast()]
     settings: Settings
 
     @model_validator(mode="after")
@@ -128,7 +133,7 @@ def read_manifest(folder: Path) -> ShardManifest:
     """
     path = folder / MANIFEST
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_MANIFEST_BYTES)
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         raise HpctrainError(
@@ -149,8 +154,15 @@ def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
     try:
         return ShardManifest.model_validate_json(content)
     except ValidationError as error:
-        faults = [f"{where}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise HpctrainError("\n".join(faults), hint) from error
+        raise HpctrainError(faults_in(error, where), hint) from error
+
+
+def faults_in(error: ValidationError, where: str) -> str:
+    """What is wrong with a manifest, a line each unless these are too many."""
+    if error.error_count() > _MOST_FAULTS:
+        return f"{where}: {error.error_count()} keys and values are wrong"
+    faults = error.errors(include_input=False, include_context=False, include_url=False)
+    return "\n".join(f"{where}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
 
 
 def remake(folder: Path) -> str:

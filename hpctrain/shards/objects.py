@@ -20,6 +20,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
 from hpctrain.files.disk import disk_error, temporary_folder
 from hpctrain.files.hashes import sha256 as hash_of
+from hpctrain.files.regular import read_regular
 from hpctrain.files.whole import put_in_place, temporary
 from hpctrain.run.limits import object_timeout_seconds, timeout_seconds
 
@@ -89,15 +90,20 @@ class Objects:
         """The URL of an object."""
         return f"{self.url}/{name}"
 
-    def read(self, name: str) -> bytes:
-        """A small object that nothing is known of.
+    def read(self, name: str, limit: int) -> bytes:
+        """An object of at most ``limit`` bytes that nothing else is known of.
 
         Raises:
-            HpctrainError: as of :meth:`fetch`.
+            HpctrainError: as of :meth:`fetch`, or it is longer.
         """
         with temporary_folder("hpctrain-object-", None, "TMPDIR=DIR chooses another folder") as folder:
             self.fetch(name, Path(folder) / "object")
-            return (Path(folder) / "object").read_bytes()
+            try:
+                return read_regular(Path(folder) / "object", limit)
+            except OSError as error:
+                raise HpctrainError(
+                    f"{self.at(name)}: {error.strerror}", "name the URL of a folder of shards"
+                ) from error
 
     def fetch(self, name: str, to: Path, *, sha256: str | None = None, size: int | None = None) -> None:
         """Fetch a whole object to a file, which appears when it is complete and as it was written.

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
+from hpctrain.files.regular import open_regular, read_regular
 from hpctrain.files.whole import write_whole
 from hpctrain.shards.decoding import fault
 from hpctrain.shards.listing import ImageFile
@@ -25,6 +26,8 @@ from hpctrain.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, SplitNam
 from hpctrain.shards.parquet import read_rows
 
 RECORDS = "records"
+# Of a record, in which an image has some 80.
+_MOST_RECORD_BYTES = 1 << 28
 
 
 class ShardRecord(BaseModel):
@@ -112,7 +115,7 @@ def make_shard(task: ShardTask) -> bool:
 def read_record(task: ShardTask) -> ShardRecord | None:
     """The record of a shard; None if there is no valid one."""
     try:
-        return ShardRecord.model_validate_json(task.record.read_bytes())
+        return ShardRecord.model_validate_json(read_regular(task.record, _MOST_RECORD_BYTES))
     except (OSError, ValidationError):
         return None
 
@@ -123,7 +126,8 @@ def is_done(task: ShardTask) -> bool:
     if record is None or not record.is_of(task):
         return False
     try:
-        return sha256(task.path) == (record.shard.sha256, record.shard.bytes)
+        size = task.path.stat().st_size
+        return size == record.shard.bytes and sha256(task.path) == (record.shard.sha256, size)
     except OSError:
         return False
 
@@ -148,7 +152,7 @@ def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFil
 
 def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             return {member: os.pread(file.fileno(), member.size, member.offset) for member in members}
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "is the source still there?") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -12,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.regular import open_regular
 from hpctrain.shards.cache import ShardFiles
+from hpctrain.shards.decoding import MOST_BYTES
 from hpctrain.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
 
 # Of a process, whose limit is often 1,024 and whose other files count too.
 _OPEN_FILES = 256
+# Of an index, before its rows.
+_MOST_HEADER_BYTES = 1 << 16
 
 
 class Shards:
@@ -35,7 +40,7 @@ class Shards:
         self.folder = folder
         self.split = split
         self._stored = ShardFiles(folder)
-        self._files: dict[int, int] = {}
+        self._files: dict[int, BufferedReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shards, (self.folder, self.split)
@@ -80,7 +85,7 @@ class Shards:
         row = self._index[index]
         shard, size = int(row["shard"]), int(row["size"])
         try:
-            content = os.pread(self._file(shard), size, int(row["offset"]))
+            content = os.pread(self._file(shard).fileno(), size, int(row["offset"]))
         except OSError as error:
             raise self._damaged(shard, error.strerror or str(error), self.key(index)) from error
         if len(content) < size:
@@ -90,7 +95,7 @@ class Shards:
     def close(self) -> None:
         """Close the files. Idempotent; the next read opens them again."""
         while self._files:
-            os.close(self._files.popitem()[1])
+            self._files.popitem()[1].close()
 
     def check(self) -> None:
         """Compare the sizes of the shards, and the index with its values, with the manifest.
@@ -130,16 +135,16 @@ class Shards:
         self._stored.path(index_path(self.folder, self.split).name, self._split.index_sha256)
         return read_index(self.folder, self.split)
 
-    def _file(self, shard: int) -> int:
-        descriptor = self._files.get(shard)
-        if descriptor is None:
+    def _file(self, shard: int) -> BufferedReader:
+        opened = self._files.get(shard)
+        if opened is None:
             if len(self._files) == _OPEN_FILES:
-                os.close(self._files.pop(next(iter(self._files))))
+                self._files.pop(next(iter(self._files))).close()
             file = self._split.shards[shard]
             path = self._stored.path(file.name, file.sha256, file.bytes)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._files[shard] = descriptor
-        return descriptor
+            opened = open_regular(path)
+            self._files[shard] = opened
+        return opened
 
     def _damaged(self, shard: int, what: str, key: str | None = None) -> HpctrainError:
         path = self.folder / self._split.shards[shard].name
@@ -174,14 +179,33 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
     """
     path = index_path(folder, split)
     try:
-        index: NDArray[np.void] = np.lib.format.open_memmap(path, mode="r")
+        with open_regular(path) as file:
+            # The header of later versions may say that it has gigabytes.
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another version of NumPy's format")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if dtype != INDEX_ROW or len(shape) != 1:
+                raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
+            index: NDArray[np.void] = np.memmap(file, dtype, "r", file.tell(), shape)
+    except HpctrainError:
+        raise
     except Exception as error:
         # NumPy's reader of headers raises whatever its parsing stumbles over.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HpctrainError(f"cannot read {path}: {reason}", f"{remake(folder)} writes it again") from error
-    if index.dtype != INDEX_ROW or index.ndim != 1:
-        raise HpctrainError(f"{path} is not an index of shards", f"{remake(folder)} writes it again")
     return index
+
+
+def index_size_fault(path: Path, split: Split) -> str | None:
+    """Why an index cannot be that of a split, by its size alone; None if it can.
+
+    Raises:
+        OSError: it is not there.
+    """
+    size = path.stat().st_size
+    if 0 <= size - split.samples * INDEX_ROW.itemsize <= _MOST_HEADER_BYTES:
+        return None
+    return f"{size} bytes, which are not those of {split.samples} samples"
 
 
 def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | None:
@@ -196,6 +220,7 @@ def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | No
     faults = {
         "a shard that is not there": shard >= len(sizes),
         "a place outside its shard": (offset < 0) | (offset > held) | (index["size"] > held - offset),
+        f"an image of more than {MOST_BYTES} bytes": index["size"] > MOST_BYTES,
         f"a label beyond the {classes} classes": (label < 0) | (label >= classes),
     }
     for what, rows in faults.items():

@@ -14,10 +14,20 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.hashes import sha256
 from hpctrain.files.locks import locked
+from hpctrain.files.regular import open_regular, read_regular
 from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
-from hpctrain.shards.manifest import MANIFEST, ShardFile, ShardManifest, Split, parse_manifest, read_manifest, remake
+from hpctrain.shards.manifest import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    ShardFile,
+    ShardManifest,
+    Split,
+    parse_manifest,
+    read_manifest,
+    remake,
+)
 from hpctrain.shards.objects import Objects
-from hpctrain.shards.read import index_path, open_shards
+from hpctrain.shards.read import index_path, index_size_fault, open_shards
 
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"
@@ -73,7 +83,7 @@ def stage(
                 f"no symbolic link can lead to the other shards of {source.url}",
                 "leave --nodes out: each node gets all of them",
             )
-        content = source.read(MANIFEST)
+        content = source.read(MANIFEST, MOST_MANIFEST_BYTES)
         manifest = parse_manifest(content, source.at(MANIFEST), "put the whole folder there again")
     else:
         manifest = read_manifest(source)
@@ -82,7 +92,7 @@ def stage(
         if to.resolve() == source.resolve():
             raise HpctrainError(f"{source} cannot be staged to itself", "name a folder on a disk of the node")
         source = source.absolute()
-        content = (source / MANIFEST).read_bytes()
+        content = read_regular(source / MANIFEST, MOST_MANIFEST_BYTES)
     with locked(to, seconds=wait_seconds):
         try:
             _begin(to, content)
@@ -115,7 +125,7 @@ def _stage(source: Path | Objects, to: Path, manifest: ShardManifest, share: Nod
 def _begin(to: Path, content: bytes) -> None:
     """Refuse a folder of something else; leave word of what this one is for."""
     for name in (MANIFEST, _BEGUN):
-        if (to / name).exists() and (to / name).read_bytes() != content:
+        if (to / name).exists() and read_regular(to / name, MOST_MANIFEST_BYTES) != content:
             raise HpctrainError(f"{to} holds another set of shards", f"rm -r {quote(str(to))}, or {_ELSEWHERE}")
     if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
         others = sorted(path.name for path in to.iterdir() if not path.name.startswith("."))
@@ -160,7 +170,7 @@ def _copy(source: Path | Objects, to: Path, shard: ShardFile) -> None:
 def _blocks(path: Path) -> Iterator[bytes]:
     """The blocks of a file of the source; an error names it, and not the target."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 yield block
     except OSError as error:
@@ -168,11 +178,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _copy_index(source: Path | Objects, to: Path, split: Split) -> None:
-    if to.exists() and sha256(to)[0] == split.index_sha256:
+    if to.exists() and not index_size_fault(to, split) and sha256(to)[0] == split.index_sha256:
         return
     if isinstance(source, Objects):
         source.fetch(to.name, to, sha256=split.index_sha256)
         return
+    if index_size_fault(source / to.name, split):
+        raise _damaged(source / to.name)
     content = b"".join(_blocks(source / to.name))
     if hashlib.sha256(content).hexdigest() != split.index_sha256:
         raise _damaged(source / to.name)

@@ -15,7 +15,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.hashes import sha256
 from hpctrain.shards.manifest import ShardManifest, Split, WrittenFile, read_manifest
 from hpctrain.shards.objects import DamagedObjectError, Objects
-from hpctrain.shards.read import index_fault, index_path, read_index
+from hpctrain.shards.read import index_fault, index_path, index_size_fault, read_index
 
 # Hashing runs beside other threads; more of them than this help no disk.
 _MOST_THREADS = 8
@@ -95,6 +95,9 @@ def _shard_fault(folder: Path, shard: WrittenFile) -> FileFault | None:
 def _index_faults(folder: Path, name: str, split: Split, classes: int) -> Iterator[FileFault]:
     path = index_path(folder, name)
     try:
+        if wrong := index_size_fault(path, split):
+            yield FileFault(file=path.name, fault=wrong)
+            return
         digest, _ = sha256(path)
         index = read_index(folder, name)
     except OSError as error:

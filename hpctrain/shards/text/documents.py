@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular, read_regular
 
 _KINDS = (".txt", ".md", ".rst", ".jsonl")
 _KEY = "text"
+# Of a file that is one document, and of a line that is one: each is in memory as a whole, several times.
+_MOST_DOCUMENT_BYTES = 1 << 31
+_MOST_LINE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,7 @@ def documents(span: Span) -> Iterator[str]:
         if span.path.suffix == ".jsonl":
             yield from _lines(span)
         else:
-            yield span.path.read_text(encoding="utf-8")
+            yield read_regular(span.path, _MOST_DOCUMENT_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise HpctrainError(f"cannot read {span.path}: {error.strerror}", "is the source still there?") from error
     except UnicodeDecodeError as error:
@@ -110,13 +114,24 @@ def documents(span: Span) -> Iterator[str]:
 
 
 def _lines(span: Span) -> Iterator[str]:
-    with span.path.open("rb") as file:
+    with open_regular(span.path) as file:
         if span.begin:
             # A line that begins before is the span's before; one that ends just ahead leaves nothing to pass over.
             file.seek(span.begin - 1)
-            file.readline()
+            while not (part := file.readline(_MOST_LINE_BYTES)).endswith(b"\n") and part:
+                pass
         while (place := file.tell()) < span.end:
-            line = file.readline()
+            line = file.readline(_MOST_LINE_BYTES + 1)
+            if len(line) > _MOST_LINE_BYTES:
+                raise HpctrainError(
+                    f"{span.path}: the line that begins at byte {place} is longer than {_MOST_LINE_BYTES / 1e6:g} MB",
+                    "divide it into several documents",
+                )
+            if not line:
+                raise HpctrainError(
+                    f"{span.path} ends at byte {place}, and had {span.end} when it was listed",
+                    "the source changed meanwhile: begin again with it as it is now",
+                )
             if line.strip():
                 yield _text(line, span.path, place)
 
@@ -128,7 +143,7 @@ def _text(line: bytes, path: Path, place: int) -> str:
             # Refuses half a character.
             found.encode()
             return found
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise HpctrainError(
         f"{path}: the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text",

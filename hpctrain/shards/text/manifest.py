@@ -16,10 +16,11 @@ from shlex import join, quote
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from hpctrain.errors import HpctrainError
-from hpctrain.shards.manifest import MANIFEST, Count, SplitName
+from hpctrain.files.regular import read_regular
+from hpctrain.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName, faults_in
 from hpctrain.shards.text.tokenizer import BYTES, TokenizerSettings
 
 SETTINGS = "preparation.json"
@@ -50,7 +51,7 @@ class TokenFile(_Part):
 class TokenSplit(_Part):
     """Training or validation."""
 
-    shards: tuple[TokenFile, ...]
+    shards: Annotated[tuple[TokenFile, ...], FailFast()]
 
     @property
     def tokens(self) -> int:
@@ -103,15 +104,14 @@ def read_text_manifest(folder: Path) -> TextManifest:
     path = folder / MANIFEST
     again = f"hpctrain data prepare-text SOURCE {quote(str(folder))} --tokenizer FILE"
     try:
-        return TextManifest.model_validate_json(path.read_bytes())
+        return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete text: there is no {path}"
         raise HpctrainError(f"{folder} {what}", f"{again} makes it, or continues where it stopped") from error
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of tokens") from error
     except ValidationError as error:
-        faults = [f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise HpctrainError("\n".join(faults), f"{again} writes it again") from error
+        raise HpctrainError(faults_in(error, str(path)), f"{again} writes it again") from error
 
 
 def is_of_text(content: bytes) -> bool:

@@ -17,6 +17,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.hashes import sha256
 from hpctrain.files.locks import locked
+from hpctrain.files.regular import read_regular
 from hpctrain.files.whole import remove_leftovers, write_whole
 from hpctrain.run.directory import read_model
 from hpctrain.shards.manifest import MANIFEST, SplitName
@@ -26,6 +27,8 @@ from hpctrain.shards.text.manifest import SETTINGS, TOKEN, TextManifest, TextSet
 from hpctrain.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 
 RECORDS = "records"
+# Of a record, which has a line for each of two files.
+_MOST_RECORD_BYTES = 1 << 16
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
@@ -194,7 +197,7 @@ def _write(task: PartTask, split: SplitName, rows: Sequence[NDArray[np.uint16]])
 def read_record(task: PartTask) -> PartRecord | None:
     """The record of a part; None if there is no valid one."""
     try:
-        return PartRecord.model_validate_json(task.record.read_bytes())
+        return PartRecord.model_validate_json(read_regular(task.record, _MOST_RECORD_BYTES))
     except (OSError, ValidationError):
         return None
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.regular import open_regular
 from hpctrain.shards.cache import ShardFiles
 from hpctrain.shards.manifest import SplitName
 from hpctrain.shards.text.manifest import TOKEN, TextManifest, TokenFile, command, read_text_manifest
@@ -57,7 +58,8 @@ class TokenShards:
             file = self._files[number]
             # Not kept: each would hold a file open, and a large text has more than a process may.
             path = self._stored.path(file.name, file.sha256, file.bytes)
-            row = np.memmap(path, TOKEN, "r", shape=(file.tokens,))[start : start + count]
+            with open_regular(path) as opened:
+                row = np.memmap(opened, TOKEN, "r", shape=(file.tokens,))[start : start + count]
             rows.append(row)
             count -= len(row)
             number, start = number + 1, 0
