@@ -179,7 +179,10 @@ def test_an_index_whose_header_has_gigabytes_is_refused(folder: Path) -> None:
     path = folder / "shards" / "train-index.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", (1 << 32) - 1))
     os.truncate(path, 1 << 33)
-    program = "import sys; from pathlib import Path; from hpctrain.shards.read import *; open_shards(Path(sys.argv[1]), 'train')"
+    program = (
+        "import sys; from pathlib import Path; "
+        "from hpctrain.shards.read import *; open_shards(Path(sys.argv[1]), 'train')"
+    )
     cost = cost_of(program, str(folder / "shards"))
     assert cost.status == 1 and "HpctrainError" in cost.stderr
     assert cost.peak < 3e8
