@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -59,7 +60,10 @@ def find_mpi() -> MpiInstallation:
     except HpctrainError as error:
         raise HpctrainError(f"{mpirun} --version does not run: {error.message}", INSTALL_HINT) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
-    flavour, version = parse_version(answer.stdout + answer.stderr, mpirun)
+    text = answer.stdout + answer.stderr
+    if "HOME" not in os.environ and "home directory" in text:
+        raise HpctrainError(f"{mpirun} needs the variable HOME, which is not set here", "export HOME=DIR")
+    flavour, version = parse_version(text, mpirun)
     # Only compilers beside mpirun are certain to belong to it.
     return MpiInstallation(
         flavour=flavour,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hpctrain.comm.places import script_line
+from hpctrain.comm.places import left_at, script_line
 from hpctrain.comm.timeout import END, REDUCTION, Wait
 from hpctrain.errors import HpctrainError
 
@@ -39,16 +39,25 @@ _PAIRED_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank waits: the kind of wait, its description, backward passes begun, and the script's file and line."""
+    """Where a rank waits.
+
+    Attributes:
+        kind: of the wait.
+        what: its description.
+        passes: backward passes begun.
+        line: the script's file and line.
+        left: where the script was left before its last line; see :func:`hpctrain.comm.places.left_at`.
+    """
 
     kind: str
     what: str
     passes: int
     line: str = ""
+    left: str = ""
 
     def __str__(self) -> str:
         if self.kind == END:
-            return f"at the end of its script, after backward pass {self.passes}"
+            return f"at the end of its script{self.left}, after backward pass {self.passes}"
         at = f" at {self.line}" if self.line else ""
         if self.kind == REDUCTION:
             return f"in the reduction of gradients{at}, in its backward pass {self.passes}"
@@ -124,7 +133,7 @@ class Crossings:
             self._number += 1
         if wait is not None and not self._told and now - wait.since > TOLD_SECONDS:
             self._told = True
-            place = Place(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line())
+            place = Place(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
             self._tell(0, "in", self._number, place)
         if self._rank == 0:
             self._judge(now)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from hpctrain.comm.crossed import TOLD_SECONDS, Place, crossed
-from hpctrain.comm.places import script_line
+from hpctrain.comm.places import left_at, script_line
 from hpctrain.errors import HpctrainError
 
 _LOOK_SECONDS = 0.5
@@ -47,7 +47,7 @@ class StoreCrossings:
     def tell(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        place = Place(kind=kind, what=what, passes=self._passes(), line=script_line())
+        place = Place(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
         self._set(json.dumps({"number": self._number, "name": self._name, "place": asdict(place)}))
 
     def take_back(self) -> None:

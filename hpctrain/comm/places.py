@@ -6,13 +6,16 @@ import os
 import sys
 import sysconfig
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 OWN = "hpctrain."
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+_left = ""
 
 # What hpctrain does by itself, in words, by the function that does it.
 PURPOSES = {
@@ -30,13 +33,27 @@ def script_place(operation: str = "") -> str:
         operation: of the control plane, that it is in.
     """
     own, line = _divide(sys._getframe(1))
-    at = f" at {line}" if line else ""
+    at = f" at {line}" if line else left_at()
     # The control plane itself is the innermost.
     callers = [name for name in own if not name.startswith("hpctrain.comm.control.")]
     if not callers:
         return f"in comm.{operation}{at}"
     purpose = next((PURPOSES[name] for name in callers if name in PURPOSES), None) or _public(callers, operation)
     return f"in {purpose}{at}"
+
+
+def note_exit(trace: TracebackType | None) -> None:
+    """The script has ended by ``sys.exit`` or an exception, at the innermost of its lines in this traceback."""
+    global _left
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, *_LIBRARIES, "<frozen")):
+            _left = f"{_short(file)}:{line}"
+
+
+def left_at() -> str:
+    """Where the script ended, as the end of a sentence; "" where it came to its last line, or has not ended."""
+    return f", which it left at {_left}" if _left else ""
 
 
 def script_line() -> str:

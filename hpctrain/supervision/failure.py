@@ -191,8 +191,9 @@ def _silent(
     what = (
         f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
     )
+    how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal.Signals(-exit_status).name}"
     return Failure(
-        message=f"{what}; exit status {exit_status}",
+        message=f"{what}; {how}",
         host=no_daemon["host"] if no_daemon else None,
         lines=lines,
         exit_code=exit_code,

@@ -27,6 +27,7 @@ from hpctrain.run.stopping import RESUMABLE
 from hpctrain.supervision.failure import LOG_LINES, Failure, find_failure
 from hpctrain.supervision.follow import Follower
 from hpctrain.supervision.interrupts import Interrupts
+from hpctrain.supervision.room import shortages
 
 _POLL_SECONDS = 0.1
 # One file a rank, perhaps on a shared file system: looked at once a second, and no more than a hundred of them.
@@ -141,6 +142,9 @@ def _run(
     )
     if job.never_met and not (failure and failure.lost_hosts):
         failure = job.never_met
+    if failure and _is_unexplained(failure, job):
+        # What MPI printed may be about this.
+        failure = replace(failure, hint="\n  ".join(shortages()))
     if failure and interrupts.received:
         return _interrupted(
             failure, interrupts.received[0].name, cut=cut, exit_code=RESUMABLE if waits or resumable else 1
@@ -167,6 +171,12 @@ def _of_a_lost_directory(failure: Failure, job: RunningJob) -> Failure:
         return Failure(message=job.lost, hint="start it anew: nothing of it can be saved any more", exit_code=1)
     ended = "all ranks saved their state and left" if failure.stopped else failure.message
     return replace(failure, message=f"{job.lost}; {ended}")
+
+
+def _is_unexplained(failure: Failure, job: RunningJob) -> bool:
+    """Whether nobody has recorded what went wrong."""
+    known = failure.hint or failure.stopped or failure.lost_hosts or job.lost
+    return not known and all(record.status != "failed" for record in whole_records(job.directory))
 
 
 def _lost_launcher(failure: Failure, by: signal.Signals) -> Failure:

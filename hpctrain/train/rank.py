@@ -26,6 +26,7 @@ from hpctrain.adapters import recording
 from hpctrain.adapters.frameworks import serve_frameworks
 from hpctrain.cluster.launcher import detect
 from hpctrain.comm.graph_errors import original
+from hpctrain.comm.places import note_exit
 from hpctrain.errors import HpctrainError, TransientError
 from hpctrain.extras import missing_extra
 from hpctrain.files.disk import disk_error
@@ -230,6 +231,8 @@ def _run_script(script: Script) -> None:
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised, script)
+        # The others may wait for what comes after that line.
+        note_exit(raised.__traceback__)
         # Its end is a good one, and the last checks still come.
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -33,3 +34,13 @@ def test_a_collective_of_one_rank_alone(mpirun):
 @pytest.mark.long
 def test_a_rank_that_is_late_ends_nothing(mpirun):
     assert mpirun(PROGRAM, 2, "mpi", "slow").stdout.count("through") == 2
+
+
+def test_a_script_that_one_rank_leaves_early_is_told_with_its_line(hpctrain, tmp_path):
+    script = "import sys\nimport hpctrain as ht\ncomm = ht.init()\nif comm.rank == 1:\n    sys.exit()\ncomm.barrier()\n"
+    (tmp_path / "early.py").write_text(script)
+    result = hpctrain("run", "early.py", "-np", "2", "--oversubscribe", "--backend", "mpi", "--run-dir", "run")
+    assert result.returncode == 1
+    message = json.loads((tmp_path / "run" / "summary.json").read_text())["failure"]["message"]
+    assert re.search(r"rank 0 on \S+ in comm\.barrier at early\.py:6", message)
+    assert re.search(r"rank 1 on \S+ in .*, which it left at early\.py:5", message)
