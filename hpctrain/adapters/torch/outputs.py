@@ -21,11 +21,21 @@ class Origin(NamedTuple):
         weight: of its gradient.
         problem: why it has none.
         numel: how many elements the tensor has.
+        fed: where it is of no batch, the forward passes that got it.
     """
 
     weight: float
     problem: str
     numel: int
+    fed: Fed | None = None
+
+
+class Fed:
+    """The forward passes that got what one of no batch returned: their weights, and why one of them has none."""
+
+    def __init__(self) -> None:
+        self.weights: set[float] = set()
+        self.problem = ""
 
 
 class Outputs:
@@ -41,12 +51,28 @@ class Outputs:
             _metadata(tensor.grad_fn).setdefault(self, set()).add(origin)
         self._storages.add(tensor, origin)
 
+    def add_of_no_batch(self, tensor: torch.Tensor, fed: Fed) -> None:
+        """Record a tensor with a graph that a forward pass of no batch returned."""
+        if tensor.grad_fn is not None:
+            _metadata(tensor.grad_fn).setdefault(self, set()).add(Origin(1.0, "", tensor.numel(), fed))
+
     def origins(self, tensor: torch.Tensor) -> Set[Origin]:
         """The recorded forward passes that a tensor was computed from; empty if there is none."""
         return self._storages.of(tensor) if tensor.grad_fn is None else self.behind(tensor.grad_fn)
 
     def behind(self, start: torch.autograd.graph.Node) -> Set[Origin]:
-        """The nearest recorded forward passes in the graph."""
+        """The nearest recorded forward passes in the graph, but for those of no batch."""
+        return {each for each in self._nearest(start) if each.fed is None}
+
+    def of_no_batch(self, tensor: torch.Tensor) -> set[Fed]:
+        """The nearest recorded forward passes of no batch."""
+        return (
+            set()
+            if tensor.grad_fn is None
+            else {each.fed for each in self._nearest(tensor.grad_fn) if each.fed is not None}
+        )
+
+    def _nearest(self, start: torch.autograd.graph.Node) -> set[Origin]:
         found: set[Origin] = set()
         seen, waiting = {start}, [start]
         while waiting:

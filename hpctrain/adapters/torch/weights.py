@@ -14,6 +14,8 @@ draw batches ahead, twice or in vain, so the batch that was drawn last says noth
    late it comes, and each parameter gets the weight of those that it took part in.
 4. A parameter that no such forward pass covers (a function that was compiled as a whole, ``F.linear(x, p)``) gets the
    weight of the batch drawn last, if until now exactly one batch was drawn before each backward pass.
+5. A forward pass of nothing but numbers from 0 on (``positions(torch.arange(n))``) is of no batch. Its gradients get
+   the weight of the forward passes that got what it returned.
 
 What remains unknown is refused at the first gradient, before anything is reduced. So is a slice of the samples of an
 uneven batch: ranks would cut it at other places than one process. Loaders whose batches all divide evenly cost
@@ -28,7 +30,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,7 +42,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hpctrain.adapters.data_ranks import data_place
 from hpctrain.adapters.torch.batches import Batches, Mark, is_whole, tensors_in
 from hpctrain.adapters.torch.forwards import watch_forwards
-from hpctrain.adapters.torch.outputs import Origin, Outputs, is_whole_output
+from hpctrain.adapters.torch.outputs import Fed, Origin, Outputs, is_whole_output
 from hpctrain.comm.base import Communicator
 from hpctrain.errors import HpctrainError
 
@@ -83,11 +85,19 @@ def computed_samples(total: int, rank: int, ranks: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """One forward pass: its weight, or why it has none, and the parameters that it may have used."""
+    """One forward pass: its weight, or why it has none, and the parameters that it may have used.
+
+    If it is of no batch, it has the weight of those that it fed.
+    """
 
     weight: float
     problem: str
     parameters: frozenset[int]
+    fed: Fed | None = None
+
+    @property
+    def weights(self) -> Set[float]:
+        return {self.weight} if self.fed is None else self.fed.weights
 
 
 class BatchWeights:
@@ -173,14 +183,32 @@ class BatchWeights:
         """Find the batch of a forward pass, and note its weight for the backward pass through it."""
         with self._lock:
             self._backward = None
-            value, problem = self._weight_of(list(tensors_in(inputs)))
+            given = list(tensors_in(inputs))
+            fed = Fed() if given and all(map(self._is_numbering, given)) else None
+            value, problem = (1.0, "") if fed is not None else self._weight_of(given)
+            for each in set[Fed]().union(*map(self._outputs.of_no_batch, given)):
+                each.problem = each.problem or problem
+                each.weights.add(value)
             # Looked up anew each time: a layer may have been replaced.
-            forward = _Forward(value, problem, self._ids(module.parameters()))
+            forward = _Forward(value, problem, self._ids(module.parameters()), fed)
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._reached(forward))
                 with self._lock:
-                    self._outputs.add(tensor, value, problem)
+                    if fed is None:
+                        self._outputs.add(tensor, value, problem)
+                    else:
+                        self._outputs.add_of_no_batch(tensor, fed)
+
+    def _is_numbering(self, tensor: torch.Tensor) -> bool:
+        """Whether it holds 0, 1, 2 … and is no tensor of a batch."""
+        return (
+            tensor.dtype in (torch.int64, torch.int32)
+            and tensor.dim() > 0
+            and tensor.numel() == tensor.shape[-1] > 1
+            and not self._batches.marks(tensor)
+            and torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
+        )
 
     def weigh(self, parameter: torch.nn.Parameter) -> None:
         """Apply the weight to a parameter's gradient from now on, before it is added to others."""
@@ -291,7 +319,7 @@ class BatchWeights:
             HpctrainError: it has.
         """
         with self._lock:
-            if self._watching and {forward.weight for forward in self._forwards()} - {weight}:
+            if self._watching and _weights(self._forwards()) - {weight}:
                 raise self._refusal("ht.mean_loss, called within a forward pass, took it for one of another batch")
 
     def _weight_of(self, tensors: list[torch.Tensor]) -> tuple[float, str]:
@@ -408,11 +436,11 @@ class BatchWeights:
         if not self._watching:
             return 1.0
         reached = [forward for forward in self._forwards() if parameter is None or parameter in forward.parameters]
-        if any(forward.problem for forward in reached):
-            raise self._refusal(next(forward.problem for forward in reached if forward.problem))
-        weights = {forward.weight for forward in reached}
-        if not reached:
-            return self._weight_by_order({forward.weight for forward in self._forwards() if not forward.problem})
+        for forward in reached:
+            if problem := forward.problem or (forward.fed.problem if forward.fed else ""):
+                raise self._refusal(problem)
+        if not (weights := _weights(reached)):
+            return self._weight_by_order(_weights(each for each in self._forwards() if not each.problem))
         if len(weights) > 1:
             raise self._refusal("a backward pass goes through batches of different weights")
         return weights.pop()
@@ -432,6 +460,10 @@ class BatchWeights:
     def _refusal(self, problem: str) -> HpctrainError:
         self._refused = True
         return HpctrainError(f"{problem}, and the batches of a loader do not divide evenly over the ranks", _HINT)
+
+
+def _weights(forwards: Iterable[_Forward]) -> set[float]:
+    return set[float]().union(*(each.weights for each in forwards))
 
 
 @contextmanager

@@ -317,3 +317,55 @@ def test_tensors_are_found_in_containers_and_objects():
             self.inner = {"a": [a, (b, self)], "n": 3, "text": "x"}
 
     assert {id(each) for each in tensors_in([Own(), c, c, None])} == {id(a), id(b), id(c)}
+
+
+class Positions(nn.Module):
+    """Whose positions are computed by themselves, from no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.positions, self.head = nn.Linear(3, 3), nn.Embedding(3, 3), nn.Linear(3, 1)
+        nn.init.ones_(self.head.weight)
+
+
+def _with_positions():
+    comm = rank_of(0, 2)
+    model = Positions()
+    distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
+    # 3 samples of the first batch, and 2 of the second, on rank 0.
+    loader = shard(DataLoader(TensorDataset(torch.ones(8, 3, 3)), batch_size=5), comm=comm)
+    return model, [x for (x,) in loader]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_positions_have_the_weight_of_what_they_are_added_to(index):
+    model, batches = _with_positions()
+    x = batches[index]
+    model.head(model.body(x) + model.positions(torch.arange(3))).mean().backward()
+    assert torch.allclose(model.positions.weight.grad, torch.full((3, 3), weight(len(x) * 2 - 1, 0, 2) / 3))
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "message"),
+    [
+        # Of two batches; and of the second, added where no module sees it.
+        (lambda model, one, other, where: model.head(one + where) + model.head(other + where)[:2].sum(), "different"),
+        (lambda model, one, other, where: model.head(one).mean() + (other + where).mean(), "cannot tell which batch"),
+    ],
+)
+def test_positions_of_what_is_not_known_are_refused(loss_of, message):
+    model, batches = _with_positions()
+    loss = loss_of(model, *map(model.body, batches), model.positions(torch.arange(3))).mean()
+    with pytest.raises(HpctrainError, match=message):
+        loss.backward()
+
+
+def test_numbers_of_a_batch_are_no_positions():
+    comm = rank_of(1, 2)
+    model = nn.Embedding(5, 1)
+    distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
+    numbers = shard(DataLoader(TensorDataset(torch.tensor([9, 9, 9, 0, 1])), batch_size=5), comm=comm)
+    for (x,) in numbers:
+        assert x.tolist() == [0, 1]
+        model(x).sum().backward()
+    assert model.weight.grad[:2, 0].tolist() == pytest.approx([weight(5, 1, 2)] * 2)

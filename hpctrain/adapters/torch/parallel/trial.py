@@ -11,6 +11,7 @@ import copy
 import inspect
 import math
 import random
+import re
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,4 +271,5 @@ def _said(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     where = f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{line})"
-    return f"{type(error).__name__}: {lines[0] if lines else where}"
+    # Sizes differ between ranks, who are to say the same.
+    return f"{type(error).__name__}: {re.sub(r'[0-9]+', '…', lines[0]) if lines else where}"
