@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 from hpctrain.batch.places import refuse_place
 from hpctrain.batch.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.batch.submission import Submission
 from hpctrain.errors import HpctrainError
+from hpctrain.files.printable import shell_word
 from hpctrain.run.directory import RunDirectory, read_model
 from hpctrain.run.resuming import array_task, task_number
 
@@ -73,7 +73,7 @@ def _refuse_series(path: Path) -> None:
         shown = ", ".join(runs[:_SHOWN]) + (f" … {runs[-1]}" if len(runs) > _SHOWN else "")
         raise HpctrainError(
             f"{path} holds repeated runs of one recipe, a directory for each seed",
-            f"name one of them: {shown}; hpctrain report {quote(str(path))} covers all",
+            f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
         )
 
 

@@ -18,6 +18,7 @@ from hpctrain.cli.shard_places import EngineOptions, ShardJob, submit_work, subm
 from hpctrain.cli.tables import AsJson
 from hpctrain.errors import HpctrainError
 from hpctrain.extras import require
+from hpctrain.files.printable import shell_word
 from hpctrain.report.say import answer
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def stage(
 
     source = _source(shards)
     if holds_text(source):
-        hint = f"cp -r {quote(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
+        hint = f"cp -r {shell_word(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
         raise HpctrainError(f"{shards} holds tokens, and only images are staged", hint)
     done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
     if as_json:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import typer
 
 from hpctrain.batch.submission import Job, check
 from hpctrain.batch.submission import submit as submit_job
+from hpctrain.files.printable import shell_word
 from hpctrain.report.say import answer, tell
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.resuming import resume_command
@@ -60,7 +60,7 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
             follower = None if tasks else Follower(directory, console.show, console.line)
             waiting.wait(directory, follower, tell)
     except KeyboardInterrupt:
-        place = shlex.quote(str(directory.path))
+        place = shell_word(directory.path)
         tell(f"the job continues. See its state: hpctrain status {place}")
         tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
         return _INTERRUPTED

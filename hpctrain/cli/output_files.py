@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from shlex import quote
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
+from hpctrain.files.printable import shell_word
 from hpctrain.report.say import tell
 
 _ELSEWHERE = "choose another place for it"
@@ -35,7 +35,7 @@ def require_places(files: Iterable[Path]) -> None:
 def _require_place(file: Path) -> None:
     if not file.parent.is_dir():
         raise HpctrainError(
-            f"cannot write {file}: there is no folder {file.parent}", f"mkdir -p {quote(str(file.parent))}"
+            f"cannot write {file}: there is no folder {file.parent}", f"mkdir -p {shell_word(file.parent)}"
         )
     if file.is_dir():
         raise HpctrainError(f"cannot write {file}: it is a folder", "name a file")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.printable import shell_word
 from hpctrain.launch.by_hand import shell_text
 from hpctrain.launch.launcher_choice import needs_proof
 from hpctrain.planning.mesh import mesh_lines
@@ -120,11 +120,11 @@ class Terminal:
             from hpctrain.cli.comparison import print_comparison
 
             print_comparison(directory)
-        tell(f"report: hpctrain report {shlex.quote(str(directory.path))}")
+        tell(f"report: hpctrain report {shell_word(directory.path)}")
 
     def series_ended(self, series: Series) -> None:
 
         from hpctrain.report.repeats import record_repeats, table
 
         terminal().print(table(record_repeats(series)))
-        tell(f"report: hpctrain report {shlex.quote(str(series.path))}")
+        tell(f"report: hpctrain report {shell_word(series.path)}")

@@ -25,6 +25,7 @@ from hpctrain.comm.leaving import leave_at_exit
 from hpctrain.comm.single import SingleCommunicator
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.extras import missing_extra
+from hpctrain.files.printable import shell_word
 from hpctrain.run import forks, stopping
 from hpctrain.run.limits import timeout_seconds
 
@@ -258,9 +259,10 @@ def _reason(wanted: str) -> str:
 
 def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
     if wanted not in ("auto", "gloo", "nccl"):
+        again = f"hpctrain run {shell_word(sys.argv[0])} -np {launcher.size} --backend {wanted}"
         raise HpctrainError(
             f"backend {wanted!r} needs ranks started by MPI, but torchrun started these {launcher.size}",
-            f"choose gloo or nccl, or start it with: hpctrain run {sys.argv[0]} -np {launcher.size} --backend {wanted}",
+            f"choose gloo or nccl, or start it with: {again}",
         )
     reason = _reason(wanted)
     if wanted == "auto":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 # C0 without tabulators and new lines, DEL, C1, and what turns the direction of writing (Unicode 15, annex 9). Lone
 # surrogates stay: they are the bytes of names that are not UTF-8, of which no terminal makes a control character.
@@ -12,3 +14,22 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 def printable(text: str) -> str:
     """The text with its control characters, other than new lines and tabulators, written out as JSON does it."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def shell_word(path: object) -> str:
+    """A file's name as a word of a printed command, which has to run wherever it is copied to.
+
+    A name that begins with a hyphen is no option behind ``./``. One with control characters, or that is not UTF-8, is
+    written as ``$'…'``, which bash, zsh and POSIX since 2024 read: as it is, it could not be copied from a screen.
+    """
+    text = str(path)
+    if text.startswith("-"):
+        text = f"./{text}"
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, os.fsencode(text)))}'"
+
+
+def _escaped(byte: int) -> str:
+    # The three digits end the number, whatever follows.
+    return chr(byte) if 0x20 <= byte < 0x7F and chr(byte) not in "'\\" else f"\\{byte:03o}"

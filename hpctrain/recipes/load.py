@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from hpctrain.errors import HpctrainError, nearest
 from hpctrain.files.checked_yaml import Location, Section, parse_value, subsection, validate
+from hpctrain.files.printable import shell_word
 from hpctrain.recipes.difference import deciding_differences, flat
 from hpctrain.recipes.entries import HINT, Listed, known_values, load_entry
 from hpctrain.recipes.mesh import parse_mesh
@@ -119,7 +120,7 @@ def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Re
     runs = f"; {' '.join(f'--set {key}=…' for key in entry.needs)} makes it run" if entry.needs else ""
     raise HpctrainError(
         f"{entry.name} cannot be run; what is missing:{missing}",
-        f"hpctrain recipes show {name_or_path} prints what is known{runs}",
+        f"hpctrain recipes show {shell_word(name_or_path)} prints what is known{runs}",
     )
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+from hpctrain.files.printable import shell_word
 from hpctrain.run.directory import RunDirectory
 
 _TASK = re.compile(r"task-(\d+)", re.ASCII)
@@ -22,9 +23,9 @@ def resume_command(directory: RunDirectory, *options: str) -> str:
     if task is not None:
         job = RunDirectory(directory.path.parent)
     if options or not job.submission.exists():
-        return shlex.join(["hpctrain", "run", "--resume", "--run-dir", str(directory.path), *options])
-    array = [] if task is None else [f"--array={task}"]
-    return shlex.join(["sbatch", f"--chdir={job.path}", *array, str(job.script)])
+        return " ".join([f"hpctrain run --resume --run-dir {shell_word(directory.path)}", *map(shlex.quote, options)])
+    array = "" if task is None else f"--array={task} "
+    return f"sbatch --chdir={shell_word(job.path)} {array}{shell_word(job.script)}"
 
 
 def array_task(directory: RunDirectory) -> int | None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.locks import locked
+from hpctrain.files.printable import shell_word
 from hpctrain.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.run.directory import read_model
 from hpctrain.shards.archives import find_source
@@ -183,7 +184,9 @@ def command(settings: Settings, folder: Path) -> str:
         )
         if name != default
     )
-    return f"hpctrain data shard {quote(settings.source)} {quote(str(folder))} {size} --seed {settings.seed}{columns}"
+    return (
+        f"hpctrain data shard {shell_word(settings.source)} {shell_word(folder)} {size} --seed {settings.seed}{columns}"
+    )
 
 
 def _begin(folder: Path, wanted: Settings) -> None:

@@ -13,13 +13,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.printable import shell_word
 from hpctrain.files.regular import read_regular
 
 MANIFEST = "manifest.json"
@@ -138,7 +138,7 @@ def read_manifest(folder: Path) -> ShardManifest:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         raise HpctrainError(
             f"{folder} {what}",
-            f"hpctrain data shard SOURCE {quote(str(folder))} makes it, or continues where it stopped",
+            f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped",
         ) from error
     except OSError as error:
         raise HpctrainError(f"cannot read {path}: {error.strerror}", "name a folder of shards") from error
@@ -169,5 +169,5 @@ def remake(folder: Path) -> str:
     """The command that remakes damaged or missing files of a folder."""
     if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
         source = "URL" if (folder / ORIGIN).exists() else "DIR"
-        return f"hpctrain data stage {source} {quote(str(folder))} --check"
-    return f"hpctrain data shard SOURCE {quote(str(folder))}"
+        return f"hpctrain data stage {source} {shell_word(folder)} --check"
+    return f"hpctrain data shard SOURCE {shell_word(folder)}"

@@ -6,13 +6,13 @@ import os
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.errors import HpctrainError, nearest
+from hpctrain.files.printable import shell_word
 from hpctrain.files.regular import open_regular
 from hpctrain.shards.cache import ShardFiles
 from hpctrain.shards.decoding import MOST_BYTES
@@ -150,7 +150,7 @@ class Shards:
         path = self.folder / self._split.shards[shard].name
         return HpctrainError(
             f"{path}: {what}" + (f", at {key}" if key else ""),
-            f"hpctrain data verify {quote(str(self.folder))} finds all that is damaged; "
+            f"hpctrain data verify {shell_word(self.folder)} finds all that is damaged; "
             f"{remake(self.folder)} makes it again",
         )
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files.disk import disk_error
 from hpctrain.files.hashes import sha256
 from hpctrain.files.locks import locked
+from hpctrain.files.printable import shell_word
 from hpctrain.files.regular import open_regular, read_regular
 from hpctrain.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.shards.manifest import (
@@ -126,7 +126,7 @@ def _begin(to: Path, content: bytes) -> None:
     """Refuse a folder of something else; leave word of what this one is for."""
     for name in (MANIFEST, _BEGUN):
         if (to / name).exists() and read_regular(to / name, MOST_MANIFEST_BYTES) != content:
-            raise HpctrainError(f"{to} holds another set of shards", f"rm -r {quote(str(to))}, or {_ELSEWHERE}")
+            raise HpctrainError(f"{to} holds another set of shards", f"rm -r {shell_word(to)}, or {_ELSEWHERE}")
     if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
         others = sorted(path.name for path in to.iterdir() if not path.name.startswith("."))
         if others:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from hpctrain.files.printable import shell_word
 from hpctrain.recipes.tracking import Tracker
 from hpctrain.run.directory import RunDirectory
 
@@ -82,7 +82,7 @@ class TrackerProcess:
         self.look()
         if self._process.returncode == 0:
             return True
-        place = shlex.quote(str(self._directory.path))
+        place = shell_word(self._directory.path)
         self._notice(
             f"{self._name} does not have all of this run; what is missing is sent by: "
             f"hpctrain report {place} --tracking {self._name}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpctrain.files.printable import shell_word
 from hpctrain.report.tracking.following import Entry
 from hpctrain.report.tracking.parameters import facts, parameters, title
 from hpctrain.report.tracking.progress import Progress, read_progress
@@ -85,7 +85,7 @@ class WandbRun:
     def close(self) -> None:
         self._finish()
         for folder in self._directory.wandb.glob(f"offline-run-*-{self._id}"):
-            self._say(f"wandb sync {shlex.quote(str(folder))} uploads the run")
+            self._say(f"wandb sync {shell_word(folder)} uploads the run")
 
     def _finish(self) -> None:
         if self._run is not None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files.printable import shell_word
 from hpctrain.files.regular import read_regular
 from hpctrain.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName, faults_in
 from hpctrain.shards.text.tokenizer import BYTES, TokenizerSettings
@@ -102,7 +103,7 @@ def read_text_manifest(folder: Path) -> TextManifest:
         HpctrainError: the folder is no folder of tokens, is not whole, or its manifest is damaged.
     """
     path = folder / MANIFEST
-    again = f"hpctrain data prepare-text SOURCE {quote(str(folder))} --tokenizer FILE"
+    again = f"hpctrain data prepare-text SOURCE {shell_word(folder)} --tokenizer FILE"
     try:
         return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
     except FileNotFoundError as error:
